@@ -12,7 +12,7 @@ TORCHREC = $(BIN)/python -m pip install --quiet --editable ".[$(EXTRA)]" && \
 # axe-core, by which tests judge pages; the package demands a driver of browsers that is hundreds of times larger.
 AXE = $(BIN)/python -m pip install --quiet --no-deps axe-playwright-python==0.1.8
 
-.PHONY: setup search techniques test test-all fuzz audit lint docs docs-serve bench clean
+.PHONY: setup search techniques test test-all chaos fuzz audit lint docs docs-serve bench clean
 
 setup: $(READY)
 
@@ -48,6 +48,12 @@ techniques: $(READY)
 # make test-all                            also what is marked slow
 test-all: $(READY)
 	$(PYTEST) -m ""
+
+# make chaos                               faults at random moments of small studies, each once; docs/reliability.md has what came of them
+# make chaos SEED=7 N=100 ARGS="rank_killed driver_killed"       ... these in turn, 100 in sum
+SEED ?= 1
+chaos: $(READY)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python tests/chaos/inject.py --seed $(SEED) $(if $(N),-n $(N)) $(ARGS)
 
 # make fuzz                                varied inputs to all that reads what others have written, 10,000 for each reader
 # make fuzz INPUTS=100000 ARGS="bundle log --folder fuzzed"       ... to two of them, kept to go on with

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 MATMUL = "matmul"
 ATTENTION = "attention"
@@ -48,6 +49,15 @@ class CostRow:
 
 
 Costs = tuple[CostRow, ...]
+MOST_SHARED = 2**16
+"""Largest number of different rows of which one is kept for all: an assumption, some 15 MB."""
+
+
+@lru_cache(MOST_SHARED)
+def shared(row: CostRow) -> CostRow:
+    """A row that is equal to this one, and is the same object for all that ask: tables of like models have nearly
+    all rows in common, and thousands of them may be kept."""
+    return row
 
 
 def within(prefix: str, rows: Iterable[CostRow]) -> Costs:

@@ -15,13 +15,14 @@ from rich.console import Console
 from dhen.errors import UserError
 from search.config import LogConfig, StudyConfig, check_directory
 from search.dataset import open_log
+from search.execution.parallelism import Parallelism, study_parallelism
 from search.logs import logged_to
 from search.run_directory import DRIVER_LOG, only_driver, only_writer, study_name
 from search.terminal import print_notes, step_progress
 from trials.address import LOCAL
 from trials.data.cache import PreparedLog
 from trials.hosts.connect import connected
-from trials.hosts.hosts import Hosts
+from trials.hosts.hosts import Hosts, nodes_alive
 from trials.hosts.placement import shape
 from trials.hosts.run import HostsLauncher
 from trials.processes.launcher import AnyLauncher, Launcher
@@ -43,11 +44,15 @@ class Session:
     ranks: tuple[int, int] = (1, 1)
     """Number of hosts of a candidate and number of ranks per host."""
 
-    def admit_hosts(self, threads: int) -> None:
+    def shares(self, config: StudyConfig) -> Parallelism:
+        """The shares that a study's trials have of this machine, or of the cluster's nodes as they are now."""
+        return study_parallelism(config, None if self.hosts is None else [*nodes_alive()])
+
+    def admit_hosts(self, shares: Parallelism) -> None:
         """Waits until the hosts take part; nothing to do where all ranks are on this machine.
 
         Args:
-            threads: number of threads per rank.
+            shares: how many trials train at once, and with how many threads per rank.
 
         Raises:
             UserError: where fewer can than a candidate needs.
@@ -55,7 +60,15 @@ class Session:
         if self.hosts is not None:
             count, ranks_per_host = self.ranks
             self.hosts.open(self.log, self.directory)
-            self.hosts.check(shape(count, ranks_per_host, threads))
+            self.hosts.check(shape(count, ranks_per_host, shares.threads))
+            many = (
+                f"up to {shares.side_by_side} candidates train"
+                if shares.side_by_side > 1
+                else "one candidate trains"
+            )
+            self.hosts.tell(
+                f"{many} at once on the cluster's nodes, with {shares.threads} thread(s) per rank"
+            )
 
 
 @contextlib.contextmanager

@@ -53,10 +53,15 @@ def pytest_runtest_makereport(
 def _costs_are_kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DHEN_SEARCH_CACHE", str(tmp_path_factory.mktemp("cache")))
-        keep_parts()
-        for precision, threads in product(get_args(Precision), range(1, cores() + 1)):
-            keep_shared(precision, threads)
+        keep_costs()
         yield
+
+
+def keep_costs() -> None:
+    """Keeps what parts of models take, and what ranks take that share a training, so that no study measures it."""
+    keep_parts()
+    for precision, threads in product(get_args(Precision), range(1, cores() + 1)):
+        keep_shared(precision, threads)
 
 
 def keep_parts() -> None:

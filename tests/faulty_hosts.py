@@ -57,6 +57,9 @@ def ray_cluster() -> Iterator[Any]:
     ):
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
+        # where Ray notes the newest cluster of a machine, by default in /tmp/ray, which need not be there
+        patch.setenv("RAY_TMPDIR", folder)
+        Path(folder, "ray").mkdir()
         from command_line import free_port  # here, as agents import this file
         from ray._private import ray_constants
         from ray._raylet import Config

@@ -96,6 +96,7 @@ FOLDERS = {
             "trials.data",
             "trials.distributed",
             "trials.embeddings",
+            "trials.memory",
             "trials.optim",
             "trials.storage",
         ),

@@ -131,6 +131,8 @@ class Failed(Value):
     try."""
     host_left: bool = False
     """Whether that was because a host left, which says nothing of memory."""
+    stopped: bool = False
+    """Whether a rank was stopped by a signal (SIGSTOP), and found by its silence: worth another try."""
     of_server: bool = Field(default=False, exclude_if=lambda yes: not yes)
     """Whether it was a server of tables that failed, which says nothing of the ranks' memory."""
     disk_full: bool = False

@@ -9,9 +9,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from dhen.cost import CostRow, table_bytes
+from dhen.cost import CostRow, shared, table_bytes
 from dhen.values import Value
 from trials.strategy import named
 
@@ -142,6 +142,11 @@ class JobSummary(Value):
     period: str | None = Field(default=None, exclude_if=lambda length: length is None)
     """Length of the periods of validation and test, each scored before it is trained on; None: they are scored by
     the trained weights as they are."""
+
+    @field_validator("cost")
+    @classmethod
+    def _in_common(cls, cost: tuple[CostRow, ...]) -> tuple[CostRow, ...]:
+        return tuple(map(shared, cost))
 
     @model_validator(mode="before")
     @classmethod
@@ -280,6 +285,19 @@ class Measured(Value):
     """Share of the ids looked up in training whose row was in the cache on the device, where tables lie below."""
     table_rows_copied: float | None = Field(default=None, exclude_if=lambda rows: rows is None)
     """Rows copied to the cache and from it, per training step."""
+    staleness: dict[int, int] | None = Field(default=None, exclude_if=lambda counts: counts is None)
+    """How often the rows of a batch lacked the updates of so many earlier steps, where servers hold the tables;
+    under `synchrony=async`, how often so many other batches were handed out while one was trained on."""
+
+    @property
+    def numbers(self) -> dict[str, float | None]:
+        """All that was measured, by name, each as one number: of a distribution its mean."""
+        numbers: dict[str, float | None] = {}
+        for name, value in self:
+            if isinstance(value, dict):
+                value = sum(at * count for at, count in value.items()) / max(1, sum(value.values()))
+            numbers[name] = value
+        return numbers
 
     @property
     def whole_seconds(self) -> float:

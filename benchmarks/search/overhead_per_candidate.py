@@ -9,7 +9,10 @@ the row before; of the thread that writes MLflow and the report, which runs besi
     python -m benchmarks.search.overhead_per_candidate --known 10000 --marks 20
         20 candidates in a study that has 10,000 already (copies of a real one, at points of their own)
     python -m benchmarks.search.overhead_per_candidate --known 10000 --status
-        the time of `status` and of `status --json` in such a study alone, beside `--help`, which reads nothing
+        the time of `status`, of `status --json` and of `report` in such a study alone, beside `--help`, which
+        reads nothing
+
+With `--storage URL` the study has its ledger in that database, an empty one on PostgreSQL, in place of SQLite.
 """
 
 from __future__ import annotations
@@ -21,20 +24,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from benchmarks.shared.machine_and_tables import machine, markdown
+from benchmarks.shared.stopwatch import Stopwatch
 from search.config import DemoConfig, StudyConfig, write_config
 from search.dataset import open_log
 from search.execution.trainer import Trainer
 from search.planning.admission import Admission
 from search.run_directory import database_url
 from search.samplers.ask_tell import Proposals
+from search.study.driver import Study
 from search.study.open_study import open_study
 from search.study.report_writer import ReportWriter
 from search.study.settings import StudySettings
@@ -45,6 +47,7 @@ from trials.job import TrainingConfig
 from trials.processes.launcher import Launcher
 from trials.record import TrialRecord
 from trials.storage.ledger import Ledger
+from trials.study_record import StudyRecord
 
 PARTS = {
     "ask": (Proposals, "ask"),
@@ -56,25 +59,6 @@ PARTS = {
 """Parts of the driver's work, by the functions that do them."""
 THREAD = {"MLflow and report": (ReportWriter, "_write")}
 """In a thread beside the driver, many candidates at a time."""
-
-
-class Stopwatch:
-    """Seconds spent in methods, by name."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-
-    def watch(self, name: str, owner: type, method: str) -> None:
-        function: Callable[..., Any] = getattr(owner, method)
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.seconds[name] += time.perf_counter() - began
-
-        setattr(owner, method, timed)
 
 
 class Marks:
@@ -113,11 +97,20 @@ class Marks:
         print(f"{count:,} candidates ...", file=sys.stderr, flush=True)
 
 
+def run(study: Study) -> StudyRecord:
+    """A study that is opened, run to its end; of one with a server, this driver then leaves it."""
+    try:
+        return study.run()
+    finally:
+        if study.sharing is not None:
+            study.sharing.close()
+
+
 def fill(config: StudyConfig, directory: Path, log: PreparedLog, launcher: Launcher, known: int) -> None:
     """A ledger with `known` candidates: one real trial, and worse and dearer copies of it at random points."""
     study = open_study(config.replace(trials=1), directory, log, launcher)
-    record = study.run()
-    ledger = Ledger(database_url(directory, None), record.name)
+    record = run(study)
+    ledger = Ledger(database_url(directory, config.storage), record.name)
     space = load_space(config.space, log.features)
     settings = StudySettings(ledger, config, directory, log, space, side_by_side=1, threads=config.threads)
     ledger.settle(settings.setting)
@@ -140,6 +133,7 @@ def time_status(directory: Path, config: StudyConfig, repeats: int) -> None:
         "--help": ["--help"],
         "status": ["status", str(directory)],
         "status --json": ["status", str(directory), "--json"],
+        "report": ["report", str(directory)],
     }
     rows = []
     for name, words in calls.items():
@@ -164,6 +158,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--space", default="tiny")
     parser.add_argument("--sampler", default="auto")
+    parser.add_argument("--storage", help="a database in place of a file in the run directory")
     arguments = parser.parse_args()
     config = StudyConfig(
         demo=DemoConfig(rows=arguments.rows),
@@ -173,6 +168,7 @@ def main() -> None:
         trials=arguments.known + max(arguments.marks) + bool(arguments.known),  # the first is left out
         baseline_trials=1,
         parallel=1,
+        storage=arguments.storage,
         training=TrainingConfig(epochs=1, evaluate_every=arguments.rows),
     )
     if arguments.status and not arguments.known:
@@ -193,7 +189,7 @@ def main() -> None:
         began = time.perf_counter()
         study = open_study(config, directory, log, launcher, (report_writer, marks))
         opened = time.perf_counter() - began
-        record = study.run()
+        record = run(study)
         write_config(directory, config)
         began = time.perf_counter()
         report_writer.finish(record)

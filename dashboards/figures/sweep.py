@@ -64,7 +64,7 @@ def sweep_info(
             point = SweepPoint(
                 depth=depth,
                 memory_bytes=priced.memory.total,
-                examples_per_second=batch_size / priced.time.total,
+                examples_per_second=batch_size / priced.seconds_per_batch,
                 fits=priced.fits,
             )
             points.setdefault(dense, []).append(point)

@@ -60,7 +60,7 @@ def ladder_table(shown: Iterable[PricedStrategy], chosen: PricedStrategy | None,
             priced.strategy.name,
             byte_size(priced.memory.total),
             seconds(priced.time.total),
-            si(batch_size / priced.time.total),
+            si(batch_size / priced.seconds_per_batch),
             _verdict(priced, chosen),
         )
         style = "bold green" if priced is chosen else "" if priced.fits else "dim"
@@ -125,7 +125,7 @@ def _verdict(priced: PricedStrategy, chosen: PricedStrategy | None) -> str:
 
 
 def _memory(memory: MemoryEstimate) -> list[tuple[str, str]]:
-    items = memory.model_dump(exclude={"activations_by_layer", "host", "margin", "peak_at"})
+    items = memory.model_dump(exclude={"activations_by_layer", "host", "margin", "peak_at", "servers"})
     rows = []
     for name, value in items.items():
         if value:
@@ -137,6 +137,7 @@ def _memory(memory: MemoryEstimate) -> list[tuple[str, str]]:
                 if activations
             ]
     host = [("host memory (offload)", byte_size(memory.host))] if memory.host else []
+    host += [("servers on a host", byte_size(memory.servers))] if memory.servers else []
     margin = [("with the margin", byte_size(memory.needed))] if memory.margin else []
     return [*rows, (f"peak, {memory.peak_at}", byte_size(memory.total)), *margin, *host]
 

@@ -1,13 +1,17 @@
-"""How many trials go on side by side on this machine, and with how many threads each."""
+"""How many trials go on side by side, here or on the nodes of a cluster, and with how many threads each."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dhen.errors import UserError
 from search.config import StudyConfig
 from search.planning.attempts import ranks_here
 from trials.cluster.machine import cores, device, fastest_threads
+from trials.hosts.hosts import Node
+from trials.hosts.placement import most_at_once, room_for, shape
 
 MOST = 4
 """Largest number of trials side by side where the study does not say
@@ -16,12 +20,14 @@ MOST = 4
 
 @dataclass(frozen=True)
 class Parallelism:
-    """The shares of this machine that trials have."""
+    """The shares that trials have of this machine, or of the nodes of a cluster."""
 
     side_by_side: int
     """Number of trials at the same time."""
     threads: int
     """Number of CPU threads per rank."""
+    sharing: int
+    """Largest number of trials that share a machine."""
 
 
 def parallelism(parallel: int | None, threads: int | None, ranks: int = 1) -> Parallelism:
@@ -34,11 +40,41 @@ def parallelism(parallel: int | None, threads: int | None, ranks: int = 1) -> Pa
     """
     if parallel is None:
         parallel = 1 if device().type != "cpu" else max(1, min(MOST, cores() // (ranks * (threads or 1))))
-    return Parallelism(parallel, threads or fastest_threads(max(1, cores() // (ranks * parallel))))
+    threads = threads or fastest_threads(max(1, cores() // (ranks * parallel)))
+    return Parallelism(parallel, threads, sharing=parallel)
 
 
-def study_parallelism(config: StudyConfig) -> Parallelism:
+def cluster_parallelism(
+    nodes: Sequence[Node], ranks: tuple[int, int], parallel: int | None, threads: int | None
+) -> Parallelism:
+    """Trials side by side and threads per rank on nodes of a cluster; what is not given follows from them.
+
+    Args:
+        nodes: the cluster's nodes.
+        ranks: number of hosts of a trial, and of ranks per host.
+        parallel: number of trials at the same time; None: as many as the nodes can hold at once, if nobody else
+            has anything of them.
+        threads: number of threads per rank; None: as on one machine, of each trial's share of a node's CPUs as
+            many as are found to gain.
+    """
+    hosts, ranks_per_host = ranks
+    if threads is None:
+        cpus = int(min((node.cpus for node in nodes if node.cpus >= ranks_per_host), default=1))
+        beside = MOST if parallel is None else math.ceil(parallel * hosts / max(1, len(nodes)))
+        on_a_node = max(1, min(beside, cpus // ranks_per_host))
+        threads = fastest_threads(max(1, cpus // (ranks_per_host * on_a_node)))
+    wanted = shape(hosts, ranks_per_host, threads)
+    rooms = [room_for(wanted, node.cpus, node.gpus) for node in nodes]
+    parallel = parallel or max(1, most_at_once(hosts, rooms))  # where none has room, that is said later
+    return Parallelism(parallel, threads, sharing=max(1, min(parallel, max(rooms, default=1))))
+
+
+def study_parallelism(config: StudyConfig, nodes: Sequence[Node] | None = None) -> Parallelism:
     """The shares of a study's trials; one trial at a time where only then the wall clock tells a forward time.
+
+    Args:
+        config: the study's settings.
+        nodes: nodes of the cluster that it trains on; None where that is this machine.
 
     Raises:
         UserError: where the study says several all the same.
@@ -50,4 +86,7 @@ def study_parallelism(config: StudyConfig) -> Parallelism:
             f"parallel={config.parallel} and serving.max_ms: a forward time with several threads, or on an "
             "accelerator, is measured while nothing else trains; give parallel=1, or serving.threads=1 on a CPU."
         )
-    return parallelism(1 if alone else config.parallel, config.threads, ranks_here(config))
+    parallel = 1 if alone else config.parallel
+    if nodes is not None:
+        return cluster_parallelism(nodes, config.declared_ranks or (1, 1), parallel, config.threads)
+    return parallelism(parallel, config.threads, ranks_here(config))

@@ -98,9 +98,9 @@ def with_attempt(
 
 
 def _outcome_of(event: Failed, record: TrialRecord) -> Outcome:
-    """The outcome of a failure: an attempt that was killed from outside is cut short and runs again; killed twice,
-    it counts as out of memory. Hosts that leave are another matter, until they do so again and again, and so are
-    servers of tables, whose memory no other strategy of the ranks changes.
+    """The outcome of a failure: an attempt that was killed or stopped from outside is cut short and runs again;
+    killed twice, it counts as out of memory. Hosts that leave are another matter, until they do so again and
+    again, and so are servers of tables, whose memory no other strategy of the ranks changes.
 
     Tools in place of the kernel (earlyoom, systemd-oomd) send the same signal, and the kernel does not count it.
     An attempt whose driver died says nothing of memory.
@@ -110,6 +110,8 @@ def _outcome_of(event: Failed, record: TrialRecord) -> Outcome:
     )
     elsewhere = event.host_left or event.of_server
     if event.killed and interrupted < (MOST_HOSTS_LOST if elsewhere else 1):
+        return Outcome.INTERRUPTED
+    if event.stopped and not interrupted:
         return Outcome.INTERRUPTED
     if event.of_server:
         return Outcome.FAILED

@@ -46,7 +46,6 @@ def plan(
     Raises:
         UserError: for a key, a name or a file that is wrong, or where something needed is missing.
     """
-    config = parse(StudyConfig, held, "plan")
     beside = {"schema": schema, "training": training}
     request = read_request(
         str(model) if isinstance(model, str | Path) else {"model": model},
@@ -54,6 +53,8 @@ def plan(
         (),
         given={key: value for key, value in beside.items() if value is not None},
     )
+    tables = {"training": {"tables": request.training.tables.to_dict()}}
+    config = parse(StudyConfig, held | tables, "plan")
     where = declared_cluster(
         str(cluster), config.ranks, config.hbm, precision=precision_here(request.training)
     )
@@ -83,7 +84,7 @@ class PlanView:
                 "peak_bytes": priced.memory.total,
                 "lacking_bytes": priced.lacking_bytes,
                 "step_ms": 1000.0 * priced.time.total,
-                "examples_per_second": self._plan.batch_size / priced.time.total,
+                "examples_per_second": self._plan.batch_size / priced.seconds_per_batch,
                 "reason": priced.reason,
             }
             for priced in self._plan.strategies

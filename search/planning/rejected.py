@@ -15,7 +15,7 @@ from trials.record import RejectedStrategy
 
 MOST_ITEMISED = 12
 """Largest number of strategies whose items are kept."""
-NOT_ITEMS = {"activations_by_layer", "host", "margin", "peak_at"}
+NOT_ITEMS = {"activations_by_layer", "host", "margin", "peak_at", "servers"}
 """Fields of an estimate that are no items of the device's memory."""
 
 

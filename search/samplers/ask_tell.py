@@ -117,21 +117,41 @@ class Proposals:
         self._context.records[record.number] = record
 
     def tell(self, record: TrialRecord) -> None:
-        """Takes in how a proposal ended."""
+        """Takes in how a proposal stands: that it has ended, or goes on, as one that was stopped may."""
         self.note(record)
-        optuna_trial = self._asked.pop(record.number, None)
-        if optuna_trial is None:
-            self._replaced[record.number] = record
-            return
         state, values = self._result(record)
-        for name, excess in _constraints(record).items():
-            optuna_trial.set_constraint(name, excess)
-        self._study.tell(self._optuna_numbers[record.number], values, state)
+        optuna_trial = self._asked.get(record.number) or self._running(record.number)
+        if optuna_trial is None:
+            if self._differs(record):
+                self._replaced[record.number] = record
+        elif state.is_finished():
+            self._asked.pop(record.number, None)
+            for name, excess in _constraints(record).items():
+                optuna_trial.set_constraint(name, excess)
+            self._study.tell(self._optuna_numbers[record.number], values, state)
+
+    def _running(self, number: int) -> Trial | None:
+        """A proposal of an earlier session or of another driver that has not ended as far as Optuna knows; None
+        where it has."""
+        frozen = self._known(number)
+        if frozen.state.is_finished() or number in self._replaced:
+            return None
+        return self._optuna.trial.Trial(self._study, frozen._trial_id)
+
+    def _differs(self, record: TrialRecord) -> bool:
+        """Whether a proposal that has ended as far as Optuna knows has another end, or none: another driver
+        commits one twice, as its training says so and as its processes have gone."""
+        known, now = self._known(record.number), self._remembered(record)
+        same = (known.state, known.values, known.constraints) == (now.state, now.values, now.constraints)
+        return record.number in self._replaced or not same
+
+    def _known(self, number: int) -> FrozenTrial:
+        return self._study.get_trials(deepcopy=False)[self._optuna_numbers[number]]
 
     def _replace(self) -> None:
-        """Puts proposals as they stand in the place of what Optuna has of them, where they are of an earlier
-        session or of another driver, or were stopped, told so, and went on: Optuna takes no second end of a trial,
-        so its study is made anew, once for all of them."""
+        """Puts proposals as they stand in the place of what Optuna has of them, where they were stopped, told so,
+        and went on: Optuna takes no second end of a trial, so its study is made anew, once for all of them. That
+        takes the longer the more trials there are."""
         trials = self._study.get_trials(deepcopy=False)
         for number, record in self._replaced.items():
             trials[self._optuna_numbers[number]] = self._remembered(record)

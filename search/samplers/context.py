@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from search.samplers.static_cost import CandidatePricer, PricedCandidate
 from spaces.space import Point
 from trials.record import TrialRecord
@@ -20,6 +22,8 @@ class SamplerContext:
         """Records of the proposed trials by number; those of running trials have what was shown so far."""
         self.fixed: Point = {}
         """Values that the next proposal has to have; the sampler chooses the rest."""
+        self.kept: dict[str, Any] = {}
+        """What a sampler, which is made anew for each proposal, keeps for the next and could work out again."""
         self._priced: dict[int, PricedCandidate | None] = {}
 
     def priced(self, number: int) -> PricedCandidate | None:

@@ -14,6 +14,10 @@ from spaces.space import Candidate, Point, Space
 from trials.job import TrainingConfig
 from trials.serving_limits import Limits, weights_bytes
 
+MOST_COSTS = 10_000
+"""Largest number of networks whose costs are kept, since samplers price hundreds for a proposal: an assumption,
+two megabytes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PricedCandidate:
@@ -58,6 +62,7 @@ class CandidatePricer:
         self._precision: str = (training or TrainingConfig()).table_precision
         self._features = features
         self._costs: dict[str, tuple[float, int, int, int]] = {}
+        """Costs of the networks that were priced last, by fingerprint."""
 
     def price(self, point: Point) -> PricedCandidate | None:
         """The priced candidate of a point; None where the point gives no model."""
@@ -90,4 +95,6 @@ class CandidatePricer:
             rows = model_cost(candidate.model, self._features)
             parameters = dense_parameters(rows), embedding_parameters(rows)
             self._costs[key] = headline_flops(rows), *parameters, weights_bytes(rows)
+            if len(self._costs) > MOST_COSTS:
+                del self._costs[next(iter(self._costs))]
         return self._costs[key]

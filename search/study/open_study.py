@@ -17,7 +17,7 @@ from search.budget.later_stages import LaterStages
 from search.config import StudyConfig
 from search.drivers.follow import Follower
 from search.drivers.sharing import Sharing
-from search.execution.parallelism import study_parallelism
+from search.execution.parallelism import Parallelism, study_parallelism
 from search.execution.reduce_events import cut_short, without_driver
 from search.execution.retraining import SPLIT
 from search.execution.trainer import Trainer
@@ -73,6 +73,7 @@ def open_study(
     clock: StudyClock | None = None,
     *,
     joins: bool = False,
+    shares: Parallelism | None = None,
 ) -> Study:
     """The driver of a study, new or resumed, or one more of a study that has drivers.
 
@@ -85,6 +86,7 @@ def open_study(
         proposer: asked for candidates in turn with the sampler, in place of the file that `proposals` names.
         clock: runs since the command began; by default since now.
         joins: whether another driver has begun the study, or goes on with it.
+        shares: what trials have of what they train on; by default of this machine.
 
     Raises:
         UserError: for an impossible space, an unknown sampler, rule or baseline, a database out of reach, one that
@@ -95,8 +97,20 @@ def open_study(
     ledger = Ledger(database_url(directory, config.storage), study_name(directory, config.name))
     sharing = Sharing(ledger, directory, joins=joins) if ledger.database.takes_several_drivers else None
     try:
+        shares = shares or study_parallelism(config)
         return _put_together(
-            config, directory, log, launcher, space, baseline, ledger, sharing, observers, proposer, clock
+            config,
+            directory,
+            log,
+            launcher,
+            space,
+            baseline,
+            ledger,
+            sharing,
+            observers,
+            proposer,
+            clock,
+            shares,
         )
     except BaseException:
         if sharing is not None:
@@ -116,16 +130,17 @@ def _put_together(
     observers: Sequence[Observer],
     proposer: Proposer | None,
     clock: StudyClock | None,
+    shares: Parallelism,
 ) -> Study:
     """The driver of a study whose ledger is open, of all its parts."""
-    rule, shares = stopping_rule(config.stopping), study_parallelism(config)
+    rule = stopping_rule(config.stopping)
     settings = StudySettings(
         ledger,
         config,
         directory,
         log,
         space,
-        side_by_side=shares.side_by_side,
+        side_by_side=shares.sharing,
         threads=shares.threads,
         joins=sharing is not None and sharing.joins,
     )
@@ -244,7 +259,9 @@ def _put_together(
             settings.head = settings.head.replace(**changed)
             state.head = state.head.replace(**changed)
             state.changes += 1
-            passes.found, budget.enough = settings.head.passes, settings.head.expected_gain
+            # where the settings say how many passes, the head has none
+            passes.found = settings.head.passes or passes.found
+            budget.enough = settings.head.expected_gain
 
         follower = Follower(
             state=state,
@@ -255,6 +272,7 @@ def _put_together(
             ended=runner.take_over,
             head=take_head,
         )
+        ledger.settle(settings.setting)  # what a dead driver has left is written at once
         sharing.begin(
             follower,
             lambda trial, driver: without_driver(trial, executed.strategy(trial), driver),
@@ -378,7 +396,7 @@ def _fits(admission: Admission, candidate_job: CandidateJobs, budget: Budget, ca
         best = (plan := admission.plan(candidate_job(candidate))).best
     except UserError:
         return False
-    return best is not None and budget.is_worth_its_time(best.time.total / plan.batch_size)
+    return best is not None and budget.is_worth_its_time(best.seconds_per_batch / plan.batch_size)
 
 
 def _warm_start(

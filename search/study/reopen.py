@@ -13,7 +13,7 @@ from rich.console import Console
 from dhen.errors import UserError
 from search.bundles.export import export
 from search.config import StudyConfig, written_config
-from search.execution.parallelism import study_parallelism
+from search.execution.parallelism import Parallelism
 from search.execution.retraining import Retrainings
 from search.execution.trainer import Trainer
 from search.planning.attempts import execution
@@ -63,8 +63,9 @@ def finished_study(directory: Path, console: Console) -> Iterator[FinishedStudy]
                 record = read_finished_study(directory)
                 ledger = Ledger(database_url(directory, config.storage), study_name(directory, config.name))
                 with contextlib.closing(ledger), RetrainingsView(console) as view:
-                    retrainings = _retrainings(config, session, ledger, view)
-                    session.admit_hosts(study_parallelism(config).threads)
+                    shares = session.shares(config)
+                    retrainings = _retrainings(config, session, ledger, view, shares)
+                    session.admit_hosts(shares)
                     yield FinishedStudy(
                         config=config, record=record, log=session.log, ledger=ledger, retrainings=retrainings
                     )
@@ -76,16 +77,18 @@ def finished_study(directory: Path, console: Console) -> Iterator[FinishedStudy]
     ReportWriter(directory, config, console).finish(read_study(directory))
 
 
-def _retrainings(config: StudyConfig, session: Session, ledger: Ledger, view: RetrainingsView) -> Retrainings:
+def _retrainings(
+    config: StudyConfig, session: Session, ledger: Ledger, view: RetrainingsView, shares: Parallelism
+) -> Retrainings:
     """The study's retrainings, trained as its trials were: with the same ranks, precision and memory."""
-    directory, log, shares = session.directory, session.log, study_parallelism(config)
+    directory, log = session.directory, session.log
     settings = StudySettings(
         ledger,
         config,
         directory,
         log,
         load_space(config.space, log.features),
-        side_by_side=shares.side_by_side,
+        side_by_side=shares.sharing,
         threads=shares.threads,
     )
     ledger.settle(settings.setting)

@@ -14,7 +14,6 @@ from search.bundles.export import export
 from search.config import DEMO, StudyConfig, check_directory, read_study_config, write_config
 from search.dataset import log_name
 from search.drivers.join import Joined
-from search.execution.parallelism import study_parallelism
 from search.run_directory import BEST, REPORT, STUDY_FILE, database_url
 from search.samplers import check_sampler
 from search.session import Session, open_session
@@ -118,12 +117,19 @@ def _search(
     config: StudyConfig, session: Session, console: Console, clock: StudyClock, joined: Joined | None = None
 ) -> StudyRecord:
     """Runs the study and exports its best, while the terminal, the report and MLflow follow it."""
-    directory, log = session.directory, session.log
+    directory, log, shares = session.directory, session.log, session.shares(config)
     report_writer = ReportWriter(directory, config, console)
     with StudyView(console) as view:
         observers = (view, report_writer)
         study = open_study(
-            config, directory, log, session.launcher, observers, clock=clock, joins=joined is not None
+            config,
+            directory,
+            log,
+            session.launcher,
+            observers,
+            clock=clock,
+            joins=joined is not None,
+            shares=shares,
         )
         report_writer.sharing = study.sharing
         if study.sharing is not None:
@@ -132,7 +138,7 @@ def _search(
             write_config(directory, config)
         try:
             with resumable(console, directory):
-                session.admit_hosts(study_parallelism(config).threads)
+                session.admit_hosts(shares)
                 record = study.run()
                 if record.front and study.does_the_end:
                     export(record, log, "best", directory / BEST)

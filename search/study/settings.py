@@ -66,7 +66,7 @@ class StudySettings:
             directory: the run directory.
             log: log that the study searches on.
             space: space that it searches.
-            side_by_side: number of trials that share this machine, where it is the cluster.
+            side_by_side: number of trials that share a machine, where the cluster is this one or like it.
             threads: number of CPU threads per rank.
             joins: whether another driver has begun the study, or goes on with it.
 

@@ -95,15 +95,17 @@ def command(
 
     CONFIG.yaml holds `model`, `schema` (tables with name, rows, multi_hot, mean_ids; numeric: names or how
     many) and `training` (batch_size over all ranks, precision). Keys: model.KEY, schema.KEY, training.KEY, and
-    as in a study ranks, hbm, prefer, technique (the one strategy to price) and memory_margin.
+    as in a study ranks, hbm, prefer, technique (the one strategy to price), memory_margin and servers.
     """
     if (swept is None) != (out is None):
         raise UserError("--sweep and --out go together: --sweep depth=1..40 --out depth.html.")
     if swept is not None and as_json:
         raise UserError("--json prints plans, and --sweep draws a figure: give one of them.")
     held = {"ranks": ranks, "hbm": hbm, "prefer": prefer}
-    config, words = _held_as({key: value for key, value in held.items() if value is not None}, overrides)
-    request, options = read_request(what, data, words, member), plan_options(config)
+    given, words = _held_as({key: value for key, value in held.items() if value is not None}, overrides)
+    request = read_request(what, data, words, member)
+    tables = {"training": {"tables": request.training.tables.to_dict()}}
+    options = plan_options(config := parse(StudyConfig, given | tables, "plan"))
     precision = precision_here(request.training)
     declared = [
         declared_cluster(name, config.ranks, config.hbm, precision=precision) for name in clusters or (THIS,)
@@ -128,15 +130,15 @@ def command(
         _show(console, cluster_plan, everything=everything)
 
 
-def _held_as(given: dict[str, Any], overrides: tuple[str, ...]) -> tuple[StudyConfig, tuple[str, ...]]:
-    """How the model is to be held, from options and words, as a study's config; and the words that are left."""
+def _held_as(given: dict[str, Any], overrides: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """How the model is to be held, from options and words, as keys of a study; and the words that are left."""
     left = []
     for word in overrides:
-        if word.partition("=")[0] in HELD_KEYS:
+        if word.partition("=")[0] in (*HELD_KEYS, "servers"):
             set_override(given, word)
         else:
             left.append(word)
-    return parse(StudyConfig, given, "plan"), tuple(left)
+    return given, tuple(left)
 
 
 def as_data(cluster_plan: Plan) -> PlannedCluster:
@@ -164,7 +166,7 @@ def _strategy(priced: PricedStrategy, batch_size: int) -> StrategyPrice:
         techniques=tuple(priced.strategy.techniques),
         memory=priced.memory.to_dict() | {"total": priced.memory.total},
         step=priced.time.to_dict(),
-        examples_per_second=batch_size / priced.time.total,
+        examples_per_second=batch_size / priced.seconds_per_batch,
         fits=priced.fits,
         lacking_bytes=priced.lacking_bytes,
         reason=priced.reason,

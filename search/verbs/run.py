@@ -43,7 +43,7 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None, as_
       winners     averages, average_seeds, distil, origins, confirm, block_by
       serving     serving.KEY, max_table_bytes
       machines    parallel, threads, cluster, ranks, hbm, launcher
-      memory      prefer, technique, memory_margin
+      memory      prefer, technique, servers, memory_margin
       log         format, label, schema_file, split.KEY, growing.KEY, skip_bad_rows, demo.KEY
       records     name, storage, ledger, tracking, register_model, optuna
 

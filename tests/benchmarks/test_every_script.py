@@ -13,6 +13,7 @@ import pytest
 from running_benchmarks import FOLDER, ROOT, run_benchmark, scripts
 
 PARTS = {
+    "benchmarks.drivers.one_driver": "benchmarks/drivers/many_drivers.py",
     "benchmarks.processes.rank_start_job": "benchmarks/processes/rank_start_time.py",
     "benchmarks.training.peers.plain_pytorch": "benchmarks/training/beside_peers.py",
     "benchmarks.training.peers.fuxictr_contestant": "benchmarks/training/beside_peers.py",

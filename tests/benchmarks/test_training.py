@@ -215,3 +215,23 @@ def test_how_long_a_pipelines_ranks_wait_is_measured_beside_the_plan() -> None:
         assert row["m / (m + p - 1)"] == "80.0%"
         assert 0 < number(row["measured"]) < 100
     assert number(rows[0]["planned"]) < number(rows[1]["planned"]) < 100
+
+
+def test_rows_are_pulled_and_pushed() -> None:
+    words = ("--rows", 200, "--batches", 64, "--dims", 4, "--servers", 1, 2, "--steps", 3)
+    (rows,) = tables(run_benchmark("benchmarks.training.pull_and_push", *words))
+    (row,) = rows
+    assert all(number(row[name]) > 0 for name in row if "ms" in name or "MiB" in name)
+
+
+def test_the_cost_of_staleness_is_told(tmp_path: Path) -> None:
+    log, out = write_log(tmp_path / "log.csv", 1500), tmp_path / "kept.jsonl"
+    words = (log, "--out", out, "--seeds", 2, "--batch-size", 256)
+    said = run_benchmark("benchmarks.training.staleness", *words)
+    for rows in tables(said):
+        assert [row["tables"] for row in rows][:2] == ["local", "delay of 0"]
+        assert "±" in rows[3]["to local"]
+        assert number(rows[3]["steps lacked, mean"]) > 1
+    trained = len(out.read_text().splitlines())
+    assert run_benchmark("benchmarks.training.staleness", *words) == said  # nothing is trained again
+    assert len(out.read_text().splitlines()) == trained

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -23,8 +24,10 @@ from gloo_ranks import Script, as_rank, on_ranks, start
 from interrupted import Interrupted, Told, run
 
 from dhen.errors import UserError
+from dhen.fingerprint import file_hash
 from dhen.model import build_model, parse_model
-from trials.checkpoint.checkpointer import BEST, PREFIX, Checkpoints, Resumable
+from trials.checkpoint.checkpointer import BEST, KEPT, PREFIX, STANDS, Checkpoints, Resumable
+from trials.checkpoint.whole import write_manifest
 from trials.cluster.load import load_cluster
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
@@ -139,8 +142,7 @@ def test_one_rank_goes_on_to_the_bit(
     undisturbed = undisturbed_by(log, job)
     with pytest.raises(Interrupted):
         run(job, log, Told(at=examples), tmp_path)
-    (newest,) = made(tmp_path)
-    steps = int(newest.name.removeprefix(PREFIX))
+    steps = newest_steps(tmp_path)
     assert examples - 25 * BATCH <= steps * BATCH <= examples
     torch.rand(7)  # whatever happened to the generator meanwhile
     again = run(job, log, Told(), tmp_path)
@@ -269,7 +271,7 @@ def test_what_a_killed_one_left_half_written_does_no_harm(shared: Path, tmp_path
     with pytest.raises(Interrupted):
         run(a_job(log), log, Told(at=2000), tmp_path)
     assert not half.exists()
-    assert len(made(tmp_path)) == 1
+    assert len(made(tmp_path)) == KEPT
 
 
 def test_a_checkpoint_of_another_job_is_refused(shared: Path, tmp_path: Path) -> None:
@@ -280,15 +282,70 @@ def test_a_checkpoint_of_another_job_is_refused(shared: Path, tmp_path: Path) ->
         run(a_job(log, learning_rate=0.5), log, Told(), tmp_path)
 
 
-def test_a_damaged_checkpoint_says_so(shared: Path, tmp_path: Path) -> None:
+def halve(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    """One bit, in the middle."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("harm", [halve, flip, Path.unlink], ids=["half of it", "one bit", "missing"])
+@pytest.mark.parametrize("name", ["__0_0.distcp", "index.json", STANDS, BEST, "manifest.json"])
+def test_the_checkpoint_before_a_damaged_one_is_used(
+    shared: Path,
+    tmp_path: Path,
+    undisturbed_by: Undisturbed,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    harm: Callable[[Path], None],
+) -> None:
     log = PreparedLog.open(shared / "log")
+    job = a_job(log)
     with pytest.raises(Interrupted):
-        run(a_job(log), log, Told(at=1500), tmp_path)
-    (newest,) = made(tmp_path)
-    for data in newest.glob("*.distcp"):
-        data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
-    with pytest.raises(UserError, match="cannot be read"):
-        run(a_job(log), log, Told(), tmp_path)
+        run(job, log, Told(at=2500), tmp_path)
+    before, newest = sorted(made(tmp_path), key=lambda path: int(path.name.removeprefix(PREFIX)))
+    harm(newest / name)
+    with caplog.at_level("INFO"):
+        assert run(job, log, Told(), tmp_path).answer == undisturbed_by(log, job).answer
+    assert (
+        f"{newest} was damaged and is removed: training goes on from the one before, {before.name}"
+        in caplog.text
+    )
+    assert f"goes on from {before}, made by 1 rank(s)" in caplog.text
+
+
+def test_without_a_whole_checkpoint_training_begins_anew(
+    shared: Path, tmp_path: Path, undisturbed_by: Undisturbed, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = PreparedLog.open(shared / "log")
+    job = a_job(log)
+    with pytest.raises(Interrupted):
+        run(job, log, Told(at=2500), tmp_path)
+    for checkpoint in made(tmp_path):
+        halve(checkpoint / "__0_0.distcp")
+    assert run(job, log, Told(), tmp_path).answer == undisturbed_by(log, job).answer
+    assert "__0_0.distcp is not what was written" in caplog.text
+    assert "was damaged and is removed: training begins anew" in caplog.text
+
+
+def only_one(folder: Path) -> Path:
+    """The newest checkpoint; the one before is gone."""
+    before, newest = sorted(made(folder), key=lambda path: int(path.name.removeprefix(PREFIX)))
+    shutil.rmtree(before)
+    return newest
+
+
+def with_its_hashes(checkpoint: Path) -> None:
+    """Writes the hashes anew, as whoever changes a checkpoint on purpose does."""
+    with contextlib.suppress(OSError, ValueError):
+        index = json.loads((checkpoint / "index.json").read_bytes())
+        index["sha256"] = {name: file_hash(checkpoint / name) for name in index["sha256"]}
+        (checkpoint / "index.json").write_text(json.dumps(index))
+    write_manifest(checkpoint, {})
 
 
 class Planted:
@@ -303,13 +360,13 @@ class Planted:
 
 @pytest.mark.parametrize("where", ["index.json", ".metadata", "*.distcp"])
 def test_a_pickle_planted_in_a_checkpoint_is_refused_and_not_run(
-    shared: Path, tmp_path: Path, where: str
+    shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     """In place of the index, in the place of DCP's own index, and in place of the tensors."""
     log, folder, proof = PreparedLog.open(shared / "log"), tmp_path / "checkpoints", tmp_path / "proof"
     with pytest.raises(Interrupted):
         run(a_job(log), log, Told(at=1500), folder)
-    (newest,) = made(folder)
+    newest = only_one(folder)
     targets = [newest / where] if where == ".metadata" else list(newest.glob(where))
     assert targets
     if where == ".metadata":
@@ -319,21 +376,31 @@ def test_a_pickle_planted_in_a_checkpoint_is_refused_and_not_run(
             torch.save(Planted(proof), target)
         else:
             target.write_bytes(pickle.dumps(Planted(proof)))
-    with pytest.raises(UserError, match=r"cannot be read .* Delete it, and training begins anew"):
+    with_its_hashes(newest)
+    if where == "*.distcp":
+        with pytest.raises(UserError, match=r"cannot be read .* Delete it, and training begins anew"):
+            run(a_job(log), log, Told(), folder)
+    else:
         run(a_job(log), log, Told(), folder)
+        assert "was damaged and is removed: training begins anew" in caplog.text
     assert not proof.exists()
     pickle.loads(pickle.dumps(Planted(proof)))  # it would have
     assert proof.exists()
 
 
-def test_an_index_cannot_point_outside_its_checkpoint(shared: Path, tmp_path: Path) -> None:
+def test_an_index_cannot_point_outside_its_checkpoint(
+    shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     log = PreparedLog.open(shared / "log")
     with pytest.raises(Interrupted):
         run(a_job(log), log, Told(at=1500), tmp_path)
-    index = made(tmp_path)[0] / "index.json"
+    newest = only_one(tmp_path)
+    index = newest / "index.json"
     index.write_text(index.read_text().replace('"file":"', '"file":"../'))
-    with pytest.raises(UserError, match="cannot be read"):
-        run(a_job(log), log, Told(), tmp_path)
+    write_manifest(newest, {})
+    run(a_job(log), log, Told(), tmp_path)
+    assert "String should match pattern" in caplog.text
+    assert "was damaged and is removed: training begins anew" in caplog.text
 
 
 def test_killed_at_any_moment(shared: Path, tmp_path: Path, undisturbed_by: Undisturbed) -> None:
@@ -422,6 +489,7 @@ def off_from_best(step: Resumable, job: Job, folder: Path, ranks: Ranks = Ranks(
     restored = Checkpoints(folder, job, ranks).restore(step, average)
     assert restored is not None
     assert len(restored[0].curve) > 1
+    assert restored[1] is not None  # on every rank: no later evaluation need be better
     with average.in_place(restored[0].steps):
         pass
     held, best = step.weights(), restored[1] or {}  # type: ignore[attr-defined]
@@ -441,6 +509,10 @@ def two_ranks() -> dict[str, Any]:
         resumed = run(job, log, Told(), copy, strategy=strategy, **more)
         found[strategy.name] = {"whole": whole.answer, "resumed": resumed.answer, "off": off}
     whole = run(job, log, Told(), None, **more)
+    if ranks.first:  # the newest is damaged, too, where another rank looks
+        newest = max(made(shared / "killed"), key=lambda path: int(path.name.removeprefix(PREFIX)))
+        halve(newest / "__1_0.distcp")
+    dist.barrier()
     again = run(job, log, Told(), shared / "killed", **more)
     found["killed"] = {"whole": whole.answer, "resumed": again.answer}
     return found
@@ -465,7 +537,7 @@ def on_two(shared: Path, on_four: dict[str, Any]) -> dict[str, Any]:
     os.environ |= {"CASE": "killed", "SHARED": str(shared)}
     ends = [each.end() for each in [start(__file__, rank, 2, shared / "killed") for rank in range(2)]]
     assert [code for code, _ in ends] == [1, -signal.SIGKILL], ends
-    assert len(made(shared / "killed")) == 1
+    assert len(made(shared / "killed")) == KEPT
     os.environ["CASE"] = "two"
     found: dict[str, Any] = on_ranks(__file__, 2, shared / "two")
     return found
@@ -534,5 +606,5 @@ def test_a_process_that_is_killed_while_it_removes_checkpoints_leaves_no_half_of
         patch.setattr(shutil, "rmtree", killed)
         with pytest.raises(Interrupted):
             Checkpoints(folder, job, Ranks(), 0.0).drop()
-    assert not made(folder)
+    assert len(made(folder)) == KEPT - 1
     assert run(job, log, Told(), folder).answer == run(job, log, Told(), None).answer

@@ -98,6 +98,7 @@ def test_one_that_hangs_ends_all_at_the_deadline(
     last = everything(start(launcher, folder, fault, deadline_seconds=10))[-1]
     assert isinstance(last, Failed)
     assert not last.out_of_memory
+    assert last.stopped == (fault == "SIGSTOP")
     assert last.error.startswith("no progress for 1")
     assert words in last.error
     assert "all_reduce" in last.error or "distributed" in last.error  # where the others wait

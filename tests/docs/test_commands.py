@@ -25,6 +25,7 @@ SLOW = (
     "plans.md",
     "ranks-and-hosts.md",
     "searching.md",
+    "servers.md",
     "spaces.md",
 )
 """Pages with many studies, in `make test-all` alone."""

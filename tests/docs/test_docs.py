@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from generate_reference import all_rows
+from generate_reference import PAGES, all_rows, rows
 
 from dhen.blocks import BLOCKS
 from search.analysis.reproduce.config import CONFIGS
@@ -110,7 +110,7 @@ def test_help_lists_all_keys() -> None:
 def test_keys_exist(name: str) -> None:
     known = {"data", "depth"} | {row.key for row in all_rows()}  # an option, and what `--sweep` says
     known |= set(DemoConfig.model_fields)  # of `demo`, where they stand by themselves
-    known |= {f"training.{key}" for key in TrainingConfig.model_fields}
+    known |= {f"training.{row.key}" for row in rows(TrainingConfig, skip=set(), pages=PAGES)}
     for key in re.findall(r"(?<![\w.-])([a-z_.]+)=[\w.\[]+", (ROOT / name).read_text()):
         assert key in known, key
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 from records import judged, metrics, study
 
+from dhen.cost import CostRow
 from trials.record import (
     Attempt,
     CurvePoint,
@@ -273,3 +275,13 @@ def test_a_study_that_was_asked_for_its_candidates_can_be_changed_written_and_co
     assert asked.model_dump_json() == fresh.model_dump_json()
     shorter = asked.replace(trials=asked.trials[:3])
     assert shorter.candidates == fresh.replace(trials=fresh.trials[:3]).candidates
+
+
+def test_equal_rows_of_cost_tables_are_one_row_in_memory() -> None:
+    """A study keeps thousands of tables, which have nearly all rows in common."""
+    rows = [CostRow("features.c0", "lookup", 0.0, 1000, 64.0), CostRow("head", "matmul", 32.0, 17)]
+    one, other = (JobSummary(cost=tuple(map(replace, rows))) for _ in range(2))
+    assert one.cost == other.cost == tuple(rows)
+    assert all(row is same for row, same in zip(one.cost, other.cost, strict=True))
+    read = JobSummary.model_validate_json(one.model_dump_json())
+    assert all(row is same for row, same in zip(one.cost, read.cost, strict=True))

@@ -2,8 +2,9 @@
 
 A checkpoint is a folder that is whole or not there: weights, optimizer state and tables as each rank holds
 them (`trials.checkpoint.dcp_vectors`, `trials.embeddings.blocks`), where the training stands, random number
-generators, the best weights so far. It loads under another strategy and on another number of ranks. Only the
-newest is kept. Reading one runs nothing that is written in it (`trials.checkpoint.index_file`).
+generators, the best weights so far. It loads under another strategy and on another number of ranks. The newest is
+kept, and the one before, for the case that the newest is not as it was written (`trials.checkpoint.whole`).
+Reading one runs nothing that is written in it (`trials.checkpoint.index_file`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from dhen.values import Value
 from trials.checkpoint.dcp_vectors import FlatPieces, LoadPlanner, SavePlanner
 from trials.checkpoint.index_file import IndexedReader, IndexedWriter
 from trials.checkpoint.training_state import TrainingState
-from trials.collectives import as_first
+from trials.checkpoint.whole import damage, write_manifest, written_hashes
+from trials.collectives import all_agree, as_first
 from trials.embeddings.blocks import State
 from trials.embeddings.growing import TABLE_WEIGHTS
 from trials.job import Job
@@ -47,6 +49,8 @@ LATEST = 4
 """Multiple of `CHECKPOINT_SECONDS` after which a checkpoint no longer waits for an evaluation."""
 COST_SHARE = 0.02
 """Share of a training's seconds that checkpoints may take: slow ones are made less often."""
+KEPT = 2
+"""Number of checkpoints that are kept: the newest, and the one before."""
 PREFIX, STANDS, BEST = "after-", "training.json", "best.safetensors"
 DENSE, TABLES, RANDOM, RANDOM_CUDA = "dense.", "tables.", "random.", "random_cuda."
 AVERAGED = "averaged{}."
@@ -152,7 +156,7 @@ class Checkpoints:
         best: Weights | None,
         average: Average | None = None,
     ) -> float:
-        """Replaces the newest checkpoint; the best weights are rank 0's. Returns the seconds that saving took."""
+        """Makes a checkpoint; the best weights are rank 0's. Returns the seconds that saving took."""
         assert self._folder is not None
         began = time.perf_counter()
         name = f"{PREFIX}{state.steps}"
@@ -173,7 +177,7 @@ class Checkpoints:
         if self._ranks.first:
             self._write_rest(partial, step, state, best)
             os.replace(partial, self._folder / name)
-            self._keep_only(name)
+            self._drop_all_but(KEPT)
         self._last = time.perf_counter()
         self.count, self.newest_steps = self.count + 1, state.steps
         self.seconds += self._last - began
@@ -185,6 +189,9 @@ class Checkpoints:
     ) -> tuple[TrainingState, Weights | None] | None:
         """Puts the newest checkpoint into a fresh step and the random number generators; None where there is none.
 
+        One that is not as it was written is said in the log and removed, and the one before takes its place;
+        without one before, training begins anew.
+
         The earlier weights that an average is made of are put into the step first, one after another, for
         `average` to note.
 
@@ -192,9 +199,9 @@ class Checkpoints:
         its own.
 
         Raises:
-            UserError: where the checkpoint is another job's, or damaged.
+            UserError: where the checkpoint is another job's, or cannot be read though it is as it was written.
         """
-        newest = self._newest()
+        newest = self._newest_whole()
         if newest is None:
             step.go_on_with_tables(0, None)
             return None
@@ -214,12 +221,14 @@ class Checkpoints:
             torch.manual_seed(hash((self._job.seed, stand.training.steps, self._ranks.rank // tensor)))
         best = newest / BEST
         self._last, self.newest_steps = time.perf_counter(), stand.training.steps
-        return stand.training, read_all(best) if self._ranks.first and best.exists() else None
+        if not best.exists():
+            return stand.training, None
+        return stand.training, read_all(best) if self._ranks.first else {}  # as a step has them on each rank
 
     def drop(self) -> None:
         """Removes all checkpoints, when the training has ended."""
         if self._folder is not None and self._ranks.first:
-            self._keep_only(None)
+            self._drop_all_but(0)
 
     def _read(self, path: Path, step: Resumable, weights: str = "") -> State:
         """Loads a checkpoint. `weights` is the prefix of the names to read in place of the newest weights."""
@@ -241,15 +250,28 @@ class Checkpoints:
         _set_random(random, self._ranks)
         return tables
 
-    def _newest(self) -> Path | None:
-        """Returns the newest checkpoint as rank 0 sees it: where ranks do not share a disk, all say what is
-        missing."""
-        checkpoints = _made(self._folder) if self._folder is not None else []
-        (steps,) = as_first(self._ranks, [float(max((_steps(path) for path in checkpoints), default=-1))])
-        if steps < 0:
-            return None
-        assert self._folder is not None
-        return self._folder / f"{PREFIX}{int(steps)}"
+    def _newest_whole(self) -> Path | None:
+        """Returns the newest checkpoint that is as it was written; a collective. All ranks look for what rank 0
+        sees: where they do not share a disk, they say what is missing."""
+        while self._folder is not None:
+            (steps,) = as_first(self._ranks, [float(max(map(_steps, _made(self._folder)), default=-1))])
+            if steps < 0:
+                return None
+            path = self._folder / f"{PREFIX}{int(steps)}"
+            fault = damage(path, self._ranks)
+            if fault is not None:
+                LOG.warning("%s is damaged: %s", path, fault)
+            if all_agree(self._ranks, fault is None):
+                return path
+            if self._ranks.first:
+                _remove(path)
+                before = max(map(_steps, _made(self._folder)), default=None)
+                goes_on = (
+                    "begins anew" if before is None else f"goes on from the one before, {PREFIX}{before}"
+                )
+                LOG.warning("%s was damaged and is removed: training %s", path, goes_on)
+            as_first(self._ranks, [0.0])  # it is gone for all
+        return None
 
     def _stand(self, path: Path) -> CheckpointInfo:
         try:
@@ -267,28 +289,46 @@ class Checkpoints:
         return stand
 
     def _write_rest(self, partial: Path, step: Resumable, state: TrainingState, best: Weights | None) -> None:
-        """Writes where the training stands and the best weights; these are written once, and linked to from then
-        on."""
+        """Writes where the training stands, the best weights and the manifest; best weights are written once, and
+        linked to from then on."""
         ranks, tensor = self._ranks.world, step.strategy.tensor
         stand = CheckpointInfo(job=self._job.fingerprint, ranks=ranks, tensor=tensor, training=state)
         (partial / STANDS).write_text(stand.model_dump_json())
-        if best is None:
-            return
-        assert self._folder is not None
-        for path in _made(self._folder):
-            if self._stand(path).training.best_examples == state.best_examples and (path / BEST).exists():
-                os.link(path / BEST, partial / BEST)
-                return
-        save_weights(best, partial / BEST)
+        known = {}
+        if best is not None:
+            earlier = self._with_these_best(state)
+            if earlier is None:
+                save_weights(best, partial / BEST)
+            else:
+                os.link(earlier / BEST, partial / BEST)
+                known = {BEST: written_hashes(earlier)[BEST]}
+        write_manifest(partial, known)
 
-    def _keep_only(self, name: str | None) -> None:
+    def _with_these_best(self, state: TrainingState) -> Path | None:
+        """Returns a checkpoint that has the best weights already, and whose files tell so."""
         assert self._folder is not None
         for path in _made(self._folder):
-            if path.name != name:
-                leaving = self._folder / f".{path.name}.partial"
-                shutil.rmtree(leaving, ignore_errors=True)
-                path.rename(leaving)  # a process that is killed while it removes leaves no half of one
-                shutil.rmtree(leaving, ignore_errors=True)
+            try:
+                stand = CheckpointInfo.model_validate_json((path / STANDS).read_bytes())
+                hashes = written_hashes(path)
+            except (OSError, ValueError):
+                continue  # it was damaged since
+            if stand.training.best_examples == state.best_examples and BEST in hashes:
+                return path
+        return None
+
+    def _drop_all_but(self, count: int) -> None:
+        assert self._folder is not None
+        for path in sorted(_made(self._folder), key=_steps, reverse=True)[count:]:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Removes a checkpoint; a process that is killed meanwhile leaves no half of one."""
+    leaving = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(leaving, ignore_errors=True)
+    path.rename(leaving)
+    shutil.rmtree(leaving, ignore_errors=True)
 
 
 def _made(folder: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -22,11 +22,16 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
+from dhen.fingerprint import file_hash
 from dhen.values import Value
 
 INDEX = "index.json"
+FileName = Annotated[str, Field(pattern=r"^__\d+_\d+\.distcp$")]
+"""Name of a file of tensors in a checkpoint's own folder: rank and number."""
 DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
@@ -35,8 +40,7 @@ class SavedChunk(Value):
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
-    file: str = Field(pattern=r"^__\d+_\d+\.distcp$")
-    """Name in the checkpoint's own folder."""
+    file: FileName
     start: int
     """Position of the first byte in the file."""
     length: int
@@ -55,16 +59,32 @@ class CheckpointIndex(Value):
     """What a checkpoint holds, as a file."""
 
     tensors: dict[str, SavedTensor]
+    sha256: dict[FileName, str]
+    """SHA-256 of each file, from the rank that wrote it."""
 
 
 class IndexedWriter(FileSystemWriter):
     """DCP's writer of files; the index that it leaves is JSON."""
 
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Writes this rank's files, and hashes them: what is read back later is held against that."""
+        results = super().write_data(plan, planner).wait()
+        hashes = {
+            name: file_hash(Path(self.path) / name)
+            for name in {result.storage_data.relative_path for result in results}
+        }
+        hashed: Future[list[WriteResult]] = Future()
+        hashed.set_result([_with_hash(result, hashes) for result in results])
+        return hashed
+
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Writes the index, when all ranks have written their files."""
         places = {each.index: each.storage_data for of_rank in results for each in of_rank}
         saved = metadata.state_dict_metadata
-        index = CheckpointIndex(tensors={name: _saved(name, saved[name], places) for name in saved})
+        index = CheckpointIndex(
+            tensors={name: _saved(name, saved[name], places) for name in saved},
+            sha256={place.relative_path: place.sha256 for place in places.values()},
+        )
         (Path(self.path) / INDEX).write_text(index.model_dump_json())
 
 
@@ -94,7 +114,15 @@ class _Place:
     relative_path: str
     offset: int
     length: int
+    sha256: str = ""
+    """Of the whole file, where it was just written."""
     transform_descriptors: None = None
+
+
+def _with_hash(result: WriteResult, hashes: Mapping[str, str]) -> WriteResult:
+    written = result.storage_data
+    place = _Place(written.relative_path, written.offset, written.length, hashes[written.relative_path])
+    return WriteResult(result.index, result.size_in_bytes, place)
 
 
 def _saved(name: str, tensor: object, places: Mapping[MetadataIndex, Any]) -> SavedTensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
 
 from trials.hosts.here import devices_here
@@ -41,6 +41,22 @@ def shape(hosts: int, ranks_per_host: int, threads: int) -> Shape:
     if devices_here() is not None:
         return Shape(hosts, float(ranks_per_host), float(ranks_per_host))
     return Shape(hosts, float(ranks_per_host * threads), 0.0)
+
+
+def room_for(wanted: Shape, cpus: float, gpus: float) -> int:
+    """Returns how many candidates can be at once on a node with so many CPUs and GPUs, one host of each."""
+    by_cpus = int(cpus / wanted.cpus)
+    return min(by_cpus, int(gpus / wanted.gpus)) if wanted.gpus else by_cpus
+
+
+def most_at_once(hosts: int, rooms: Sequence[int]) -> int:
+    """Returns how many candidates of so many hosts, which are different nodes, can be at once on nodes of which
+    each has room for so many."""
+    most = sum(rooms) // hosts
+    # one candidate is on a node once: of more room than there are candidates nobody has any use
+    while most and sum(min(room, most) for room in rooms) < most * hosts:
+        most -= 1
+    return most
 
 
 class Place(NamedTuple):

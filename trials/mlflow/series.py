@@ -118,7 +118,7 @@ def _final_series(trial: TrialRecord, baseline: TrialRecord | None) -> Series:
             "plan/step_seconds": trial.plan.step_seconds,
             "plan/serving_ms": trial.plan.serving_ms,
             "plan/serving_excess": trial.plan.serving_excess,
-            **{f"measured/{name}": value for name, value in trial.result.measured},
+            **{f"measured/{name}": value for name, value in trial.result.measured.numbers.items()},
             "measured/seconds": trial.result.seconds,
         },
     )

@@ -176,13 +176,13 @@ class Tracker:
 
     def _sync_trial(self, trial: TrialRecord, record: StudyRecord, context: str, study: str) -> None:
         """Syncs one trial's run; `context` is all that the run depends on beside the trial, its marks, its
-        retrainings and its parent."""
+        retrainings, what was decided of it, and its parent."""
         key, marked = run_key(trial), marks(trial, record)
         retrained = self._runs.get(str(trial.origin.of)) if trial.kind is TrialKind.RETRAINING else None
         parent = retrained.id if retrained else study
         seeds = [(seed.number, seed.result.validation, seed.result.test) for seed in seeds_of(trial, record)]
-        comparison = record.comparison(trial.number) if marked["front"] else None
-        context = _digest((context, parent, seeds, comparison))
+        decided = (record.comparison(trial.number), *_chosen(trial.number, record))
+        context = _digest((context, parent, seeds, decided))
         last_seen = self._seen.get(key)
         if last_seen is not None and last_seen[0] is trial and last_seen[1:] == (marked, context):
             return
@@ -352,6 +352,13 @@ class Tracker:
         if self._report != (state.st_mtime_ns, state.st_size):
             self.client.log_artifact(parent, str(report))
             self._report = (state.st_mtime_ns, state.st_size)
+
+
+def _chosen(number: int, record: StudyRecord) -> tuple[object, ...]:
+    """Returns what the choice of winners says of a trial; nothing before it was made."""
+    if record.choice is None:
+        return ()
+    return (record.choice.of(number), *(winner for winner in record.choice.winners if winner.trial == number))
 
 
 def _compared(baseline: TrialRecord) -> str:

@@ -39,7 +39,10 @@ class MemoryEstimate(Value):
     """Bytes added for the verdict: what was asked for, and what attempts have needed beyond their plans; not part
     of `total`."""
     host: int
-    """Bytes of the host's memory that one rank takes for offload; not part of `total`."""
+    """Bytes of the host's memory that one rank takes for offload, or of an accelerator's host for rows that it has
+    pulled from servers; not part of `total`."""
+    servers: int = Field(default=0, exclude_if=lambda size: not size)
+    """Bytes that servers of embedding tables take of the fullest host's memory; not part of `total`."""
     peak_at: str
     """The moment of the peak: `forward of layer0`, `backward of layer3`, `optimizer step`."""
 
@@ -92,8 +95,10 @@ class StepTime(Value):
     """Seconds in which the busiest rank of a pipeline waits for other stages, and for what they send."""
     stage_transfer: float = Field(default=0.0, exclude_if=lambda seconds: not seconds)
     """Seconds in which embeddings reach a pipeline's first stage, and their gradients go back."""
+    servers: float = Field(default=0.0, exclude_if=lambda seconds: not seconds)
+    """Seconds in which rows are pulled from servers and gradients pushed, with lookups and updates there."""
     hidden: float
-    """The part of the five communication items (`all_to_all` to `host_transfer`) that goes on while the
+    """The part of the communication items (`all_to_all` to `host_transfer`, and `servers`) that goes on while the
     device computes."""
     total: float
     """The sum of all items, less what is hidden."""
@@ -113,3 +118,11 @@ class PricedStrategy(Value):
     """One sentence: what the strategy needs, why it fits or not, what takes most."""
     table_hit_rate: float | None = Field(default=None, exclude_if=lambda rate: rate is None)
     """Share of the ids looked up whose row is in the cache, where tables lie below the device."""
+    batches_at_once: int = Field(default=1, exclude_if=lambda batches: batches == 1)
+    """Number of batches that are trained on at once: all ranks have one of their own where they train without each
+    other (`training.tables.synchrony=async`), each in the seconds of `time`."""
+
+    @property
+    def seconds_per_batch(self) -> float:
+        """Seconds of training for each batch."""
+        return self.time.total / self.batches_at_once

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import get_args
 
 from pydantic import SkipValidation
 
@@ -20,6 +19,8 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.machine import Precision
 from trials.job import TrainingConfig
 from trials.planner.choice.priced_ladder import PricedLadder
+from trials.planner.choice.servers_needed import check_technique, too_few, with_servers
+from trials.planner.choice.servers_words import mode_sentences, way_out
 from trials.planner.estimates import PricedStrategy
 from trials.planner.ladder import (
     LONGEST,
@@ -45,7 +46,7 @@ from trials.planner.sentences import (
     split_sentences,
 )
 from trials.planner.tables.placement import PlacementError
-from trials.strategy import COMPRESSING, DELAYING, ServerLevel, Strategy
+from trials.strategy import COMPRESSING, DELAYING, Strategy
 
 NO_STAGES = (
     "A model of the family {!r} has no layers that could be stages of a pipeline: it is held without one."
@@ -130,7 +131,7 @@ def plan(
             Adam, or PowerSGD is asked for.
     """
     pricing = Pricing(model, schema, training, cluster, options=options)
-    if pricing.batch_size < cluster.ranks:
+    if pricing.batch_size < cluster.ranks and not pricing.alone:
         raise UserError(
             f"training.batch_size={pricing.batch_size} is less than one example for each of {cluster.ranks} "
             f"ranks; give at least {cluster.ranks}, or fewer ranks (ranks=1x1 is one)."
@@ -140,11 +141,11 @@ def plan(
     chosen, remedy, lacking = priced.chosen(options.prefer), None, 0
     if chosen is None and (closest := priced.closest()) is not None:
         lacking = closest.lacking_bytes
-        remedy = f"{lacking_sentence(closest, pricing)} {nearest_change(pricing, closest.strategy)}"
+        remedy = f"{lacking_sentence(closest, pricing)} {_would_fit(pricing, closest)}"
         if too_large is not None:
             remedy += f" Tables on the device: {too_large}"
     elif too_large is not None and chosen is None:
-        remedy, lacking = str(too_large), too_large.lacking_bytes
+        remedy, lacking = f"{too_large}{way_out(pricing)}", too_large.lacking_bytes
     return Plan(
         cluster=cluster.name,
         hosts=cluster.hosts,
@@ -165,6 +166,7 @@ def plan(
             *one_bit_sentences(pricing, chosen),
             *power_sgd_sentences(pricing, chosen),
             *([NO_STAGES.format(model.family)] if _without_pipeline(options, model) else []),
+            *mode_sentences(chosen.strategy if chosen else None, pricing),
             *split_sentences(chosen, _less_cut(chosen, priced), pricing),
             *([f"Tables on the device: {too_large}"] if too_large is not None and chosen else []),
             *pricing.notes,
@@ -176,6 +178,7 @@ def plan(
 def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[Strategy, ...]:
     """Returns the ladder, or the part of it that it is restricted to."""
     examples_per_rank = pricing.examples_per_rank
+    check_technique(options.technique, pricing)
     asked = options.technique
     split = asked.tensor if asked is not None else 1
     if split > 1:
@@ -189,7 +192,11 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
     layers = len(pricing.model.layers) if isinstance(pricing.model, DhenConfig) else 0
     strategies = ladder(cluster.hosts, cluster.gpus_per_host, examples_per_rank, layers, schedule)
     if pricing.on_servers:
-        strategies = _served(strategies, options, cluster, pricing)
+        strategies = with_servers(strategies, options, pricing)
+        if asked is not None and not asked.servers:
+            # how many servers, and on which level, is said elsewhere or left to the plan
+            strategies = _without_servers_allowed(strategies, options)
+            options = options.replace(technique=None)
     if split > 1:
         staged = staged_ladder(cluster.ranks, examples_per_rank, layers, schedule, split)
         strategies = (*strategies, *split_ladder(split, cluster.ranks, examples_per_rank), *staged)
@@ -198,7 +205,10 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
         strategies = tuple(each for each in strategies if splits.get(each.tensor, True))
     if not pricing.may_lie_below:
         strategies = tuple(strategy for strategy in strategies if strategy.tables == "device")
-    allowed = tuple(dict.fromkeys(filter(options.allows, strategies)))
+    named = (
+        asked is None or asked.servers or not pricing.on_servers
+    )  # else the ladder has what is asked for alone
+    allowed = tuple(dict.fromkeys(filter(options.allows, strategies) if named else strategies))
     if pricing.training.delayed_update and allowed:
         return _delaying(allowed, options)
     if pricing.one_bit and allowed:
@@ -221,26 +231,31 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
     return allowed
 
 
-def _served(
-    strategies: tuple[Strategy, ...], options: PlanOptions, cluster: Cluster, pricing: Pricing
-) -> tuple[Strategy, ...]:
-    """Returns the strategies that can train against servers, with as many as were asked for or are needed."""
-    asked = options.technique
-    if asked is not None and asked.model_parallel:
+def _would_fit(pricing: Pricing, closest: PricedStrategy) -> str:
+    """Says what would have to change for the strategy that lacks least."""
+    memory = closest.memory
+    rank_bytes = pricing.host_bytes(memory) - memory.servers
+    if memory.servers and memory.needed <= pricing.cluster.hbm:
+        return too_few(pricing, closest.strategy, rank_bytes)
+    return nearest_change(pricing, closest.strategy)
+
+
+def _without_servers_allowed(strategies: tuple[Strategy, ...], options: PlanOptions) -> tuple[Strategy, ...]:
+    """Returns the strategies that a technique allows which says nothing of servers.
+
+    Raises:
+        UserError: where there are none.
+    """
+    plain = {each: each.replace(servers=0, server_level="memory") for each in strategies}
+    allowed = tuple(each for each, without in plain.items() if options.allows(without))
+    if not allowed:
+        assert options.technique is not None
+        names = dict.fromkeys(without.held_as for without in plain.values())
         raise UserError(
-            f"technique={asked.name}: training.tables.synchrony={pricing.training.tables.synchrony} has servers "
-            "for ranks that hold the whole dense part each, or a shard of it; leave one of the two out."
+            f"technique={options.technique.name} is not on the ladder of ranks whose tables are on servers here; "
+            f"there are {', '.join(names)}."
         )
-    count = options.servers or (asked.servers if asked is not None and asked.servers else None)
-    if count is None:
-        count = max(1, -(-pricing.served.stored_bytes // cluster.host_memory_bytes))
-    of_ranks = [
-        strategy for strategy in strategies if not strategy.model_parallel and strategy.tables == "device"
-    ]
-    if pricing.training.tables.synchrony == "async":
-        of_ranks = [each for each in of_ranks if each.dense == "dp" and each.checkpointing == "none"]
-    levels = get_args(ServerLevel)
-    return tuple(each.replace(servers=count, server_level=level) for each in of_ranks for level in levels)
+    return allowed
 
 
 def _without_pipeline(options: PlanOptions, model: ModelConfig) -> bool:
@@ -325,6 +340,11 @@ def _with_room_for_tables(
 def _delaying(strategies: tuple[Strategy, ...], options: PlanOptions) -> tuple[Strategy, ...]:
     """Returns the strategies that can delay updates."""
     delaying = tuple(strategy for strategy in strategies if strategy.dense == DELAYING)
+    if not delaying and options.technique is None:
+        raise UserError(
+            f"training.delayed_update=true is planned with {DELAYING} alone, and training.tables.synchrony=async "
+            "with dp alone: leave one of the two out."
+        )
     if not delaying:
         assert options.technique is not None
         raise UserError(

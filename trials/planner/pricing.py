@@ -33,6 +33,9 @@ from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
 from trials.planner.pipeline.cut import layers_per_stage, stages_of
 from trials.planner.pipeline.memory import StageMemory, pipeline_peak, stage_memories
 from trials.planner.segments import ITEMSIZES, Segment, segments_at, shapes_of, taped
+from trials.planner.servers.room import LEFT_TO_SYSTEM, Kept, kept
+from trials.planner.servers.seconds import Fleet, ServersTime, servers_time
+from trials.planner.servers.served import Served
 from trials.planner.tables.levels import LEFT_FREE, Below
 from trials.planner.tables.lookup_memory import (
     Lookup,
@@ -41,7 +44,6 @@ from trials.planner.tables.lookup_memory import (
     update_bytes,
 )
 from trials.planner.tables.placement import Placement, PlacementError, place, table_notes
-from trials.planner.tables.served import Served
 from trials.planner.tables.table_cost import (
     FP32_BYTES,
     ONE_PROCESS_ROW_STATE_BYTES,
@@ -55,6 +57,9 @@ from trials.strategy import KIB, Checkpointing, Strategy, data_ranks
 ID_BYTES = 4
 """Bytes of an id, which the loader has as int32."""
 LABEL_BYTES = 4
+DENSE_COPIES = 6
+"""Times that dense weights' bytes go through memory on a rank that trains alone: gradients are put together and
+clipped, weights copied as they come."""
 BATCHES_HELD = {"cpu": 2, "cuda": 2}
 """Batches that a device holds: the one that is trained on, and the next one, by which the loop knows whether this
 is the last."""
@@ -95,9 +100,12 @@ class Pricing:
         self.model, self.schema, self.training, self.cluster = model, schema, training, cluster
         self.batch_size, self.precision = training.batch_size, training.precision
         self.options = options
-        self.examples_per_rank = ceil(self.batch_size / cluster.ranks)
         self._tables, self._dims = held_schema(model, schema).tables, table_dims(model, schema)
         self.on_servers = training.tables.on_servers and bool(self._tables)
+        self.alone = self.on_servers and training.tables.synchrony == "async"
+        """Whether each rank trains on batches of its own."""
+        self._ranks_of_batch = 1 if self.alone else cluster.ranks
+        self.examples_per_rank = ceil(self.batch_size / self._ranks_of_batch)
         self._taped: dict[int, tuple[Taped, ...]] = {}
         self._segments: dict[tuple[int, int], tuple[Segment, ...]] = {}
         self._activations: dict[tuple[int, int, Checkpointing], Activations] = {}
@@ -116,14 +124,64 @@ class Pricing:
     @cached_property
     def served(self) -> Served:
         """The tables as they lie on servers."""
-        alone = self.training.tables.synchrony == "async"
         return Served(
             self._tables,
             self._dims,
-            self.batch_size if alone else self.examples_per_rank,
+            self.examples_per_rank,
             NUMBER_BYTES[self.training.table_precision],
             NUMBER_BYTES[self.training.all_to_all_precision],
         )
+
+    @cached_property
+    def kept(self) -> Kept:
+        """What servers have, whatever their number."""
+        dense_numbers = self.numbers if self.alone else 0
+        return kept(self.served, decays=self.training.table_decay > 0, dense_numbers=dense_numbers)
+
+    @property
+    def pulls_ahead(self) -> bool:
+        """Whether the rows of the next batch are pulled while one is computed."""
+        tables = self.training.tables
+        return tables.steps_behind > 0 and not tables.deterministic_delay
+
+    def fleet(self, strategy: Strategy) -> Fleet:
+        """Returns the servers of a strategy with the ranks that ask them."""
+        return Fleet(
+            self.cluster,
+            self.served,
+            self.kept,
+            strategy.servers,
+            strategy.server_level,
+            self.training.tables.synchrony,
+            self.pulls_ahead,
+            self.training.tables.steps_behind == 0,
+            self.numbers if self.alone else 0,
+        )
+
+    def servers_time(self, strategy: Strategy) -> ServersTime:
+        """Returns the seconds of pulls and pushes in a step of a strategy with servers."""
+        return servers_time(self.fleet(strategy), self._beside_servers(strategy).total)
+
+    def _beside_servers(self, strategy: Strategy) -> StepTime:
+        """Returns a step without what servers are about: a rank looks up in rows that it has pulled, and where it
+        trains alone has no collectives, and no update but copies."""
+        step = self.step(self.micro_batch(strategy), below=False)
+        if self.alone:
+            alone = collectives(self.cluster, 1, 1)
+            step = step._replace(
+                everywhere=alone, in_host=alone, across=alone, data_hosts=1, data_per_host=1, shared=None
+            )
+        time = price(step, strategy)
+        found = {"lookup": self.served.lookup_bytes / step.bandwidth}
+        if self.alone:
+            found["optimizer"] = DENSE_COPIES * FP32_BYTES * self.numbers / step.bandwidth
+        less = sum(getattr(time, name) for name in found)
+        return time.replace(**found, total=time.total + sum(found.values()) - less)
+
+    @property
+    def room_for_servers(self) -> int:
+        """Bytes of a host's memory that are not left to the system."""
+        return int((1 - LEFT_TO_SYSTEM) * self.cluster.host_memory_bytes)
 
     @property
     def may_lie_below(self) -> bool:
@@ -231,11 +289,11 @@ class Pricing:
     def examples(self, strategy: Strategy) -> int:
         """Returns the number of examples that go through a rank's dense part in a step; all ranks of a tensor
         group or of a pipeline have the same ones."""
-        return ceil(self.batch_size * strategy.model_ranks / self.cluster.ranks)
+        return ceil(self.batch_size * strategy.model_ranks / self._ranks_of_batch)
 
     def _examples_read(self, strategy: Strategy) -> int:
         """Returns the number of examples that a rank reads in a step: the same as all ranks of its pipeline."""
-        return ceil(self.batch_size * strategy.pipeline / self.cluster.ranks)
+        return ceil(self.batch_size * strategy.pipeline / self._ranks_of_batch)
 
     def layers_per_stage(self, strategy: Strategy) -> tuple[int, ...]:
         """Returns where the model is cut into the stages of a pipeline, by the predicted seconds of its parts."""
@@ -278,6 +336,13 @@ class Pricing:
 
     def time(self, strategy: Strategy) -> StepTime:
         """Returns the time of one step of the whole batch."""
+        if strategy.servers:
+            time, servers = self._beside_servers(strategy), self.servers_time(strategy)
+            return time.replace(
+                servers=servers.total,
+                hidden=time.hidden + servers.hidden,
+                total=time.total + servers.total - servers.hidden,
+            )
         micro, below = self.micro_batch(strategy), strategy.tables != "device"
         step = self.step(micro, below=below, tensor=strategy.tensor)
         if strategy.pipeline > 1:
@@ -293,6 +358,8 @@ class Pricing:
     def memory(self, strategy: Strategy) -> MemoryEstimate:
         """Returns the memory of the fullest rank: at the dense part's peak, or at the moment when tables are
         read and updated."""
+        if strategy.servers:
+            return self._on_servers(strategy, self._with_tables_of(strategy, 0))
         if strategy.tables == "device":
             return self._with_tables_of(strategy, self._heaviest_bytes)
         alike = strategy.replace(tables="host", table_cache=0)
@@ -305,6 +372,14 @@ class Pricing:
             margin=self.options.margin_bytes(strategy),
         )
 
+    def _on_servers(self, strategy: Strategy, memory: MemoryEstimate) -> MemoryEstimate:
+        """Returns the memory of a rank with that of servers; on an accelerator rows pulled are the host's."""
+        found = self.kept.of_host(strategy.servers, strategy.server_level, self.cluster.hosts)
+        if self.cluster.device == "cpu":
+            return memory.replace(servers=found)
+        pulled = (1 + self.pulls_ahead) * self.served.held_bytes + self.served.gradient_bytes
+        return memory.replace(servers=found, host=memory.host + pulled)
+
     def _with_tables_of(self, strategy: Strategy, table_bytes: int) -> MemoryEstimate:
         """Returns the memory of the fullest rank whose tables take so much of it."""
         micro = self.micro_batch(strategy)
@@ -314,7 +389,7 @@ class Pricing:
         return MemoryEstimate(
             parameters=dense.parameters,
             gradients=moment.gradients,
-            optimizer_state=dense.optimizer_state,
+            optimizer_state=0 if self.alone else dense.optimizer_state,
             activations=sum(size for _, size in activations),
             activations_by_layer=activations,
             embedding_shards=table_bytes,
@@ -331,6 +406,8 @@ class Pricing:
     def _dense_peak(self, strategy: Strategy, micro: int) -> DensePeak:
         """Returns the dense part of the fullest rank at its peak."""
         hosts, per_host = data_ranks(strategy.tensor, self.cluster.hosts, self.cluster.gpus_per_host)
+        if self.alone:
+            hosts, per_host = 1, 1
         if strategy.pipeline > 1:
             width = FP32_BYTES * sum(self._dims)
             return pipeline_peak(
@@ -380,13 +457,18 @@ class Pricing:
         """Returns by how much an estimate exceeds the device's memory, or its ranks together the host's; 0
         where it fits."""
         device = memory.needed - self.cluster.hbm
-        return max(device, self.host_bytes(memory) - self.cluster.host_memory_bytes, 0)
+        return max(device, self.host_bytes(memory) - self.host_available(memory), 0)
 
     def host_bytes(self, memory: MemoryEstimate) -> int:
-        """Returns what the ranks of a host need of its memory where they take any for offload or tables; a CPU's
-        device memory is part of it."""
-        own = memory.needed if self.cluster.device == "cpu" and memory.host else 0
-        return (memory.host + own) * self.cluster.gpus_per_host
+        """Returns what the ranks of a host need of its memory where they take any for offload or tables, or where
+        servers do, with these; a CPU's device memory is part of it."""
+        on_host = memory.host or memory.servers
+        own = memory.needed if self.cluster.device == "cpu" and on_host else 0
+        return (memory.host + own) * self.cluster.gpus_per_host + memory.servers
+
+    def host_available(self, memory: MemoryEstimate) -> int:
+        """Returns what there is of a host's memory for that; beside servers some is left to the system."""
+        return self.room_for_servers if memory.servers else self.cluster.host_memory_bytes
 
     def segments(self, micro: int, tensor: int = 1) -> tuple[Segment, ...]:
         """Returns the model's segments for a micro-batch of so many examples, as a rank of `tensor` has them that
@@ -465,7 +547,7 @@ class Pricing:
     def _saved_of_lookup(self) -> int:
         """Bytes that one rank's lookup saves for its gradient, until that is there: row numbers, and of bags also
         what `embedding_bag` keeps."""
-        if self.cluster.ranks > 1 or self.on_servers:
+        if self.cluster.ranks > 1 and not self.on_servers:
             return 0
         saved = sum(table.mean_ids for table in self._tables)
         saved += sum(table.mean_ids + BAG_INDICES for table in self.schema.multi_hot)
@@ -511,7 +593,7 @@ class Pricing:
     def _kept_of_lookup(self) -> int:
         """Bytes that several ranks keep of a lookup until the tables are updated; one rank's are in its batch."""
         if self.on_servers:
-            return self.served.held_bytes
+            return (1 + self.pulls_ahead) * self.served.held_bytes if self.cluster.device == "cpu" else 0
         return kept_bytes(self._lookup) if self.cluster.ranks > 1 else 0
 
     @cached_property
@@ -522,7 +604,7 @@ class Pricing:
         on one rank by what the optimizer sums duplicates in, or rounds in.
         """
         if self.on_servers:
-            return self.served.update_bytes
+            return self.served.gradient_bytes if self.cluster.device == "cpu" else 0
         if self.cluster.ranks > 1:
             return update_bytes(self._lookup)
         groups = [self._group_workspace(group) for group in table_groups(self.model, self.schema)]

@@ -30,7 +30,7 @@ LARGEST = 2
 def reason(strategy: Strategy, memory: MemoryEstimate, pricing: Pricing) -> str:
     """Says what a strategy needs, whether that fits, and what takes most."""
     available = pricing.cluster.hbm
-    host, host_available = pricing.host_bytes(memory), pricing.cluster.host_memory_bytes
+    host, host_available = pricing.host_bytes(memory), pricing.host_available(memory)
     needs = f"{strategy.name} needs {byte_words(memory.total)} per rank"
     if memory.margin:
         needs += f" ({byte_words(max(memory.needed, 0))} with the margin)"

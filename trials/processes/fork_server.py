@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
+from multiprocessing import util
 
 SERVER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
 """Environment of the fork server. OpenMP in the server must never have had more than one thread, or processes that
 use two hang; and what lies in the current folder (a `trials/` of the user's) must not be imported in place of this
 project."""
+SOCKETS = "DHEN_SEARCH_SOCKETS"
+"""Variable that tells the fork server in which temporary folder its driver has made its socket."""
 
 
 @contextlib.contextmanager
 def server_environment() -> Iterator[None]:
     """Sets the environment that the fork server must be started with, should it be started now."""
-    before = {name: os.environ.get(name) for name in SERVER_ENVIRONMENT}
-    os.environ.update(SERVER_ENVIRONMENT)
+    environment = SERVER_ENVIRONMENT | {SOCKETS: util.get_temp_dir()}
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
     try:
         yield
     finally:
@@ -25,3 +31,9 @@ def server_environment() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def tidy_up_at_exit() -> None:
+    """Has the fork server, this process, remove its socket's folder at its end; a driver that is killed cannot."""
+    if (folder := os.environ.pop(SOCKETS, None)) is not None:
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)

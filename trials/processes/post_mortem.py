@@ -179,7 +179,7 @@ def _hang(endings: list[Ending], at: str, logs: RankLogs, seconds: float) -> Fai
         waited_for = f"; the others wait for {named}, which {'is' if len(stopped) == 1 else 'are'} stopped"
     error = f"no progress for {seconds:,.1f} s, {at}: {states}{waited_for}"
     stacks = f"; the stacks are in the ranks' logs, {logs.name}.*.log"
-    return Failed(error=error + (_log(logs, suspect) if stopped else stacks))
+    return Failed(error=error + (_log(logs, suspect) if stopped else stacks), stopped=bool(stopped))
 
 
 def _how(ending: Ending) -> str:

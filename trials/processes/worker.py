@@ -46,6 +46,7 @@ from trials.events import (
 )
 from trials.memory.limit import PeakBytes, limited_memory, needed_and_limit, out_of_memory
 from trials.memory.malloc import keep_freed_memory
+from trials.processes.fork_server import tidy_up_at_exit
 from trials.processes.logs import log_to_stderr
 from trials.processes.post_mortem import DISK_FULL_CODE
 from trials.processes.task import Task
@@ -66,6 +67,7 @@ COLLECTIVE_SECONDS = 600.0
 """Seconds after which a collective that waits for a rank fails: a backstop behind `deadline_seconds`."""
 FORK_SERVER = os.getpid()
 """Id of the process that has imported this file: in a rank that was forked from it, its parent."""
+tidy_up_at_exit()
 PR_SET_PDEATHSIG = 1
 
 Emit = Callable[[Event], None]

@@ -24,8 +24,8 @@ from dhen.inputs.features import Tables, matrices
 from dhen.inputs.growing import GrowingRows
 from dhen.inputs.key_index import EMPTY
 from dhen.schema import FeatureSchema
-from trials.embeddings.blocks import Block, HeldBlock
-from trials.embeddings.growing import Begun, GrowingTables, begin_rows
+from trials.embeddings.blocks import Block, HeldBlock, State
+from trials.embeddings.growing import PROGRESS, Begun, GrowingTables, begin_rows
 from trials.embeddings.levels.row_cache import on_ssd
 from trials.job import TrainingConfig
 from trials.optim.rowwise_adagrad import EPSILON, row_steps
@@ -232,7 +232,7 @@ class ServerPart:
         if self._rounding is not None:
             state[ROUNDING] = self._rounding.state
         if self._growing is not None:
-            state |= {f"{COUNTED}{name}": values for name, values in self._growing.state().items()}
+            state |= {f"{COUNTED}{name}": values for name, values in self._counted().items()}
             state |= {KEYS: self._own_rows.keys, NUMBERS: self._number_R, GIVEN: torch.tensor(self.given)}
             state |= {f"{GIVEN_AT}{name}": values for name, values in self._given_at.items()}
         folder.mkdir(parents=True, exist_ok=True)
@@ -268,6 +268,12 @@ class ServerPart:
             self._take_keys(key_R, whole, sums)
         return files
 
+    def _counted(self) -> State:
+        """Returns what growing tables count, but for their keys."""
+        assert self._growing is not None
+        counted = self._growing.state().items()
+        return {name: values for name, values in counted if name.startswith(f"{PROGRESS}.")}
+
     def _settle(self) -> None:
         """Applies all table decay that is due."""
         if self._decay is None:
@@ -290,7 +296,8 @@ class ServerPart:
         if self._rounding is not None:
             self._rounding.state.copy_(file[ROUNDING])
         if self._growing is not None:
-            for name, values in self._growing.state().items():
+            self._own_rows.keys.copy_(file[KEYS])
+            for name, values in self._counted().items():
                 values.copy_(file[f"{COUNTED}{name}"])
             self._growing.restored()
             self.given = int(file[GIVEN])

@@ -9,9 +9,11 @@ Shapes: B examples, T tables, U rows, D columns, N keys of a batch, K of them ea
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
+from contextvars import copy_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +30,7 @@ from trials.embeddings.blocks import State
 from trials.embeddings.engine import backward, leaves
 from trials.embeddings.growing import Begun
 from trials.job import TrainingConfig
+from trials.memory.limit import count_on_device
 from trials.servers.client import Pulled, Servers
 
 SENT_IN = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -86,6 +89,7 @@ class ServerTables:
         self._growing, self.servers, self._where = growing, servers, where
         self._sent_in = SENT_IN[config.all_to_all_precision]
         self._ahead: _Ahead | None = None
+        self._following: Batch | None = None
         self._pulls_ahead = config.tables.steps_behind > 0 and not config.tables.deterministic_delay
         # of one update per step, and of each worker's own, as much as of all workers together
         self._share = 1.0 if config.tables.synchrony == "async" else 1.0 / servers.workers
@@ -109,23 +113,30 @@ class ServerTables:
         return 0
 
     @property
+    def staleness(self) -> dict[int, int]:
+        """How often rows lacked the updates of so many steps; of ranks on their own, how often so many other
+        batches were handed out while one was trained on."""
+        return dict(sorted((self.servers.behind or self.behind).items()))
+
+    @property
     def has_keys(self) -> bool:
         """Whether there are growing tables."""
         return self._growing is not None
 
     def ahead(self, batch: Batch) -> None:
-        """Has the rows of the next batch pulled, where they may lack the updates of this step."""
-        if self._pulls_ahead:
-            step = self.step + 1
-            self._ahead = _Ahead(batch, self.servers.later(lambda: self._request(batch, step)))
+        """Is told the batch after the one whose step comes, whose rows may lack the updates of that step."""
+        self._following = batch if self._pulls_ahead else None
 
     def of_batch(self, batch: Batch) -> FeatureBatch:
         """Returns a batch's inputs with rows in place of keys, after its rows have been pulled."""
         if self._ahead is not None and self._ahead.batch is batch:
             features, self._pulled = self._ahead.pulled.result()
         else:
-            features, self._pulled = self.servers.now(lambda: self._request(batch, self.step))
-        self._ahead = None
+            features, self._pulled = self.servers.now(self._asked(batch, self.step))
+        self._ahead, following, self._following = None, self._following, None
+        if following is not None:
+            step = self.step + 1
+            self._ahead = _Ahead(following, self.servers.later(self._asked(following, step)))
         self.behind[self._pulled.behind] += 1
         return features
 
@@ -136,6 +147,7 @@ class ServerTables:
         if not torch.is_grad_enabled():
             rows = self._rows(features)
             pulled: Pulled = self.servers.now(lambda: self.servers.pull(0, rows, self._sent_in, read=True))
+            self._count(pulled)
             return leaves(self._embeddings(features, pulled))
         assert self._pulled is not None
         self._pulled = self._pulled._replace(
@@ -211,13 +223,25 @@ class ServerTables:
             return features
         return self.servers.now(lambda: self._with_rows(features, None, None))  # type: ignore[no-any-return]
 
+    def _asked(self, batch: Batch, step: int) -> Callable[[], tuple[FeatureBatch, Pulled]]:
+        """Returns a call of `_request` that knows, in another thread, what counts this rank's memory."""
+        return functools.partial(copy_context().run, self._request, batch, step)
+
     def _request(self, batch: Batch, step: int) -> tuple[FeatureBatch, Pulled]:
         """Admits a batch's keys and pulls its rows, in the links' thread."""
         features = batch.features
         if self._growing is not None and features.keys is not None:
             features = self._with_rows(features, step, batch.time)
         there = features.to(torch.device("cpu"))
-        return features, self.servers.pull(step, self._rows(there), self._sent_in)
+        pulled = self.servers.pull(step, self._rows(there), self._sent_in)
+        self._count(pulled)
+        return features, pulled
+
+    def _count(self, pulled: Pulled) -> None:
+        """Counts rows to this rank's memory, which the links' thread has made; where the device is an accelerator
+        they are not on it."""
+        if self._where.type == "cpu":
+            count_on_device([*pulled.rows, *pulled.weights])
 
     def _with_rows(self, features: FeatureBatch, step: int | None, time: int | None) -> FeatureBatch:
         """Returns inputs with rows in place of keys, which a step counts."""

@@ -238,7 +238,7 @@ class DistributedStep:
     @property
     def staleness(self) -> dict[int, int] | None:
         """How often the rows of a batch lacked the updates of so many steps; None where ranks hold the tables."""
-        return dict(self._served.behind) if self._served is not None else None
+        return self._served.staleness if self._served is not None else None
 
     def begin_pass(self) -> None:
         """Is called before the first step of each pass."""
@@ -261,9 +261,11 @@ class DistributedStep:
             self._engine.finish()
 
     def settle(self) -> None:
-        """Brings all table rows up to date."""
+        """Brings all table rows up to date, and a dense part that is on servers."""
         if self._tables is not None:
             self._tables.settle()
+        if isinstance(self._engine, ServedDense):
+            self._engine.update()  # others have trained since this rank's last step
 
     def clipped_steps(self) -> int:
         """Returns the number of steps since the last call whose gradients were clipped; the same on all ranks."""

@@ -180,7 +180,12 @@ def train(
             emit(run.progress(state.seconds))
             raise
         assert run.best_weights is not None
-        best, best_weights, cache_use = state.best, run.best_weights, step.cache_use
+        best, best_weights, cache_use, staleness = (
+            state.best,
+            run.best_weights,
+            step.cache_use,
+            step.staleness,
+        )
         if job.period is not None:
             del run, step, average  # a second network needs their room
             best = score_ahead(
@@ -193,7 +198,7 @@ def train(
         assert best is not None
         if ranks.first:
             keep(best_weights)
-        trained = _trained(state, job.training, best, cache_use)
+        trained = _trained(state, job.training, best, cache_use, staleness)
         emit(trained)
         LOG.info(
             "training ended: best NE %.6f after %s examples; %s examples/s",
@@ -206,7 +211,13 @@ def train(
     checkpoints.drop()
 
 
-def _trained(state: TrainingState, config: TrainingConfig, best: Metrics, cache: CacheUse | None) -> Trained:
+def _trained(
+    state: TrainingState,
+    config: TrainingConfig,
+    best: Metrics,
+    cache: CacheUse | None,
+    staleness: dict[int, int] | None,
+) -> Trained:
     speed = statistics.median(state.speeds)
     measured = Measured(
         examples_per_second=speed,
@@ -216,6 +227,7 @@ def _trained(state: TrainingState, config: TrainingConfig, best: Metrics, cache:
         evaluate_seconds=state.evaluate_seconds,
         table_hit_rate=cache.hit_rate if cache else None,
         table_rows_copied=cache.rows_a_step if cache else None,
+        staleness=staleness,
     )
     return Trained(best=best, measured=measured)
 

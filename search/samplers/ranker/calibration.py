@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from search.samplers.ranker.ensemble import train
-from search.samplers.ranker.pairs import compare, final_ne
+from search.samplers.ranker.pairs import Comparison, final_ne
 from trials.record import TrialRecord
 
 TEMPERATURE = 0.5
@@ -59,7 +59,7 @@ def predict_ne(x_NF: np.ndarray, records: Sequence[TrialRecord], rng: np.random.
     candidates."""
     ne_R = _bounded(np.array([_or_nan(final_ne(record)) for record in records]))
     temperature = TEMPERATURE * _spread(ne_R)
-    rankers = train(x_NF[: len(records)], compare(records, temperature), rng)
+    rankers = train(x_NF[: len(records)], Comparison(records, temperature).among, rng)
     score_EN = np.stack([ranker.scores(x_NF) for ranker in rankers])
     variance_EN = np.stack([ranker.variances(x_NF) for ranker in rankers]) + score_EN.var(axis=0)
     held_out_ER = np.zeros((len(rankers), len(records)), dtype=bool)

@@ -5,10 +5,14 @@ Burges et al., ICML 2005, equation 3), and scores of like candidates are alike (
 processes, Chu and Ghahramani, ICML 2005). Members differ in how fast likeness fades, in which features count and
 in the candidates they learn from; members that rank held-out candidates best are taken. Small networks in
 place of the kernel ranked worse and took longer (docs/log.md).
+
+Shapes: N candidates, F features, K candidates that a member learns from, T others that test it, pairs of L and R
+candidates each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +25,9 @@ LEARNED_SHARE = 0.85
 """Share of the candidates that a member learns from, the others test it: an assumption, not measured apart."""
 MOST_LEARNED = 256
 """Largest number of candidates that a member learns from, for the time of a proposal grows with its cube: an
+assumption, not measured apart."""
+MOST_TESTED = 256
+"""Largest number of other candidates that test a member, so that a proposal takes no longer the more are known: an
 assumption, not measured apart."""
 ITERATIONS = 10
 """Number of Newton's steps to the scores of highest posterior probability: an assumption, not measured apart."""
@@ -47,17 +54,16 @@ is an assumption."""
 
 @dataclass(frozen=True)
 class Pairs:
-    """What the trainings say about each pair of N candidates."""
+    """What the trainings say about the pairs of one of L candidates and one of R."""
 
-    logit_NN: np.ndarray
+    logit_LR: np.ndarray
     """Logit of the probability that the row's candidate ends below the column's."""
-    weight_NN: np.ndarray
+    weight_LR: np.ndarray
     """Weight of the pair; 0 where the trainings say nothing about it."""
 
-    def among(self, left: np.ndarray, right: np.ndarray) -> Pairs:
-        """The pairs of these candidates, by their rows."""
-        rows_and_columns = np.ix_(left, right)
-        return Pairs(self.logit_NN[rows_and_columns], self.weight_NN[rows_and_columns])
+
+PairsAmong = Callable[[np.ndarray, np.ndarray], Pairs]
+"""A function that returns the pairs of candidates, by their rows: those of the first with those of the second."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,8 @@ class Ranker:
     held_out: np.ndarray
     """Rows of the candidates that the ranker did not learn from."""
     loss: float
-    """Mean cross-entropy over the pairs of a candidate held out and one that was learned from."""
+    """Mean cross-entropy over the pairs of a candidate held out, of which some are drawn where there are many, and
+    one that was learned from."""
 
     def scores(self, x_NF: np.ndarray) -> np.ndarray:
         """The scores s_N; the higher a score, the lower the NE."""
@@ -122,21 +129,22 @@ class Ranker:
         return bounded_N
 
 
-def train(x_NF: np.ndarray, pairs: Pairs, rng: np.random.Generator) -> list[Ranker]:
+def train(x_NF: np.ndarray, pairs: PairsAmong, rng: np.random.Generator) -> list[Ranker]:
     """The members of the ensemble for these candidates, best first."""
     tried = [_ranker(x_NF, pairs, rng) for _ in range(TRIED)]
     return sorted(tried, key=lambda ranker: ranker.loss)[:MEMBERS]
 
 
-def _ranker(x_NF: np.ndarray, pairs: Pairs, rng: np.random.Generator) -> Ranker:
+def _ranker(x_NF: np.ndarray, pairs: PairsAmong, rng: np.random.Generator) -> Ranker:
     order = rng.permutation(len(x_NF))
     learned = min(round(LEARNED_SHARE * len(x_NF)), MOST_LEARNED)
     rows, held_out = np.sort(order[:learned]), np.sort(order[learned:])
+    tests = np.sort(order[learned : learned + MOST_TESTED])
     kernel = Kernel.drawn(x_NF.shape[1], rng)
     k_KK = kernel(x_NF[rows], x_NF[rows])
-    dual_K = _most_likely(k_KK, pairs.among(rows, rows))
-    ahead = (kernel(x_NF[held_out], x_NF[rows]) @ dual_K)[:, None] - k_KK @ dual_K
-    loss = _cross_entropy(ahead, pairs.among(held_out, rows))
+    dual_K = _most_likely(k_KK, pairs(rows, rows))
+    ahead_TK = (kernel(x_NF[tests], x_NF[rows]) @ dual_K)[:, None] - k_KK @ dual_K
+    loss = _cross_entropy(ahead_TK, pairs(tests, rows))
     return Ranker(kernel, x_NF[rows], dual_K, held_out, loss)
 
 
@@ -148,10 +156,10 @@ def _most_likely(k_KK: np.ndarray, pairs: Pairs) -> np.ndarray:
     many pairs and was trained once, so what a pair weighs falls with their number.
     """
     candidates = len(k_KK)
-    weight_KK = pairs.weight_NN * (2.0 * OBSERVATIONS / candidates)
+    weight_KK = pairs.weight_LR * (2.0 * OBSERVATIONS / candidates)
     bound_KK = np.diag(weight_KK.sum(axis=1) / 4.0) - weight_KK / 4.0
     solve_KK = np.linalg.inv(np.eye(candidates) + bound_KK @ k_KK)
-    probability_KK = _sigmoid(pairs.logit_NN)
+    probability_KK = _sigmoid(pairs.logit_LR)
     score_K, dual_K = np.zeros(candidates), np.zeros(candidates)
     for _ in range(ITERATIONS):
         error_KK = weight_KK * (_sigmoid(score_K[:, None] - score_K) - probability_KK)
@@ -160,9 +168,9 @@ def _most_likely(k_KK: np.ndarray, pairs: Pairs) -> np.ndarray:
     return dual_K
 
 
-def _cross_entropy(ahead: np.ndarray, pairs: Pairs) -> float:
-    losses = np.logaddexp(0.0, ahead) - _sigmoid(pairs.logit_NN) * ahead
-    return float((pairs.weight_NN * losses).sum() / max(pairs.weight_NN.sum(), 1e-12))
+def _cross_entropy(ahead_LR: np.ndarray, pairs: Pairs) -> float:
+    loss_LR = np.logaddexp(0.0, ahead_LR) - _sigmoid(pairs.logit_LR) * ahead_LR
+    return float((pairs.weight_LR * loss_LR).sum() / max(pairs.weight_LR.sum(), 1e-12))
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ where there is nothing; sizes (heads of attention) are the average of the other 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,11 @@ class Description:
     """How many there are of a thing; 0 where there is none."""
     sizes: dict[str, float] = field(default_factory=dict)
     """How large a thing is; unknown where there is none."""
+
+    def interned(self) -> Description:
+        """The same, with names that it shares with other candidates' descriptions, for one that is kept."""
+        shares = {sys.intern(name): value for name, value in self.shares.items()}
+        return Description(shares, {sys.intern(name): value for name, value in self.sizes.items()})
 
 
 def describe(priced: PricedCandidate) -> Description:

@@ -42,6 +42,8 @@ def _expected_ms(timed: Sequence[tuple[DrawnPoint, float]], pool: Sequence[Drawn
     described = [describe(drawn.priced) for drawn in (*(drawn for drawn, _ in timed), *pool)]
     x_NF = Encoder(described).matrix(described)
     x_TF, log_T = x_NF[: len(timed)], np.log([ms for _, ms in timed])
-    weights_T = np.linalg.solve(x_TF @ x_TF.T + PENALTY * np.eye(len(timed)), log_T - log_T.mean())
-    expected_N: np.ndarray = np.exp(log_T.mean() + x_NF[len(timed) :] @ (x_TF.T @ weights_T))
+    # by features, of which there are some dozens, while candidates may be thousands
+    gram_FF = x_TF.T @ x_TF + PENALTY * np.eye(x_TF.shape[1])
+    weights_F = np.linalg.solve(gram_FF, x_TF.T @ (log_T - log_T.mean()))
+    expected_N: np.ndarray = np.exp(log_T.mean() + x_NF[len(timed) :] @ weights_F)
     return expected_N

@@ -2,6 +2,8 @@
 
 A candidate that was stopped, or still trains, is compared by what it showed; how much that says about the end
 is taken from candidates that went on to it (the regression of their last NE on what they had shown by then).
+
+Shapes: N candidates, G numbers of examples and the end, pairs of L and R candidates.
 """
 
 from __future__ import annotations
@@ -37,24 +39,31 @@ def has_shown(record: TrialRecord) -> bool:
     return final_ne(record) is not None
 
 
-def compare(records: Sequence[TrialRecord], temperature: float) -> Pairs:
-    """All pairs of candidates that have shown something; at this difference in NE the odds are e to 1.
+class Comparison:
+    """What the trainings say about pairs of candidates that have shown something; pairs are made as they are asked
+    for, since all pairs of thousands of candidates fill gigabytes."""
 
-    At least one candidate has an NE; candidates that diverged are as bad as the worst of those with an NE.
-    """
-    examples = sorted({point.examples for record in records for point in record.result.curve})
-    ne_NG = np.stack([_best_so_far(record, examples) for record in records])
-    last_N = ne_NG.shape[1] - 1 - np.argmax(~np.isnan(ne_NG[:, ::-1]), axis=1)
-    fits = [_regression(ne_NG[:, column], ne_NG[:, -1]) for column in range(ne_NG.shape[1])]
-    slope_G, error_G = np.array(fits).T
-    ne_NG = np.where(np.isinf(ne_NG), ne_NG[np.isfinite(ne_NG)].max(), ne_NG)
-    common_NN = np.minimum(last_N[:, None], last_N)
-    rows = np.arange(len(records))[:, None]
-    ahead_NN = ne_NG[rows.T, common_NN] - ne_NG[rows, common_NN]
-    weight_NN = temperature**2 / (temperature**2 + 2.0 * error_G[common_NN] ** 2)
-    weight_NN = np.where(np.isnan(ahead_NN), 0.0, weight_NN)
-    np.fill_diagonal(weight_NN, 0.0)
-    return Pairs(np.nan_to_num(ahead_NN) * slope_G[common_NN] / temperature, weight_NN)
+    def __init__(self, records: Sequence[TrialRecord], temperature: float) -> None:
+        """A comparison in which at this difference in NE the odds are e to 1.
+
+        At least one candidate has an NE; candidates that diverged are as bad as the worst of those with an NE.
+        """
+        self._temperature = temperature
+        examples = sorted({point.examples for record in records for point in record.result.curve})
+        ne_NG = np.stack([_best_so_far(record, examples) for record in records])
+        self._last_N = ne_NG.shape[1] - 1 - np.argmax(~np.isnan(ne_NG[:, ::-1]), axis=1)
+        fits = [_regression(ne_NG[:, column], ne_NG[:, -1]) for column in range(ne_NG.shape[1])]
+        self._slope_G, self._error_G = np.array(fits).T
+        self._ne_NG = np.where(np.isinf(ne_NG), ne_NG[np.isfinite(ne_NG)].max(), ne_NG)
+
+    def among(self, left: np.ndarray, right: np.ndarray) -> Pairs:
+        """The pairs of these candidates, by their rows."""
+        common_LR = np.minimum(self._last_N[left][:, None], self._last_N[right])
+        ahead_LR = self._ne_NG[right, common_LR] - self._ne_NG[left[:, None], common_LR]
+        weight_LR = self._temperature**2 / (self._temperature**2 + 2.0 * self._error_G[common_LR] ** 2)
+        # nothing is said of a candidate and itself, or where one has shown nothing at what both have reached
+        weight_LR = np.where(np.isnan(ahead_LR) | (left[:, None] == right), 0.0, weight_LR)
+        return Pairs(np.nan_to_num(ahead_LR) * self._slope_G[common_LR] / self._temperature, weight_LR)
 
 
 def _best_so_far(record: TrialRecord, examples: Sequence[int]) -> np.ndarray:

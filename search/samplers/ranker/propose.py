@@ -20,7 +20,7 @@ from search.samplers.context import SamplerContext
 from search.samplers.draw import DrawnPoint, evenly, near
 from search.samplers.ranker.acquisition import Corner, expected_gain
 from search.samplers.ranker.calibration import predict_ne
-from search.samplers.ranker.features import Encoder, describe
+from search.samplers.ranker.features import Description, Encoder, describe
 from search.samplers.ranker.latency import likely_in_time
 from search.samplers.ranker.pairs import final_ne, has_shown
 from search.samplers.static_cost import CandidatePricer
@@ -79,7 +79,7 @@ def propose(context: SamplerContext, seed: int) -> Point:
     pool = list(islice(anywhere, EVENLY))
     pool += islice(near(pricer, _good(observations), observations.taken, rng, context.fixed), NEAR)
     pool = likely_in_time(observations.timed, pool, max_ms) or pool
-    order = np.argsort(-_gains(observations, pool, seed), kind="stable")
+    order = np.argsort(-_gains(context, observations, pool, seed), kind="stable")
     return _first_that_fits(chain((pool[index] for index in order), anywhere), pricer, rng)
 
 
@@ -121,10 +121,14 @@ def _good(observations: Observations) -> list[Point]:
     return front + [drawn.point for drawn, _ in by_ne[:BEST]]
 
 
-def _gains(observations: Observations, pool: list[DrawnPoint], seed: int) -> np.ndarray:
+def _gains(
+    context: SamplerContext, observations: Observations, pool: list[DrawnPoint], seed: int
+) -> np.ndarray:
     """Expected gains gain_P of the points in the pool."""
-    drawn_points = [*observations.shown, *observations.pending, *pool]
-    described = [describe(drawn.priced) for drawn in drawn_points]
+    known = [*observations.shown, *observations.pending]
+    drawn_points = [*known, *pool]
+    described = [_description(context, drawn) for drawn in known]
+    described += [describe(drawn.priced) for drawn in pool]
     prediction = predict_ne(
         Encoder(described).matrix(described), observations.records, np.random.default_rng(seed)
     )
@@ -134,6 +138,15 @@ def _gains(observations: Observations, pool: list[DrawnPoint], seed: int) -> np.
     front += zip(flops_N[first:end].tolist(), prediction.ne_N[first:end].tolist(), strict=True)
     reference = (float(flops_N.max()), _worst(observations))
     return expected_gain(flops_N[end:], prediction.ne_N[end:], prediction.error_N[end:], front, reference)
+
+
+def _description(context: SamplerContext, drawn: DrawnPoint) -> Description:
+    """The description of a candidate that was proposed, made once: there may be thousands."""
+    key = drawn.priced.fingerprint
+    if key not in context.kept:
+        context.kept[key] = describe(drawn.priced).interned()
+    description: Description = context.kept[key]
+    return description
 
 
 def _worst(observations: Observations) -> float:

@@ -139,3 +139,28 @@ def test_each_proposal_is_trained_once_though_drivers_die(
     assert record.trials == tuple(trials)
     scored_on_test = [trial for trial in trials if trial.result.test is not None]
     assert len(scored_on_test) <= looks
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["the study is resumed", "a further driver"])
+def test_who_begins_takes_up_what_a_driver_left_that_is_gone(tmp_path: Path, index: int) -> None:
+    (tmp_path / "log").mkdir()
+
+    def dies(_: int, task: Task) -> bool:
+        return task.score_split is None and len(drivers.begun) == 5 and not drivers.dead
+
+    with served() as server:
+        drivers = Drivers(server, tmp_path / "ads", small_log(tmp_path / "log"), dies)
+        drivers.start(0).join(120)
+        assert drivers.dead == [0]
+        # as if its process had ended: another one has its number
+        server.rows("update dhen_driver set process = regexp_replace(process, '[0-9]+$', '0')")
+        drivers.start(index).join(120)
+        assert drivers.errors == []
+        ledger = Ledger(server.url, "ads")
+        trials = ledger.trials()
+        ledger.close()
+        assert server.rows("select count(*) from dhen_driver") == ["0"]
+    assert {trial.result.outcome for trial in trials} == {Outcome.COMPLETED}
+    (lost,) = [trial for trial in trials if len(trial.attempts) > 1]
+    assert lost.attempts[0].lost_its_driver
+    assert drivers.records[index].passes is None  # the settings say how many: there is nothing to find

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from search.execution import parallelism as module
-from search.execution.parallelism import Parallelism, parallelism
+from search.execution.parallelism import Parallelism, cluster_parallelism, parallelism
 from trials.cluster.machine import cores
+from trials.hosts import placement
+from trials.hosts.hosts import Node
+from trials.hosts.placement import most_at_once
 
 
 @pytest.mark.parametrize(
@@ -27,8 +30,56 @@ def test_eight_cores_are_shared_out(
 ) -> None:
     monkeypatch.setattr(module, "cores", lambda: 8)
     monkeypatch.setattr(module, "fastest_threads", lambda limit: limit)
-    assert parallelism(parallel, threads) == Parallelism(*found)
+    assert parallelism(parallel, threads) == Parallelism(*found, sharing=found[0])
 
 
 def test_there_is_a_core() -> None:
     assert cores() >= 1
+
+
+def nodes(*cpus_and_gpus: tuple[float, float]) -> list[Node]:
+    return [Node(str(index), "10.0.0.1", *each) for index, each in enumerate(cpus_and_gpus)]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "ranks", "parallel", "threads", "found"),
+    [
+        ([8, 8, 8, 8], (1, 2), None, None, Parallelism(16, 1, sharing=4)),  # four on each, as on one machine
+        ([8, 8, 8, 8], (1, 2), None, 4, Parallelism(4, 4, sharing=1)),
+        ([8, 8, 8, 8], (2, 4), None, 1, Parallelism(4, 1, sharing=2)),
+        ([8, 8, 8, 8], (2, 4), 1, None, Parallelism(1, 2, sharing=1)),
+        ([8, 8, 8, 8], (3, 8), None, None, Parallelism(1, 1, sharing=1)),  # of four nodes one is left over
+        ([8, 2, 2], (2, 2), None, 1, Parallelism(2, 1, sharing=2)),  # one host of each has to be a small one
+        ([0, 8], (1, 1), None, 2, Parallelism(4, 2, sharing=4)),  # a head without CPUs holds none
+        ([8], (2, 1), None, 1, Parallelism(1, 1, sharing=1)),  # too few: that is said when hosts are admitted
+        ([8] * 64, (2, 8), None, None, Parallelism(32, 1, sharing=1)),
+    ],
+)
+def test_as_many_train_at_once_as_the_clusters_nodes_hold(
+    monkeypatch: pytest.MonkeyPatch,
+    cpus: list[float],
+    ranks: tuple[int, int],
+    parallel: int | None,
+    threads: int | None,
+    found: Parallelism,
+) -> None:
+    monkeypatch.setattr(module, "fastest_threads", lambda limit: limit)
+    assert cluster_parallelism(nodes(*((each, 0.0) for each in cpus)), ranks, parallel, threads) == found
+
+
+def test_devices_say_how_many_train_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device per rank, and a CPU; threads are beside the point."""
+    monkeypatch.setattr(placement, "devices_here", lambda: ("0",))
+    monkeypatch.setattr(module, "fastest_threads", lambda limit: limit)
+    eight = nodes(*[(96.0, 8.0)] * 64)
+    assert cluster_parallelism(eight, (1, 2), None, None).side_by_side == 256
+    assert cluster_parallelism(eight, (4, 8), None, None).side_by_side == 16
+    assert cluster_parallelism(nodes((4.0, 8.0)), (1, 2), None, None).side_by_side == 2  # CPUs are short
+
+
+def test_candidates_of_several_hosts_are_never_on_one_node_twice() -> None:
+    assert most_at_once(2, [9, 1]) == 1
+    assert most_at_once(2, [9, 1, 1]) == 2
+    assert most_at_once(2, [3, 3, 2]) == 4
+    assert most_at_once(2, [9]) == 0
+    assert most_at_once(1, []) == 0

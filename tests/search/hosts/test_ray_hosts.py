@@ -54,6 +54,8 @@ FAULTS = {
     "SIGSTOP": f"rank {BAD_RANK} stopped",
 }
 FEW = ("ranks=2x1", "launcher=ray")
+LONG = ("stopping=rungs", "training.epochs=8", "parallel=null")
+"""Trainings with checkpoints, as many at once as the nodes hold."""
 WANTED = Shape(HOSTS, float(RANKS_PER_HOST), 0.0)
 
 
@@ -73,7 +75,7 @@ def test_a_node_is_lost_and_its_candidate_goes_on_elsewhere(
     cluster: Any, on_ray: dict[str, str], click_log: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "study"
-    driver = start(click_log, out, on_ray, "trials=1", *FEW, "stopping=rungs", "training.epochs=8")
+    driver = start(click_log, out, on_ray, "trials=1", *FEW, *LONG)
     folder = out / "trials" / "00001"
     training = folder / "attempt0.rank0.log"
     wait_for(lambda: training.exists() and "written in" in training.read_text(), driver)
@@ -87,6 +89,8 @@ def test_a_node_is_lost_and_its_candidate_goes_on_elsewhere(
     assert f"{words} takes part" in said
     assert f"{words} has left" in said
     assert said.count("takes part") == 3
+    # each node has two CPUs, and a candidate takes one of both
+    assert "up to 2 candidates train at once on the cluster's nodes, with 1 thread(s) per rank" in said
     first, second = read_study(out).trials[1].attempts[:2]
     assert first.outcome is Outcome.INTERRUPTED
     assert words in str(first.error)

@@ -110,3 +110,27 @@ def test_two_that_train_at_once_are_told_apart() -> None:
     points = {number: asked.ask(number, {}) for number in range(3)}
     for number in (2, 0, 1):
         asked.tell(ended(number, *points[number]))
+
+
+@pytest.mark.parametrize("sampler", ["nsga2", "ranker", "tpe"])
+def test_what_other_drivers_train_is_told_one_by_one(sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that take turns propose what one would, and none puts all trials into a new study of Optuna, whose time
+    grows with them."""
+    space = load_space("tiny")
+    one, *two = (proposals(space, sampler) for _ in range(3))
+    monkeypatch.setattr(Proposals, "_new_study", lambda self: pytest.fail("a study is made anew"))
+    before: list[TrialRecord] = []  # of the turn before, which has ended by now
+    for number in range(TRIALS[sampler]):
+        mine, other = two[number % 2], two[1 - number % 2]
+        for record in before:
+            one.tell(record)
+            other.tell(record)  # who proposed it, two turns ago
+            mine.tell(record)
+            mine.tell(as_read(record))  # its processes have gone
+        point, notes = mine.ask(number, {})
+        assert one.ask(number, {}) == (point, notes)
+        record = ended(number, point, notes)
+        running = as_read(record).with_result(outcome=Outcome.RUNNING, validation=None)
+        other.remember([running])
+        other.tell(running)  # it has come further
+        before = [record]

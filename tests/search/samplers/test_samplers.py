@@ -11,13 +11,14 @@ import pytest
 from records import bare
 
 from dhen.schema import FeatureSchema, Table
-from search.samplers import SAMPLERS, check_sampler, make_sampler
+from search.samplers import SAMPLERS, check_sampler, make_sampler, static_cost
 from search.samplers.ask_tell import Proposals
 from search.samplers.context import SamplerContext
 from search.samplers.gp import MOST_TRIALS
 from search.samplers.ranker.acquisition import expected_gain, hypervolume
+from search.samplers.ranker.ensemble import MOST_LEARNED, MOST_TESTED, Pairs, train
 from search.samplers.ranker.features import Encoder, describe
-from search.samplers.ranker.pairs import compare
+from search.samplers.ranker.pairs import Comparison
 from search.samplers.static_cost import CandidatePricer, PricedCandidate
 from spaces.catalog_loader import load_space
 from spaces.space import Candidate, Point, Space, SpaceConfig
@@ -184,15 +185,20 @@ def test_candidates_are_compared_at_the_latest_examples_that_both_have_seen() ->
     finished = [record_of(n, {}, 0.70 + 0.01 * n, curve=curve(0.9, 0.80 + 0.01 * n)) for n in range(8)]
     stopped = record_of(8, {}, 0.0, outcome=Outcome.STOPPED, validation=None, curve=curve(0.9, 0.835))
     diverged = record_of(9, {}, 0.0, outcome=Outcome.DIVERGED, validation=None)
-    pairs = compare([*finished, stopped, diverged], temperature=0.01)
-    logit_NN = pairs.logit_NN
+    numbers = np.arange(10)
+    comparison = Comparison([*finished, stopped, diverged], temperature=0.01)
+    pairs = comparison.among(numbers, numbers)
+    logit_NN = pairs.logit_LR
     assert np.allclose(logit_NN, -logit_NN.T)
     assert logit_NN[0, 1] == pytest.approx(1.0)
     # at 200 examples it stood between the fourth and the fifth, who kept their distance to the end
     assert logit_NN[8, 3] == pytest.approx(-0.5)
     assert logit_NN[8, 4] == pytest.approx(0.5)
     assert (logit_NN[9] <= 0).all()
-    assert (np.diag(pairs.weight_NN) == 0).all()
+    assert (np.diag(pairs.weight_LR) == 0).all()
+    some = comparison.among(np.array([8, 9]), np.array([3, 8]))
+    assert np.array_equal(some.logit_LR, logit_NN[[8, 9]][:, [3, 8]])
+    assert np.array_equal(some.weight_LR, pairs.weight_LR[[8, 9]][:, [3, 8]])
 
 
 def test_pairs_of_one_that_was_stopped_early_weigh_less() -> None:
@@ -202,7 +208,8 @@ def test_pairs_of_one_that_was_stopped_early_weigh_less() -> None:
         for n in range(12)
     ]
     stopped = record_of(12, {}, 0.0, outcome=Outcome.STOPPED, validation=None, curve=curve(0.85))
-    weight_NN = compare([*finished, stopped], temperature=0.01).weight_NN
+    numbers = np.arange(13)
+    weight_NN = Comparison([*finished, stopped], temperature=0.01).among(numbers, numbers).weight_LR
     assert weight_NN[0, 1] == 1.0
     assert 0.0 < weight_NN[0, 12] < 0.5
 
@@ -220,3 +227,32 @@ def test_the_expected_gain_is_the_mean_over_draws() -> None:
         drawn = [(flops_N[index], ne_N[index] + error_N[index] * draw) for draw in draws]
         mean = statistics.mean(hypervolume([*front, each], reference) - before for each in drawn)
         assert gain == pytest.approx(mean, rel=0.1, abs=1e-5)
+
+
+def test_a_proposal_compares_no_more_pairs_the_more_candidates_are_known() -> None:
+    """All pairs of thousands of candidates would fill gigabytes."""
+    rng = np.random.default_rng(0)
+    x_NF = rng.normal(size=(900, 3))
+    asked: list[tuple[int, int]] = []
+
+    def among(left: np.ndarray, right: np.ndarray) -> Pairs:
+        asked.append((len(left), len(right)))
+        ahead_LR = x_NF[left, 0][:, None] - x_NF[right, 0]
+        return Pairs(ahead_LR, (ahead_LR != 0).astype(float))
+
+    rankers = train(x_NF, among, rng)
+    assert max(asked) == (MOST_TESTED, MOST_LEARNED)
+    score_N = rankers[0].scores(x_NF)
+    assert np.corrcoef(score_N, x_NF[:, 0])[0, 1] > 0.9
+    assert len(rankers[0].held_out) == 900 - MOST_LEARNED
+
+
+def test_costs_of_few_of_the_networks_that_were_priced_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study draws hundreds of networks for each proposal."""
+    monkeypatch.setattr(static_cost, "MOST_COSTS", 5)
+    space, rng = load_space("default"), random.Random(0)
+    pricer = CandidatePricer(space, FEATURES, lambda candidate: True)
+    points = [space.random_point(rng) for _ in range(20)]
+    first = [pricer.price(point) for point in points]
+    assert len(pricer._costs) == 5
+    assert [pricer.price(point) for point in points] == first

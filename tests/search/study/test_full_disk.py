@@ -1,8 +1,4 @@
-"""A disk that is full, at any moment of a study: what is said, that nothing is lost, that the command goes on.
-
-Root has a small disk of its own (tmpfs). For everyone else a limit on the size of files stands for it, which the
-kernel refuses in the same way.
-"""
+"""A disk that is full, at any moment of a study: what is said, that nothing is lost, that the command goes on."""
 
 from __future__ import annotations
 
@@ -14,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import COMMAND, SMALL, TIMEOUT_SECONDS, Run
+from chaos.small_disk import SmallDisk, may_mount
+from command_line import SMALL, Run
 from records import study as made_up
 
 from dhen.errors import UserError
@@ -24,59 +21,6 @@ from trials.record import Outcome
 from trials.storage.disk_full import DiskFullError, disk_full, is_disk_full
 
 KIB = 1024
-MOUNTS = 21
-"""Number of the capability to mount (CAP_SYS_ADMIN)."""
-ROOMY = "200m"
-
-
-class SmallDisk:
-    """A folder in which so much can be written: in all, or per file where no disk may be mounted."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._file_bytes: int | None = None
-
-    def limit(self, size_bytes: int) -> None:
-        if _may_mount():
-            self._mount(str(size_bytes))
-        else:
-            self._file_bytes = size_bytes
-
-    def lift(self) -> None:
-        self._file_bytes = None
-        if os.path.ismount(self.folder):
-            self._mount(ROOMY)
-
-    def run(self, words: tuple[object, ...], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        """The command, in a process of its own."""
-
-        def limit() -> None:
-            if self._file_bytes is not None:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (self._file_bytes, resource.RLIM_INFINITY))
-
-        return subprocess.run(
-            [str(COMMAND), *map(str, words)],
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=TIMEOUT_SECONDS,
-            preexec_fn=limit,
-        )
-
-    def close(self) -> None:
-        if os.path.ismount(self.folder):
-            subprocess.run(["umount", "-l", str(self.folder)], check=True)
-
-    def _mount(self, size: str) -> None:
-        options = f"remount,size={size}" if os.path.ismount(self.folder) else f"size={size}"
-        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.folder)]
-        subprocess.run(command, check=True, capture_output=True)
-
-
-def _may_mount() -> bool:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    capabilities = int(next(line for line in lines if line.startswith("CapEff")).split()[1], 16)
-    return bool(capabilities >> MOUNTS & 1)
 
 
 @pytest.fixture
@@ -109,7 +53,7 @@ def test_a_study_on_a_full_disk_says_so_and_goes_on_once_there_is_space(
     (line,) = done.stderr.splitlines()
     assert "MiB are free" in line
     assert "run the same command again" in line
-    if _may_mount():  # later on, another thread or process may find the disk full first
+    if may_mount():  # later on, another thread or process may find the disk full first
         assert f"{small_disk.folder / 'study' / file}" in line
     small_disk.lift()
     assert small_disk.run(words, environment).returncode == 0

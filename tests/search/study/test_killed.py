@@ -46,6 +46,9 @@ def test_the_second_time_memory_is_blamed() -> None:
         many = after(many, left)
         assert many.result.outcome is Outcome.INTERRUPTED
     assert after(many, left).result.outcome is Outcome.OUT_OF_MEMORY
+    stopped = Failed(error="rank 1 stopped", stopped=True)
+    assert after(record, stopped).result.outcome is Outcome.INTERRUPTED
+    assert after(after(record, stopped), stopped).result.outcome is Outcome.FAILED
     assert after(record, Failed(error="full", out_of_memory=True)).result.outcome is Outcome.OUT_OF_MEMORY
     assert after(record, Failed(error="wrong")).result.outcome is Outcome.FAILED
 

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from http.client import HTTPException
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import ProxyHandler, Request, build_opener
 
 import pytest
-
-from search.live import end_with_parent
-
-START_SECONDS = 120.0
-MLFLOW = (sys.executable, "-m", "mlflow")
-
+from servers import mlflow_servers
 
 Serve = Callable[..., AbstractContextManager[str]]
 Post = Callable[[str, Mapping[str, Any]], tuple[int, dict[str, Any]]]
@@ -30,86 +16,16 @@ Post = Callable[[str, Mapping[str, Any]], tuple[int, dict[str, Any]]]
 @pytest.fixture
 def tracking_server() -> Serve:
     """Starts a tracking server on a folder and a port; yields its address once it answers."""
-    return _tracking_server
+    return mlflow_servers.tracking_server
 
 
 @pytest.fixture
 def model_server() -> Serve:
     """Starts a server of a registered model as a user does; yields where it takes rows."""
-    return _model_server
+    return mlflow_servers.model_server
 
 
 @pytest.fixture
 def post() -> Post:
     """Sends a body of JSON; returns status and answer."""
-    return _post
-
-
-@contextmanager
-def _tracking_server(folder: Path, port: int) -> Iterator[str]:
-    store = ["--backend-store-uri", f"sqlite:///{folder}/server.db"]
-    files = ["--artifacts-destination", str(folder / "files")]
-    command = [
-        *MLFLOW,
-        "server",
-        "--workers",
-        "1",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        *store,
-        *files,
-    ]
-    with _server(command, f"http://127.0.0.1:{port}/health", {}) as address:
-        yield address.removesuffix("/health")
-
-
-@contextmanager
-def _model_server(model: str, store: str, port: int) -> Iterator[str]:
-    command = [*MLFLOW, "models", "serve", "--env-manager", "local", "-m", model, "--port", str(port)]
-    with _server(command, f"http://127.0.0.1:{port}/ping", {"MLFLOW_TRACKING_URI": store}) as address:
-        yield address.replace("/ping", "/invocations")
-
-
-def _post(address: str, body: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-    request = Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    try:
-        with build_opener(ProxyHandler({})).open(request, timeout=60) as answer:
-            return answer.status, json.loads(answer.read())
-    except HTTPError as error:
-        return error.code, json.loads(error.read())
-
-
-@contextmanager
-def _server(command: list[str], health: str, variables: Mapping[str, str]) -> Iterator[str]:
-    """A process that ends with all its children; in an environment whose commands are those of this Python."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    quiet = {"PATH": path, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    process = subprocess.Popen(
-        [sys.executable, end_with_parent.__file__, *command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, **quiet, **variables},
-        start_new_session=True,
-    )
-    try:
-        _wait_for(health, process)
-        yield health
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        process.wait()
-
-
-def _wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            build_opener(ProxyHandler({})).open(address, timeout=10).close()
-        except (OSError, HTTPException):
-            time.sleep(0.1)
-        else:
-            return
-    raise AssertionError(f"{address} never answered")
+    return mlflow_servers.post

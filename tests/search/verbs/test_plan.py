@@ -152,6 +152,19 @@ def test_a_technique_that_no_batch_lets_fit_lacks_memory(
     assert "give a rank more memory" in refused(capsys, *words)
 
 
+def test_servers_of_tables_are_planned(
+    dhen_search: Run, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("training.tables.synchrony=semi", "servers=3")
+    (found,) = plans(dhen_search, config, "--cluster", "zionex", "--ranks", "4x8", *asked)
+    assert found["chosen"] == "dp+servers3"
+    (chosen,) = (each for each in found["strategies"] if each["name"] == found["chosen"])
+    assert chosen["step"]["servers"] > 0
+    assert chosen["memory"]["servers"] > 0
+    assert "3 servers" in chosen["reason"]
+    assert "give training.tables.synchrony=" in refused(capsys, config, "servers=3")
+
+
 def test_what_fits_never_depends_on_what_is_preferred(dhen_search: Run, config: Path) -> None:
     words = (config, "--cluster", "zionex", "--ranks", "2x8")
     (least,), (fastest,) = (plans(dhen_search, *words, "--prefer", which) for which in ("least", "fastest"))

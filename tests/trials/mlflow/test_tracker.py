@@ -17,6 +17,7 @@ from records import metrics, started, study
 
 from dashboards.sentences.study_note import study_note
 from dhen.errors import UserError
+from trials.choice import Choice, Judged, Winner
 from trials.mlflow.store import artifacts, check_store, database, store_uri
 from trials.mlflow.tracker import LOGGED, REVISION, Tracker
 from trials.record import Outcome, TrialKind
@@ -138,6 +139,31 @@ def test_a_study_that_grows_ends_as_one_written_at_once(tmp_path: Path) -> None:
     Tracker.open(tmp_path / "grown").sync(record)
     Tracker.open(tmp_path / "whole").sync(record)
     assert contents(tmp_path / "grown") == contents(tmp_path / "whole")
+
+
+def test_a_choice_is_written_of_trials_that_it_leaves_as_they_are(tmp_path: Path) -> None:
+    """Also of one that is no winner, and whose run had all else before."""
+    record = study(4)
+    judged = tuple(
+        Judged(
+            trial=trial.number, percent=1.0, standard_error=2.0, close=True, by_period=(0.5,), worse_periods=0
+        )
+        for trial in record.trials
+    )
+    choice = Choice(
+        front=record.front,
+        baseline=0,
+        best=record.best,
+        lowest=record.best,
+        winners=(Winner(trial=record.best, reasons=("best",)),),
+        judged=judged,
+    )
+    tracker = Tracker.open(tmp_path / "grown")
+    tracker.sync(record)
+    tracker.sync(record.replace(choice=choice))
+    Tracker.open(tmp_path / "whole").sync(record.replace(choice=choice))
+    assert contents(tmp_path / "grown") == contents(tmp_path / "whole")
+    assert all(run.data.tags["choice.close"] == "true" for run in by_number(tmp_path / "grown").values())
 
 
 def contents(directory: Path) -> dict[int, Any]:

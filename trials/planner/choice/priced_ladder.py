@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import overload
 
 from trials.planner.choice.bounds import ComputeBounds, least_seconds, least_state_bytes
+from trials.planner.choice.servers_words import servers_words
 from trials.planner.estimates import MemoryEstimate, PricedStrategy, StepTime
 from trials.planner.pricing import Pricing
 from trials.planner.sentences import pipeline_words, reason
@@ -142,6 +143,9 @@ class PricedLadder(Sequence[PricedStrategy]):
             time=time,
             fits=lacking == 0,
             lacking_bytes=lacking,
-            reason=reason(strategy, memory, pricing) + pipeline_words(strategy, time, pricing),
+            reason=reason(strategy, memory, pricing)
+            + pipeline_words(strategy, time, pricing)
+            + servers_words(strategy, pricing),
+            batches_at_once=pricing.cluster.ranks if pricing.alone else 1,
             table_hit_rate=pricing.below.hit_rate(strategy.table_cache) if below else None,
         )

@@ -138,14 +138,14 @@ def hits_of(tables: tuple[Table, ...]) -> Hits:
     Rows of a table between two numbers that are known are taken to occur equally often. Then the stretches of all
     tables come into the cache in the order of how often their rows occur.
     """
-    stretches = [_stretches(table) for table in tables]
-    rows, found = (np.concatenate(parts) for parts in zip(*stretches, strict=True))
+    of_tables = [stretches(table) for table in tables]
+    rows, found = (np.concatenate(parts) for parts in zip(*of_tables, strict=True))
     order = np.argsort(-found / rows, kind="stable")
     share_S = np.append(0.0, np.cumsum(found[order])) / max(sum(table.mean_ids for table in tables), 1e-9)
     return Hits(np.append(0.0, np.cumsum(rows[order])), share_S)
 
 
-def _stretches(table: Table) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def stretches(table: Table) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Returns the number of rows in each stretch (S), and how many ids of an example it has (S)."""
     rows = np.array(kept_rows(table.rows), dtype=np.float64)
     shares = np.array(table.repeats or [_harmonic(each) / _harmonic(table.rows) for each in rows])

@@ -1,0 +1,154 @@
+"""What it costs in NE that rows lack the latest updates: servers with a delay of s steps, and ranks on their own.
+
+NE on validation in percent of local training's, paired by seed, with a t-interval over seeds, for a light and a
+heavy dense part. The delay is exact (`training.tables.deterministic_delay`), of one rank, so that nothing but
+the delay differs from local training; with `async` two or four ranks train on whole batches of their own. What
+is trained is kept in a file, and not trained again.
+
+    python -m benchmarks.training.staleness demo --out demo.jsonl [--demo-rows 100000] [--seeds 5]
+    python -m benchmarks.training.staleness log.csv --out log.jsonl --passes 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from benchmarks.models.one_network import network_flops, parsed, stacked
+from benchmarks.shared.machine_and_tables import machine, markdown
+from search.config import LogConfig
+from search.dataset import open_log
+from trials.cluster.machine import preferred_precision
+from trials.data.cache import PreparedLog
+from trials.events import Event, Failed, Trained
+from trials.job import Job, TablesConfig, TrainingConfig
+from trials.processes.launcher import Launcher, wait_for
+from trials.processes.task import Task
+from trials.strategy import named
+
+DENSE = {"light": stacked("linear", layers=1), "heavy": stacked("dcn_v2", "dlrm", "mlp", layers=3)}
+LOCAL, DELAYS, WORKERS, CONFIDENCE = "local", (0, 1, 2, 4, 8, 16), (2, 4), 0.95
+Found = dict[tuple[str, str, int], dict[str, Any]]
+"""What a training came to, by dense part, way and seed."""
+
+
+def ways() -> dict[str, tuple[TablesConfig, str, int]]:
+    """How tables are kept up with, the strategy, and the number of ranks, by name."""
+    found = {LOCAL: (TablesConfig(), "dp", 1)}
+    for delay in DELAYS:
+        config = TablesConfig(synchrony="semi", staleness=delay, deterministic_delay=True)
+        found[f"delay of {delay}"] = config, "dp+servers1", 1
+    for workers in WORKERS:
+        found[f"async, {workers} workers"] = TablesConfig(synchrony="async"), "dp+servers1", workers
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Trains what is not in the file yet, and prints the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("data", nargs="+")
+    parser.add_argument("--out", type=Path, required=True, help="where each training's NE is kept")
+    parser.add_argument("--demo-rows", type=int, default=100_000)
+    parser.add_argument("--passes", type=int, default=1)
+    parser.add_argument("--batch-size", type=int, default=512)
+    parser.add_argument("--seeds", type=int, default=5)
+    options = parser.parse_args(arguments)
+    if options.seeds < 2:
+        parser.error("--seeds: an interval needs two at least")
+    given = {"data": tuple(options.data), "demo": {"rows": options.demo_rows}}
+    log = open_log(LogConfig.model_validate(given))
+    training = TrainingConfig(epochs=options.passes, batch_size=options.batch_size)
+    found = trained(log, training, options.seeds, options.out)
+    steps = options.passes * (log.manifest.rows["train"] // options.batch_size)
+    print(
+        f"{machine()}; {log.manifest.rows['train']:,} training rows, {steps:,} steps of {options.batch_size}"
+    )
+    for dense in DENSE:
+        print(f"\n{dense}: {network_flops(parsed(DENSE[dense]), log):,.0f} FLOPs per example\n")
+        print(table(dense, found, options.seeds))
+
+
+def trained(log: PreparedLog, training: TrainingConfig, seeds: int, out: Path) -> Found:
+    """What all trainings came to; the file's lines count where they are of this log and these settings."""
+    asked = {"log": log.fingerprint, "passes": training.epochs, "batch_size": training.batch_size}
+    found: Found = {}
+    for line in out.read_text().splitlines() if out.exists() else ():
+        kept = json.loads(line)
+        if asked.items() <= kept.items():
+            found[kept["dense"], kept["way"], kept["seed"]] = kept
+    launcher = Launcher()
+    for seed in range(seeds):  # seed by seed: what is there after an interruption is a table of fewer seeds
+        for dense in DENSE:
+            for way, (tables, strategy, ranks) in ways().items():
+                if (dense, way, seed) in found:
+                    continue
+                settings = training.replace(tables=tables).resolved(
+                    log.manifest.rows["train"], preferred_precision()
+                )
+                job = Job(
+                    model=parsed(DENSE[dense]),
+                    features=log.features,
+                    log=log.fingerprint,
+                    training=settings,
+                    seed=seed,
+                )
+                kept = {**asked, "dense": dense, "way": way, "seed": seed}
+                kept |= _trained_once(launcher, log, job, strategy, ranks)
+                found[dense, way, seed] = kept
+                with out.open("a") as file:
+                    file.write(json.dumps(kept) + "\n")
+                print(dense, way, seed, f"{kept['ne']:.5f}", file=sys.stderr, flush=True)
+    return found
+
+
+def _trained_once(
+    launcher: Launcher, log: PreparedLog, job: Job, strategy: str, ranks: int
+) -> dict[str, Any]:
+    """Best NE on validation, and the mean number of steps that rows lacked."""
+    with tempfile.TemporaryDirectory() as folder:
+        task = Task(
+            job=job,
+            log_directory=str(log.directory),
+            threads=1,
+            strategy=named(strategy),
+            gpus_per_host=ranks,
+        )
+        run, events = launcher.start(task, Path(folder)), list[Event]()
+        while not run.ended:
+            wait_for([run])
+            events += run.new_events()
+    for event in events:
+        if isinstance(event, Failed):
+            raise RuntimeError(event.error)
+        if isinstance(event, Trained):
+            lacked = event.measured.numbers["staleness"]
+            return {"ne": event.best.ne, "lacked": lacked if event.measured.staleness else 0.0}
+    return {"ne": float("nan"), "lacked": float("nan")}
+
+
+def table(dense: str, found: Found, seeds: int) -> str:
+    """A row per way: NE, and percent of local training's with its interval."""
+    rows = []
+    local = np.array([found[dense, LOCAL, seed]["ne"] for seed in range(seeds)])
+    for way in ways():
+        ne = np.array([found[dense, way, seed]["ne"] for seed in range(seeds)])
+        lacked = np.mean([found[dense, way, seed]["lacked"] for seed in range(seeds)])
+        percent = 100 * (ne / local - 1)
+        error = percent.std(ddof=1) / seeds**0.5 * stats.t.ppf(0.5 + CONFIDENCE / 2, seeds - 1)
+        beside = "" if way == LOCAL else f"{percent.mean():+.3f} ± {error:.3f} %"
+        rows.append([way, f"{ne.mean():.5f}", beside, f"{lacked:.2f}"])
+    return markdown(["tables", "NE, mean", "to local", "steps lacked, mean"], rows)
+
+
+if __name__ == "__main__":
+    main()

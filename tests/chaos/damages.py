@@ -1,0 +1,85 @@
+"""Faults of what a study reads: files that are not as they were written, and the clock."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+from chaos import kills
+from chaos.hit import Hit
+from chaos.scenes import Scene
+
+FAKE_CLOCK = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
+"""Of Debian's package libfaketime."""
+HOUR_SECONDS = 3600
+
+
+def truncate(path: Path, rng: Random) -> None:
+    os.truncate(path, rng.randrange(path.stat().st_size))
+
+
+def flip(path: Path, rng: Random) -> None:
+    """One bit."""
+    data = bytearray(path.read_bytes())
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    path.write_bytes(data)
+
+
+def remove(path: Path, _: Random) -> None:
+    path.unlink()
+
+
+HARMS: tuple[Callable[[Path, Random], None], ...] = (truncate, flip, remove)
+
+
+def newest_checkpoint(scene: Scene, rng: Random) -> Hit | None:
+    """Of the trial that trains; it has two."""
+
+    def with_two() -> list[Path]:
+        folders = scene.out.glob("trials/*/checkpoints")
+        return [folder for folder in folders if len(list(folder.glob("after-*"))) > 1]
+
+    if not scene.wait(with_two) or kills.everything(scene, rng) is None:
+        return None
+    for folder in with_two():
+        newest = max(folder.glob("after-*"), key=lambda path: int(path.name.partition("-")[2]))
+        rng.choice(HARMS)(rng.choice(sorted(newest.iterdir())), rng)
+        return Hit({int(folder.parent.name)}, time.time())
+    return None
+
+
+def truncated_cache(scene: Scene, rng: Random) -> Hit | None:
+    """Any file of the prepared log with content."""
+    if kills.everything(scene, rng) is None:
+        return None
+    (log,) = Path(scene.environment["DHEN_SEARCH_CACHE"]).glob("*/manifest.json")
+    files = [path for path in sorted(log.parent.rglob("*")) if path.is_file() and path.stat().st_size]
+    truncate(rng.choice(files), rng)
+    return Hit(None, time.time())
+
+
+def no_fake_clock() -> str | None:
+    return None if FAKE_CLOCK.exists() else "needs libfaketime (Debian's package libfaketime)"
+
+
+def own_clock(scene: Scene, _: Random) -> None:
+    """The study's processes have a clock that can be put forth and back; monotonic time goes on, as it does."""
+    clock = scene.folder / "clock"
+    clock.write_text("+0\n")
+    scene.environment |= {
+        "LD_PRELOAD": str(FAKE_CLOCK),
+        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "NO_FAKE_STAT": "1",
+    }
+
+
+def jump(scene: Scene, rng: Random) -> Hit | None:
+    if not scene.running():
+        return None
+    (scene.folder / "clock").write_text(f"{rng.choice((-1, 1)) * rng.randrange(60, 24 * HOUR_SECONDS):+d}\n")
+    return Hit(None, time.time())

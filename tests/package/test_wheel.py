@@ -1,0 +1,113 @@
+"""The wheel: it has every file that the program reads, and what is installed from it alone migrates a ledger.
+
+It is built by the project's own build backend in a copy of the repository, and unpacked as `pip` would; nothing
+comes from the network.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import zipfile
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("dhen", "spaces", "trials", "search", "dashboards")
+BUILD = "from setuptools.build_meta import build_wheel; build_wheel('dist')"
+OPEN = """
+import sys
+from trials.storage.ledger import Ledger
+from trials.storage.versions import MIGRATIONS
+ledger = Ledger(sys.argv[1], "ads")
+print(MIGRATIONS, [trial.number for trial in ledger.trials()])
+"""
+USE = """
+import dashboards.report.page
+import spaces.catalog_loader
+import trials.cluster.load
+print(len(spaces.catalog_loader.catalog()), len(trials.cluster.load.catalog()), dashboards.report.page.__file__)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for room in ROOMS:
+        shutil.copytree(ROOT / room, source / room, ignore=shutil.ignore_patterns("__pycache__"))
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD], cwd=source, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (built,) = (source / "dist").glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the wheel has."""
+    folder = tmp_path_factory.mktemp("installed")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def run(installed: Path, code: str, *words: object) -> str:
+    """What Python says that finds the installed files before those of the repository."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, *map(str, words)],
+        cwd=installed.parent,
+        env=os.environ | {"PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_file_of_the_rooms_is_in_it(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        there = {name for name in archive.namelist() if name.split("/")[0] in ROOMS}
+    files = [path for room in ROOMS for path in (ROOT / room).rglob("*") if path.is_file()]
+    wanted = {str(path.relative_to(ROOT)) for path in files if "__pycache__" not in path.parts}
+    assert there == wanted
+    for name in ("spaces/catalog/default.yaml", "dashboards/report/templates/report.html"):
+        assert name in there
+    assert "trials/storage/migrations/versions/v0001_first_tables.py" in there
+
+
+def test_it_has_the_command(installed: Path) -> None:
+    (words,) = installed.glob("dhen_search-*.dist-info/entry_points.txt")
+    assert "dhen-search = search.cli:main" in words.read_text()
+
+
+def test_a_ledger_of_the_time_before_versions_is_migrated_from_it(installed: Path, tmp_path: Path) -> None:
+    file = tmp_path / "study.db"
+    with closing(sqlite3.connect(file)) as connection:  # the least that such a ledger has
+        columns = (
+            "name varchar(255) primary key, directory text, log text, cluster text, seed bigint, facts json"
+        )
+        connection.execute(f"create table dhen_study ({columns})")
+        connection.commit()
+    said = run(installed, OPEN, f"sqlite:///{file}")
+    assert said.split() == [str(installed / "trials" / "storage" / "migrations"), "[]"]
+    with closing(sqlite3.connect(file)) as connection:
+        (version,) = connection.execute("select version_num from dhen_alembic_version").fetchone()
+        columns = [row[1] for row in connection.execute("pragma table_info(dhen_study)")]
+    assert version == "0002"
+    assert "revision" in columns
+
+
+def test_what_it_ships_is_read_from_it(installed: Path) -> None:
+    spaces, clusters, page = run(installed, USE).split()
+    assert int(spaces) == len(list((ROOT / "spaces" / "catalog").glob("*.yaml")))
+    assert int(clusters) == len(list((ROOT / "trials" / "cluster" / "catalog").glob("*.yaml")))
+    assert page.startswith(str(installed))

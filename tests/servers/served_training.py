@@ -1,0 +1,103 @@
+"""Trainings against servers of embedding tables, in processes as a study starts them."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dhen.config import ModelConfig
+from dhen.model import parse_model
+from trials.data.cache import PreparedLog
+from trials.events import Event, Failed, Trained
+from trials.job import Job
+from trials.processes.launcher import Launcher, Run, wait_for
+from trials.processes.task import Task
+from trials.storage.weights_file import Weights, read_weights
+from trials.strategy import named
+
+BATCH, SECONDS = 42, 240
+LAYER = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3}
+MODEL = parse_model(
+    {"embedding_dim": 8, "table_dim_exponent": 0.5, "layers": [LAYER], "dropout": 0.0}, "test"
+)
+"""With tables of several lengths, and so several matrices."""
+
+
+@dataclass
+class Served:
+    """What a training left."""
+
+    events: list[Event]
+    weights: Weights
+
+    @property
+    def ne(self) -> list[float]:
+        """NE on validation at each evaluation."""
+        return [event.point.validation.ne for event in self.events if event.event == "evaluated"]
+
+    @property
+    def trained(self) -> Trained:
+        return next(event for event in self.events if isinstance(event, Trained))
+
+
+def a_job(
+    log: PreparedLog, tables: dict[str, Any] | None = None, model: ModelConfig = MODEL, **training: Any
+) -> Job:
+    """With a learning rate that does not amplify rounding."""
+    settings = {"batch_size": BATCH, "precision": "fp32", "epochs": 1, "evaluate_every": 800, "patience": 9}
+    settings |= {
+        "learning_rate": 5e-4,
+        "embedding_learning_rate": 0.01,
+        "plateau_factor": 1.0,
+        "schedule": "constant",
+    }
+    settings |= {"clip_norm": 0.3} | training | ({"tables": tables} if tables else {})
+    job = Job.model_validate(
+        {"model": model, "features": log.features, "log": log.fingerprint, "training": settings, "seed": 1}
+    )
+    return job.replace(training=job.training.resolved(log.split("train").rows, "fp32"))
+
+
+def a_task(job: Job, log_folder: Path, strategy: str, ranks: int, **fields: Any) -> Task:
+    held = named(strategy)
+    return Task(
+        job=job, log_directory=str(log_folder), threads=1, strategy=held, gpus_per_host=ranks, **fields
+    )
+
+
+def train_on_servers(
+    task: Task, folder: Path, meanwhile: Callable[[Run, Sequence[Event]], None] | None = None
+) -> Served:
+    """Runs a task to its end in a fresh folder, or one whose checkpoints it goes on from."""
+    if task.resume_from is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(exist_ok=True)
+    run, events, began = Launcher().start(task, folder), list[Event](), time.monotonic()
+    while not run.ended:
+        wait_for([run])
+        events += run.new_events()
+        if meanwhile is not None:
+            meanwhile(run, events)
+        if time.monotonic() - began > SECONDS:
+            run.kill()
+            logs = [path.read_text()[-2000:] for path in sorted(folder.glob("*.log"))]
+            raise AssertionError("\n".join(logs))
+    weights = folder / "weights.safetensors"
+    return Served(events, read_weights(weights) if weights.exists() else {})
+
+
+def failure(served: Served) -> str:
+    """Why a training failed."""
+    return next(event.error for event in served.events if isinstance(event, Failed))
+
+
+def apart(mine: Weights, other: Weights) -> float:
+    """The largest difference of two models' weights."""
+    assert mine.keys() == other.keys()
+    return max(
+        float((mine[name].float() - other[name].float()).abs().max()) for name in mine if mine[name].numel()
+    )

@@ -1,0 +1,72 @@
+"""Who is handed which batch, and when an evaluation is due."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from trials.servers.dispenser import Answer, Dispenser, Losses, Told
+
+NOTHING = Losses(0.0, 0, 0)
+
+
+class Workers:
+    """Some workers, each of which may wait."""
+
+    def __init__(self, count: int) -> None:
+        self.lock = threading.Condition()
+        self.dispenser = Dispenser(self.lock)
+        self._pools = [ThreadPoolExecutor(1) for _ in range(count)]
+
+    def ask(self, worker: int, until: int | None = None, done: Losses = NOTHING) -> Future[Told]:
+        def call() -> Told:
+            with self.lock:
+                return self.dispenser.next(worker, until, 0.5 if worker == 0 else 0.0, done)
+
+        return self._pools[worker].submit(call)
+
+    def told(self, worker: int, until: int | None = None, done: Losses = NOTHING) -> Told:
+        return self.ask(worker, until, done).result(timeout=10)
+
+
+def test_batches_are_handed_out_in_order_up_to_an_evaluation() -> None:
+    workers = Workers(2)
+    assert workers.told(0, until=3)[:2] == (Answer.TRAIN, 0)
+    told = workers.told(1)
+    assert told[:3] == (Answer.TRAIN, 1, 0.5)  # with the first worker's factor of learning rates
+    assert workers.told(1, done=Losses(2.0, 1, 0))[:2] == (Answer.TRAIN, 2)
+    waits, evaluates = workers.ask(1, done=Losses(3.0, 1, 1)), workers.ask(0, until=3, done=Losses(1.0, 1, 0))
+    told = evaluates.result(timeout=10)
+    assert told[:2] == (Answer.EVALUATE, 3)
+    assert told.losses == Losses(6.0, 3, 1)
+    assert told.behind == {0: 2, 2: 1}  # while the first had its batch, two others were handed out
+    assert not waits.done()
+    assert workers.told(0, until=5)[:2] == (Answer.TRAIN, 3)
+    assert waits.result(timeout=10)[:2] == (Answer.TRAIN, 4)
+
+
+def test_an_evaluation_waits_for_all_batches_before_it() -> None:
+    workers = Workers(2)
+    workers.told(0, until=2)
+    workers.told(1)
+    evaluates = workers.ask(0, until=2)
+    with pytest.raises(TimeoutError):
+        evaluates.result(timeout=0.2)
+    waits = workers.ask(1)
+    assert evaluates.result(timeout=10).answer is Answer.EVALUATE
+    with workers.lock:
+        workers.dispenser.end()
+    assert waits.result(timeout=10).answer is Answer.END
+
+
+def test_a_worker_that_is_gone_takes_its_batch_along() -> None:
+    workers = Workers(2)
+    workers.told(0, until=2)
+    workers.told(1)
+    evaluates = workers.ask(0, until=2)
+    with workers.lock:
+        workers.dispenser.gone(1)
+    assert evaluates.result(timeout=10)[:2] == (Answer.EVALUATE, 2)
+    assert workers.dispenser.lost == 1

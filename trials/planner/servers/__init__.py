@@ -1,0 +1,1 @@
+"""Servers of embedding tables as the planner sees them: what they hold, what ranks pull, what waits for them."""
