@@ -135,7 +135,7 @@ def _of_server(
     how = f"failed {at}: {words.error}" if words.error else f"{_how(cause)} {at}"
     unsaved = progress.unsaved_steps if progress else None
     lost = (
-        f"; the updates of {unsaved:,} step(s) since its newest checkpoint are lost with it"
+        f"; the updates of {unsaved:,} step(s) since its newest checkpoint are lost with it, and made again"
         if unsaved
         else ""
     )

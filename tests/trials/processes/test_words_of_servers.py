@@ -31,7 +31,7 @@ def test_a_server_that_is_killed_is_the_cause_and_says_what_went_with_it(logs: R
     failed = verdict([LOST_A_PEER, Ending(3, -signal.SIGKILL, None, None)], PROGRESS, logs, None)
     assert failed.error == (
         "server 1 was killed by signal 9 (SIGKILL) after 900 of 2,000 examples; the updates of 12 step(s) since "
-        "its newest checkpoint are lost with it"
+        "its newest checkpoint are lost with it, and made again"
     )
     assert failed.killed
     assert failed.of_server
