@@ -226,7 +226,7 @@ def test_rows_are_pulled_and_pushed() -> None:
 
 def test_the_cost_of_staleness_is_told(tmp_path: Path) -> None:
     log, out = write_log(tmp_path / "log.csv", 1500), tmp_path / "kept.jsonl"
-    words = (log, "--out", out, "--seeds", 2, "--batch-size", 256)
+    words = (log, "--out", out, "--seeds", 2, "--batch-size", 64)
     said = run_benchmark("benchmarks.training.staleness", *words)
     for rows in tables(said):
         assert [row["tables"] for row in rows][:2] == ["local", "delay of 0"]
