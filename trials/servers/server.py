@@ -1,8 +1,9 @@
 """A server of embedding tables: a process that answers workers until the last one has left.
 
 One thread for each worker receives what it asks, in order; one lock guards the tables, so that pulls and updates
-are whole. A worker that breaks its connection without leaving ends the server too, and with it the attempt;
-workers that train on their own go on without it, unless it was the first, which evaluates.
+are whole. A worker that breaks its connection without leaving ends the server too; a server of workers that train
+on their own goes on without it, unless it was the first, which evaluates. Who watches the processes ends the
+attempt in either case, and it goes on from its newest checkpoint.
 """
 
 from __future__ import annotations

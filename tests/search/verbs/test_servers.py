@@ -56,7 +56,7 @@ def test_a_study_trains_its_candidates_on_servers(
         (("training.tables.synchrony=sync", "training.weight_average=3"), "weight_average=3"),
         (("training.tables.synchrony=async", "training.optimizer=onebit_adam"), "each pushes its own"),
         (("training.tables.synchrony=semi", "objective=next_period"), "objective=next_period"),
-        (("training.tables.synchrony=async", "technique=fsdp", "ranks=1x2"), "is not on the ladder"),
+        (("training.tables.synchrony=async", "technique=fsdp", "ranks=1x2"), "give technique=dp"),
         (("servers=0", "training.tables.synchrony=sync"), "servers"),
         (("training.tables.synchrony=sync", "ranks=1x64", "training.batch_size=8"), "less than one example"),
     ],
