@@ -62,9 +62,9 @@ NAMES = {
     8: ("tensor2+pipeline2+micro_batches=4", "tensor2+pipeline2+zero1+micro_batches=2"),
 }
 CLIP_NORM = 0.3
-ROUNDED = 3e-6
-"""What rounding makes of a gradient; less than 1e-6 on one processor was 1.04e-6 on another, whose sums have another order."""
 """Some gradients are longer than this, over all stages."""
+ROUNDED = 3e-6
+"""What rounding makes of a gradient: sums have another order on another processor."""
 
 
 def job(model: ModelConfig = MODEL, **training: object) -> Job:
