@@ -46,6 +46,8 @@ def plan(
     Raises:
         UserError: for a key, a name or a file that is wrong, or where something needed is missing.
     """
+    # a key that is wrong is said before anything is read; whether servers are wanted, the request says
+    parse(StudyConfig, {key: value for key, value in held.items() if key != "servers"}, "plan")
     beside = {"schema": schema, "training": training}
     request = read_request(
         str(model) if isinstance(model, str | Path) else {"model": model},

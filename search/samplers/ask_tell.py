@@ -126,8 +126,12 @@ class Proposals:
                 self._replaced[record.number] = record
         elif state.is_finished():
             self._asked.pop(record.number, None)
+            known = (
+                self._known(record.number).constraints or {}
+            )  # of a proposal that was taken in while it ran
             for name, excess in _constraints(record).items():
-                optuna_trial.set_constraint(name, excess)
+                if name not in known:  # Optuna keeps the first
+                    optuna_trial.set_constraint(name, excess)
             self._study.tell(self._optuna_numbers[record.number], values, state)
 
     def _running(self, number: int) -> Trial | None:
