@@ -12,7 +12,7 @@ import pandas as pd
 
 from dashboards.units import byte_size
 from dhen.values import parse
-from search.config import StudyConfig
+from search.config import StudyConfig, held_config
 from search.plan_request import for_cluster, read_request
 from search.planning.attempts import plan_options
 from search.planning.plan_trial import declared_cluster, precision_here
@@ -55,8 +55,7 @@ def plan(
         (),
         given={key: value for key, value in beside.items() if value is not None},
     )
-    tables = {"training": {"tables": request.training.tables.to_dict()}}
-    config = parse(StudyConfig, held | tables, "plan")
+    config = held_config(held, request.training, "plan")
     where = declared_cluster(
         str(cluster), config.ranks, config.hbm, precision=precision_here(request.training)
     )
