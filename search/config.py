@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -360,12 +360,23 @@ BUDGET_KEYS = frozenset(
     }
 )
 """Keys that may differ when a study is resumed."""
-HELD_KEYS = ("ranks", "hbm", "prefer", "technique", "memory_margin")
+HELD_KEYS = ("ranks", "hbm", "prefer", "technique", "memory_margin", "servers")
 """Keys of a study that say how a model is held; `train` and `plan` take them too."""
 ADDRESSES = ("storage", "ledger", "tracking", "optuna")
 """Keys whose values are addresses, which may hold a password."""
 OWN_FILES = {LOCK_FILE, STUDY_DB, DRIVER_LOG}
 """Files that a session may leave in a folder before its `study.yaml` is there."""
+
+
+def held_config(given: Mapping[str, Any], training: TrainingConfig, name: str) -> StudyConfig:
+    """A study's settings that say how a model is held, for a training of these settings, which wants servers or
+    does not; `name` says in messages whose settings they are.
+
+    Raises:
+        UserError: for unknown keys and wrong values.
+    """
+    tables = {"training": {"tables": training.tables.to_dict()}}
+    return parse(StudyConfig, dict(given) | tables, name)
 
 
 def read_study_config(file: Path | None, overrides: Iterable[str], **options: Any) -> StudyConfig:

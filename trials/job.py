@@ -89,6 +89,11 @@ class TablesConfig(Value):
         """Largest number of steps whose updates rows may lack; of no meaning for async."""
         return 0 if self.synchrony != "semi" else 1 if self.staleness is None else self.staleness
 
+    @property
+    def pulls_ahead(self) -> bool:
+        """Whether the rows of the next batch are pulled while one is computed."""
+        return self.steps_behind > 0 and not self.deterministic_delay
+
 
 LOCAL_TABLES = TablesConfig()
 """Tables that the ranks hold."""

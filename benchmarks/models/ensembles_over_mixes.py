@@ -11,15 +11,14 @@ one. What is trained is kept in a file, and not trained again.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from scipy import stats
 
 from benchmarks.models.one_network import network_flops, parsed, stacked, validation_ne
+from benchmarks.shared.kept_trainings import half_interval, keep, kept
 from benchmarks.shared.machine_and_tables import machine, markdown
 from search.config import LogConfig
 from search.dataset import open_log
@@ -41,7 +40,6 @@ MIXES: tuple[tuple[str, ...], ...] = (
 )
 KINDS = ("sum", "weighted_sum", "gated", "concat")
 REFERENCE = "sum"
-CONFIDENCE = 0.95
 
 Nes = dict[tuple[tuple[str, ...], str, int], float]
 """NE by mix, kind of ensemble and seed."""
@@ -74,10 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def trained(log: PreparedLog, mixes: Sequence[tuple[str, ...]], seeds: int, passes: int, out: Path) -> Nes:
     """NE of all networks; the file's lines count where they are of this log and as many passes."""
     found: Nes = {}
-    for line in out.read_text().splitlines() if out.exists() else ():
-        kept = json.loads(line)
-        if (kept["log"], kept["passes"]) == (log.fingerprint, passes):
-            found[tuple(kept["mix"]), kept["ensemble"], kept["seed"]] = kept["ne"]
+    settings = {"log": log.fingerprint, "passes": passes}
+    for line in kept(out, settings):
+        found[tuple(line["mix"]), line["ensemble"], line["seed"]] = line["ne"]
     launcher, training = Launcher(), TrainingConfig(epochs=passes)
     for seed in range(seeds):  # seed by seed: what is there after an interruption is a table of fewer seeds
         for mix in mixes:
@@ -86,9 +83,7 @@ def trained(log: PreparedLog, mixes: Sequence[tuple[str, ...]], seeds: int, pass
                     continue
                 ne = validation_ne(log, launcher, parsed(stacked(*mix, ensemble=kind)), training, seed)
                 found[mix, kind, seed] = ne
-                kept = {"log": log.fingerprint, "passes": passes, "mix": mix, "ensemble": kind}
-                with out.open("a") as file:
-                    file.write(json.dumps({**kept, "seed": seed, "ne": ne}) + "\n")
+                keep(out, {**settings, "mix": mix, "ensemble": kind, "seed": seed, "ne": ne})
                 print(*mix, kind, seed, f"{ne:.5f}", file=sys.stderr, flush=True)
     return found
 
@@ -103,9 +98,8 @@ def table(log: PreparedLog, mixes: Sequence[tuple[str, ...]], found: Nes, seeds:
     rows = []
     for place, kind in enumerate(KINDS):
         percent = 100 * (by_kind[kind] / by_kind[REFERENCE] - 1).mean(axis=1)
-        error = percent.std(ddof=1) / len(mixes) ** 0.5 * stats.t.ppf(0.5 + CONFIDENCE / 2, len(mixes) - 1)
         flops = [_flops(log, mix, kind) / _flops(log, mix, REFERENCE) for mix in mixes]
-        to_sum = "" if kind == REFERENCE else f"{percent.mean():+.2f} ± {error:.2f} %"
+        to_sum = "" if kind == REFERENCE else f"{percent.mean():+.2f} ± {half_interval(percent):.2f} %"
         spread = "" if kind == REFERENCE else f"{percent.min():+.2f} to {percent.max():+.2f} %"
         rows.append(
             [kind, f"{by_kind[kind].mean():.5f}", to_sum, spread, best[place], f"{np.mean(flops):.2f}"]

@@ -12,7 +12,6 @@ is trained is kept in a file, and not trained again.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -20,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from benchmarks.models.one_network import network_flops, parsed, stacked
+from benchmarks.shared.kept_trainings import half_interval, keep, kept
 from benchmarks.shared.machine_and_tables import machine, markdown
 from search.config import LogConfig
 from search.dataset import open_log
@@ -35,7 +34,7 @@ from trials.processes.task import Task
 from trials.strategy import named
 
 DENSE = {"light": stacked("linear", layers=1), "heavy": stacked("dcn_v2", "dlrm", "mlp", layers=3)}
-LOCAL, DELAYS, WORKERS, CONFIDENCE = "local", (0, 1, 2, 4, 8, 16), (2, 4), 0.95
+LOCAL, DELAYS, WORKERS = "local", (0, 1, 2, 4, 8, 16), (2, 4)
 Found = dict[tuple[str, str, int], dict[str, Any]]
 """What a training came to, by dense part, way and seed."""
 
@@ -82,10 +81,8 @@ def trained(log: PreparedLog, training: TrainingConfig, seeds: int, out: Path) -
     """What all trainings came to; the file's lines count where they are of this log and these settings."""
     asked = {"log": log.fingerprint, "passes": training.epochs, "batch_size": training.batch_size}
     found: Found = {}
-    for line in out.read_text().splitlines() if out.exists() else ():
-        kept = json.loads(line)
-        if asked.items() <= kept.items():
-            found[kept["dense"], kept["way"], kept["seed"]] = kept
+    for line in kept(out, asked):
+        found[line["dense"], line["way"], line["seed"]] = line
     launcher = Launcher()
     for seed in range(seeds):  # seed by seed: what is there after an interruption is a table of fewer seeds
         for dense in DENSE:
@@ -102,12 +99,11 @@ def trained(log: PreparedLog, training: TrainingConfig, seeds: int, out: Path) -
                     training=settings,
                     seed=seed,
                 )
-                kept = {**asked, "dense": dense, "way": way, "seed": seed}
-                kept |= _trained_once(launcher, log, job, strategy, ranks)
-                found[dense, way, seed] = kept
-                with out.open("a") as file:
-                    file.write(json.dumps(kept) + "\n")
-                print(dense, way, seed, f"{kept['ne']:.5f}", file=sys.stderr, flush=True)
+                line = {**asked, "dense": dense, "way": way, "seed": seed}
+                line |= _trained_once(launcher, log, job, strategy, ranks)
+                found[dense, way, seed] = line
+                keep(out, line)
+                print(dense, way, seed, f"{line['ne']:.5f}", file=sys.stderr, flush=True)
     return found
 
 
@@ -144,8 +140,7 @@ def table(dense: str, found: Found, seeds: int) -> str:
         ne = np.array([found[dense, way, seed]["ne"] for seed in range(seeds)])
         lacked = np.mean([found[dense, way, seed]["lacked"] for seed in range(seeds)])
         percent = 100 * (ne / local - 1)
-        error = percent.std(ddof=1) / seeds**0.5 * stats.t.ppf(0.5 + CONFIDENCE / 2, seeds - 1)
-        beside = "" if way == LOCAL else f"{percent.mean():+.3f} ± {error:.3f} %"
+        beside = "" if way == LOCAL else f"{percent.mean():+.3f} ± {half_interval(percent):.3f} %"
         rows.append([way, f"{ne.mean():.5f}", beside, f"{lacked:.2f}"])
     return markdown(["tables", "NE, mean", "to local", "steps lacked, mean"], rows)
 

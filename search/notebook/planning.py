@@ -12,7 +12,7 @@ import pandas as pd
 
 from dashboards.units import byte_size
 from dhen.values import parse
-from search.config import StudyConfig
+from search.config import StudyConfig, held_config
 from search.plan_request import for_cluster, read_request
 from search.planning.attempts import plan_options
 from search.planning.plan_trial import declared_cluster, precision_here
@@ -46,6 +46,8 @@ def plan(
     Raises:
         UserError: for a key, a name or a file that is wrong, or where something needed is missing.
     """
+    # a key that is wrong is said before anything is read; whether servers are wanted, the request says
+    parse(StudyConfig, {key: value for key, value in held.items() if key != "servers"}, "plan")
     beside = {"schema": schema, "training": training}
     request = read_request(
         str(model) if isinstance(model, str | Path) else {"model": model},
@@ -53,8 +55,7 @@ def plan(
         (),
         given={key: value for key, value in beside.items() if value is not None},
     )
-    tables = {"training": {"tables": request.training.tables.to_dict()}}
-    config = parse(StudyConfig, held | tables, "plan")
+    config = held_config(held, request.training, "plan")
     where = declared_cluster(
         str(cluster), config.ranks, config.hbm, precision=precision_here(request.training)
     )

@@ -56,13 +56,16 @@ class Execution(NamedTuple):
 
     def strategy(self, record: TrialRecord) -> Strategy:
         """The strategy of a trial's next attempt: as planned, where plans are executed; else plain DP, or what
-        can delay updates where they are. A trial of the baseline that fits nowhere has the strategy that lacks
-        least."""
+        can delay updates where they are, or a server where tables are to be on servers. A trial of the baseline
+        that fits nowhere has the strategy that lacks least."""
         summary = record.plan.summary
         planned = record.plan.technique or (summary.strategy if summary is not None else None)
         if self.cluster is not None and planned is not None:
             return named(planned)
-        return Strategy(dense=DELAYING) if record.job.training.get("delayed_update") else DP
+        job = record.job
+        if job.training.get("tables") and job.embedding_parameters:  # servers are wanted, and have something
+            return Strategy(servers=1)
+        return Strategy(dense=DELAYING) if job.training.get("delayed_update") else DP
 
     def held_as(self, technique: str | None, job: Job) -> str | None:
         """The technique by which a part of a trial's network trains: that of the trial, in a pipeline of as many
@@ -152,7 +155,7 @@ class Execution(NamedTuple):
     def task_fields(self, strategy: Strategy) -> dict[str, Any]:
         """Fields of a task under this strategy, for the trial's processes."""
         if self.cluster is None:
-            return {"strategy": strategy} if strategy.dense == DELAYING else {}
+            return {"strategy": strategy}
         return {
             "strategy": strategy,
             "hosts": self.cluster.hosts,

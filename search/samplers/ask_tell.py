@@ -126,8 +126,10 @@ class Proposals:
                 self._replaced[record.number] = record
         elif state.is_finished():
             self._asked.pop(record.number, None)
+            known = self._known(record.number).constraints or {}
             for name, excess in _constraints(record).items():
-                optuna_trial.set_constraint(name, excess)
+                if name not in known:  # of a proposal that was taken in while it ran; Optuna keeps the first
+                    optuna_trial.set_constraint(name, excess)
             self._study.tell(self._optuna_numbers[record.number], values, state)
 
     def _running(self, number: int) -> Trial | None:
@@ -139,7 +141,7 @@ class Proposals:
         return self._optuna.trial.Trial(self._study, frozen._trial_id)
 
     def _differs(self, record: TrialRecord) -> bool:
-        """Whether a proposal that has ended as far as Optuna knows has another end, or none: another driver
+        """Tells whether a proposal that has ended as far as Optuna knows has another end, or none: another driver
         commits one twice, as its training says so and as its processes have gone."""
         known, now = self._known(record.number), self._remembered(record)
         same = (known.state, known.values, known.constraints) == (now.state, now.values, now.constraints)

@@ -21,8 +21,7 @@ from dashboards.report.page import write_figure
 from dashboards.terminal.plan_ladder import ladder_table, parts_table, reasons, selection
 from dashboards.units import byte_size
 from dhen.errors import UserError
-from dhen.values import parse
-from search.config import HELD_KEYS, StudyConfig, set_override
+from search.config import HELD_KEYS, held_config, set_override
 from search.plan_request import PlanRequest, fits_nowhere, for_cluster, read_request
 from search.planning.attempts import plan_options
 from search.planning.plan_trial import declared_cluster, precision_here
@@ -104,8 +103,8 @@ def command(
     held = {"ranks": ranks, "hbm": hbm, "prefer": prefer}
     given, words = _held_as({key: value for key, value in held.items() if value is not None}, overrides)
     request = read_request(what, data, words, member)
-    tables = {"training": {"tables": request.training.tables.to_dict()}}
-    options = plan_options(config := parse(StudyConfig, given | tables, "plan"))
+    config = held_config(given, request.training, "plan")
+    options = plan_options(config)
     precision = precision_here(request.training)
     declared = [
         declared_cluster(name, config.ranks, config.hbm, precision=precision) for name in clusters or (THIS,)
@@ -134,7 +133,7 @@ def _held_as(given: dict[str, Any], overrides: tuple[str, ...]) -> tuple[dict[st
     """How the model is to be held, from options and words, as keys of a study; and the words that are left."""
     left = []
     for word in overrides:
-        if word.partition("=")[0] in (*HELD_KEYS, "servers"):
+        if word.partition("=")[0] in HELD_KEYS:
             set_override(given, word)
         else:
             left.append(word)

@@ -19,7 +19,7 @@ from dhen.model import catalog, named_model, parse_model
 from dhen.values import parse
 from search.bundles.bundle import Member, check_place, is_bundle, read_bundle, write_bundle
 from search.bundles.export import bundle_info
-from search.config import HELD_KEYS, StudyConfig, set_override
+from search.config import HELD_KEYS, StudyConfig, held_config, set_override
 from search.dataset import log_files, open_log
 from search.execution.jobs import job_on, new_record
 from search.execution.scoring import score_one
@@ -74,7 +74,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Train one configuration and write it as a bundle. Keys: seed, model.KEY, training.KEY, objective, period,
-    ranks, hbm, prefer, technique, memory_margin.
+    ranks, hbm, prefer, technique, memory_margin, servers.
 
     With one of these it is planned, and held as a study holds its candidates. After Ctrl-C the same command
     goes on.
@@ -243,11 +243,9 @@ def _configuration(
     known = ("model", "training", *own)
     for unknown in sorted(set(data) - set(known)):
         raise unknown_name("key", unknown, known)
-    return (
-        parse_model(data["model"], "model"),
-        parse(TrainingConfig, data["training"], "training"),
-        parse(StudyConfig, {key: data[key] for key in own if key in data}, "train"),
-    )
+    training = parse(TrainingConfig, data["training"], "training")
+    config = held_config({key: data[key] for key in own if key in data}, training, "train")
+    return parse_model(data["model"], "model"), training, config
 
 
 def _open(what: str, data: tuple[str, ...], progress: Any) -> PreparedLog:

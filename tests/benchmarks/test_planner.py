@@ -228,3 +228,15 @@ def test_zero_offload_lets_one_device_hold_a_network_many_times_as_deep() -> Non
         assert sizes == pytest.approx(expected, abs=0.1)
     assert int(offloaded["layers"]) > 8 * int(plain["layers"])
     assert number(offloaded["host, bytes per parameter"]) == pytest.approx(20, abs=0.1)
+
+
+def test_servers_are_predicted_for_each_synchrony() -> None:
+    (rows,) = tables(
+        run_benchmark("benchmarks.planner.servers", "--rows", 1000, "--dimension", 8, "--batch", 64)
+    )
+    assert [(row["dense part"], row["workers"]) for row in rows] == [
+        (dense, workers) for dense in ("light", "heavy") for workers in ("1", "8", "64", "256", "1,000")
+    ]
+    for row in rows:
+        speeds = {mode: number(row[f"{mode}, examples/s"]) for mode in ("sync", "semi", "async")}
+        assert row["fastest"] == max(speeds, key=lambda mode: speeds[mode])

@@ -47,7 +47,7 @@ class RowWiseAdagrad(Optimizer):
         assert closure is None
         for group in self.param_groups:
             if group["table_decay"]:
-                group[LOG_SHRINK] += math.log(max(1.0 - group["lr"] * group["table_decay"], EPSILON))
+                group[LOG_SHRINK] += log_shrink(group["lr"], group["table_decay"])
             for table in group["params"]:
                 if table.grad is not None:
                     self._update(table, group)
@@ -77,9 +77,9 @@ class RowWiseAdagrad(Optimizer):
         """Returns what rows are multiplied by for the table decay that they have missed (R, 1), and notes it as
         done."""
         applied = self.state_of(table)[LOG_SHRINK]
-        factor_R: Tensor = (group[LOG_SHRINK] - applied[rows]).exp_().float()
+        factor_R1 = missed_shrink(group[LOG_SHRINK], applied[rows])
         applied[rows] = group[LOG_SHRINK]
-        return factor_R.unsqueeze(1)
+        return factor_R1
 
     def _update(self, table: Tensor, group: dict[str, Any]) -> None:
         state = self.state_of(table)
@@ -128,6 +128,18 @@ class RowWiseAdagrad(Optimizer):
             group[LOG_SHRINK] = group[SETTLED] = progress[LOG_SHRINK].item()
             for table in group["params"]:
                 self.state_of(table)[LOG_SHRINK].fill_(progress[LOG_SHRINK])
+
+
+def log_shrink(rate: float, table_decay: float) -> float:
+    """Returns the logarithm of what all rows are multiplied by in a step at this learning rate."""
+    return math.log(max(1.0 - rate * table_decay, EPSILON))
+
+
+def missed_shrink(total: float, applied_R: Tensor) -> Tensor:
+    """Returns what rows are multiplied by for the table decay that they have missed (R, 1), from the sum of
+    `log_shrink` of all steps and, for each row, the sum when it had caught up last."""
+    factor_R: Tensor = (total - applied_R).exp_().float()
+    return factor_R.unsqueeze(1)
 
 
 def row_steps(sum_R: Tensor, rows: Tensor, gradient_RD: Tensor, rate: float) -> Tensor:

@@ -32,9 +32,11 @@ class PlanOptions(Value):
     tables as `technique` does, and recomputes more or has more micro-batches: both change no result."""
 
     def allows(self, strategy: Strategy) -> bool:
-        """Whether a strategy is left on the ladder."""
+        """Whether a strategy is left on the ladder; a technique that names no servers allows any."""
         if self.technique is None:
             return True
+        if not self.technique.servers:
+            strategy = strategy.replace(servers=0, server_level="memory")
         if self.climbing:
             return self._keeps_technique(strategy)
         if self.technique.micro_batches > 1:

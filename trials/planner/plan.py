@@ -193,10 +193,6 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
     strategies = ladder(cluster.hosts, cluster.gpus_per_host, examples_per_rank, layers, schedule)
     if pricing.on_servers:
         strategies = with_servers(strategies, options, pricing)
-        if asked is not None and not asked.servers:
-            # how many servers, and on which level, is said elsewhere or left to the plan
-            strategies = _without_servers_allowed(strategies, options)
-            options = options.replace(technique=None)
     if split > 1:
         staged = staged_ladder(cluster.ranks, examples_per_rank, layers, schedule, split)
         strategies = (*strategies, *split_ladder(split, cluster.ranks, examples_per_rank), *staged)
@@ -205,10 +201,7 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
         strategies = tuple(each for each in strategies if splits.get(each.tensor, True))
     if not pricing.may_lie_below:
         strategies = tuple(strategy for strategy in strategies if strategy.tables == "device")
-    named = (
-        asked is None or asked.servers or not pricing.on_servers
-    )  # else the ladder has what is asked for alone
-    allowed = tuple(dict.fromkeys(filter(options.allows, strategies) if named else strategies))
+    allowed = tuple(dict.fromkeys(filter(options.allows, strategies)))
     if pricing.training.delayed_update and allowed:
         return _delaying(allowed, options)
     if pricing.one_bit and allowed:
@@ -238,24 +231,6 @@ def _would_fit(pricing: Pricing, closest: PricedStrategy) -> str:
     if memory.servers and memory.needed <= pricing.cluster.hbm:
         return too_few(pricing, closest.strategy, rank_bytes)
     return nearest_change(pricing, closest.strategy)
-
-
-def _without_servers_allowed(strategies: tuple[Strategy, ...], options: PlanOptions) -> tuple[Strategy, ...]:
-    """Returns the strategies that a technique allows which says nothing of servers.
-
-    Raises:
-        UserError: where there are none.
-    """
-    plain = {each: each.replace(servers=0, server_level="memory") for each in strategies}
-    allowed = tuple(each for each, without in plain.items() if options.allows(without))
-    if not allowed:
-        assert options.technique is not None
-        names = dict.fromkeys(without.held_as for without in plain.values())
-        raise UserError(
-            f"technique={options.technique.name} is not on the ladder of ranks whose tables are on servers here; "
-            f"there are {', '.join(names)}."
-        )
-    return allowed
 
 
 def _without_pipeline(options: PlanOptions, model: ModelConfig) -> bool:

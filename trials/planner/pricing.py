@@ -138,12 +138,6 @@ class Pricing:
         dense_numbers = self.numbers if self.alone else 0
         return kept(self.served, decays=self.training.table_decay > 0, dense_numbers=dense_numbers)
 
-    @property
-    def pulls_ahead(self) -> bool:
-        """Whether the rows of the next batch are pulled while one is computed."""
-        tables = self.training.tables
-        return tables.steps_behind > 0 and not tables.deterministic_delay
-
     def fleet(self, strategy: Strategy) -> Fleet:
         """Returns the servers of a strategy with the ranks that ask them."""
         return Fleet(
@@ -153,7 +147,7 @@ class Pricing:
             strategy.servers,
             strategy.server_level,
             self.training.tables.synchrony,
-            self.pulls_ahead,
+            self.training.tables.pulls_ahead,
             self.training.tables.steps_behind == 0,
             self.numbers if self.alone else 0,
         )
@@ -377,7 +371,7 @@ class Pricing:
         found = self.kept.of_host(strategy.servers, strategy.server_level, self.cluster.hosts)
         if self.cluster.device == "cpu":
             return memory.replace(servers=found)
-        pulled = (1 + self.pulls_ahead) * self.served.held_bytes + self.served.gradient_bytes
+        pulled = (1 + self.training.tables.pulls_ahead) * self.served.held_bytes + self.served.gradient_bytes
         return memory.replace(servers=found, host=memory.host + pulled)
 
     def _with_tables_of(self, strategy: Strategy, table_bytes: int) -> MemoryEstimate:
@@ -592,8 +586,10 @@ class Pricing:
     @cached_property
     def _kept_of_lookup(self) -> int:
         """Bytes that several ranks keep of a lookup until the tables are updated; one rank's are in its batch."""
+        if self.on_servers and self.cluster.device != "cpu":
+            return 0
         if self.on_servers:
-            return (1 + self.pulls_ahead) * self.served.held_bytes if self.cluster.device == "cpu" else 0
+            return (1 + self.training.tables.pulls_ahead) * self.served.held_bytes
         return kept_bytes(self._lookup) if self.cluster.ranks > 1 else 0
 
     @cached_property

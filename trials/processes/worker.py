@@ -101,7 +101,7 @@ def run_rank(task_data: dict[str, object], directory: str, rank: int, body: Body
         if server is not None:
             _serve(task, folder, server)
         else:
-            _run_rank(body, task, ranks, folder)
+            _run_body(body, task, ranks, folder)
         LOG.info("done")
         code = 0
     except Exception as error:
@@ -114,13 +114,14 @@ def run_rank(task_data: dict[str, object], directory: str, rank: int, body: Body
     os._exit(code)  # nothing of torch's or OpenMP's teardown can hang here
 
 
-def _run_rank(body: Body, task: Task, ranks: Ranks, folder: Path) -> None:
+def _run_body(body: Body, task: Task, ranks: Ranks, folder: Path) -> None:
+    """Runs a rank's body among all ranks."""
     with _process_group(task, ranks, folder), _events(ranks, folder) as emit:
         body(task, ranks, folder, emit)
 
 
 def _serve(task: Task, folder: Path, number: int) -> None:
-    """Is a server of embedding tables until all ranks have left."""
+    """Runs a server of embedding tables until all ranks have left."""
     weights = None
     if task.score_split is not None:
         weights = read_weights(folder / WEIGHTS)
@@ -207,7 +208,7 @@ def _process_group(task: Task, ranks: Ranks, folder: Path) -> Iterator[None]:
 
 
 def _on_their_own(task: Task) -> bool:
-    """Whether ranks train without each other, against servers."""
+    """Tells whether ranks train without each other, against servers."""
     trains = task.score_split is None and task.serving is None
     return trains and task.strategy.servers > 0 and task.job.training.tables.synchrony == "async"
 

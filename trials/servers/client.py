@@ -17,14 +17,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from trials.embeddings.growing import NO_TIME
 from trials.servers.dense_piece import piece
 from trials.servers.dispenser import Answer, Losses, Told
 from trials.servers.messages import DTYPES, Link, Message, Op
-from trials.servers.server import NO_TIME, link_name, path_tensor
+from trials.servers.server import link_name, path_tensor
 from trials.servers.shares import Share, server_of_keys
 
 ROWS_AT_ONCE = 1 << 18
 """Rows of a matrix that are copied with one message."""
+
+
+class OfServer(NamedTuple):
+    """Rows of every matrix that one server has, of some."""
+
+    places: tuple[Tensor, ...]
+    """Where they are among all, for each matrix."""
+    rows: tuple[Tensor, ...]
+    """The same rows as the server numbers them."""
 
 
 class Pulled(NamedTuple):
@@ -32,6 +42,8 @@ class Pulled(NamedTuple):
 
     rows: tuple[Tensor, ...]
     """row_U of each matrix, in order, each once."""
+    of_servers: tuple[OfServer, ...]
+    """What of them each server has."""
     weights: tuple[Tensor, ...]
     """weight_UD of each, in fp32."""
     read_at: tuple[int, ...]
@@ -68,26 +80,17 @@ class Servers:
 
     def pull(self, step: int, rows: Sequence[Tensor], dtype: torch.dtype, *, read: bool = False) -> Pulled:
         """Returns rows of every matrix, for a step or, with `read`, as they are; in the links' thread."""
-        owners = [row_U.remainder(self.count) for row_U in rows]
-        places = [[(owner_U == k).nonzero().squeeze(1) for owner_U in owners] for k in range(self.count)]
-        asked = [
-            tuple(
-                row_U[place].div(self.count, rounding_mode="floor")
-                for row_U, place in zip(rows, its, strict=True)
-            )
-            for its in places
-        ]
-        op = Op.READ if read else Op.PULL
-        answers = self._ask([Message(op, step, DTYPES.index(dtype), its) for its in asked])
+        split, op = self._split(rows), Op.READ if read else Op.PULL
+        answers = self._ask([Message(op, step, DTYPES.index(dtype), its.rows) for its in split])
         weights = []
         for number, row_U in enumerate(rows):
             width = answers[0].tensors[number].shape[1]
             weight_UD = torch.empty(len(row_U), width)
-            for its, answer in zip(places, answers, strict=True):
-                weight_UD[its[number]] = answer.tensors[number].float()
+            for its, answer in zip(split, answers, strict=True):
+                weight_UD[its.places[number]] = answer.tensors[number].float()
             weights.append(weight_UD)
         behind = max(answer.number for answer in answers)
-        return Pulled(tuple(rows), tuple(weights), tuple(answer.step for answer in answers), behind)
+        return Pulled(tuple(rows), split, tuple(weights), tuple(answer.step for answer in answers), behind)
 
     def push(
         self,
@@ -106,13 +109,10 @@ class Servers:
         sent = [(g_UD * scale).to(dtype) for g_UD, scale in zip(gradients, scales, strict=True)]
         flat, dense_rate = dense if dense is not None else (None, 0.0)
         settings = torch.tensor([rate, decay, dense_rate, *scales], dtype=torch.float64)
-        for server, link in enumerate(self._links):
-            masks = [row_U.remainder(self.count) == server for row_U in pulled.rows]
-            own = zip(pulled.rows, masks, strict=True)
-            rows = [row_U[mask].div(self.count, rounding_mode="floor") for row_U, mask in own]
-            parts = [gradient_UD[mask] for gradient_UD, mask in zip(sent, masks, strict=True)]
+        for server, (link, its) in enumerate(zip(self._links, pulled.of_servers, strict=True)):
+            parts = [gradient_UD[place] for gradient_UD, place in zip(sent, its.places, strict=True)]
             more = [] if flat is None else [flat[piece(len(flat), Share(server, self.count))]]
-            tensors = (settings, *rows, *parts, *more)
+            tensors = (settings, *its.rows, *parts, *more)
             link.send(Message(Op.PUSH, step, pulled.read_at[server], tensors))
 
     def rows_of_keys(
@@ -135,11 +135,9 @@ class Servers:
             (row_K[place],) = answer.tensors
         return row_K
 
-    def drain(self, step: int) -> int:
-        """Waits until the updates of all steps before this one are in the tables; returns how many updates of rows
-        were left out so far."""
-        answers: list[Message] = self.now(lambda: self._ask_all(Message(Op.DRAIN, step)))
-        return sum(answer.number for answer in answers)
+    def drain(self, step: int) -> None:
+        """Waits until the updates of all steps before this one are in the tables."""
+        self.now(lambda: self._ask_all(Message(Op.DRAIN, step)))
 
     def begin_pass(self) -> None:
         """Tells servers that a pass over the log begins."""
@@ -189,6 +187,17 @@ class Servers:
         """Tells servers that this worker has ended well."""
         self.now(lambda: self._send_all(Message(Op.LEAVE)))
         self._courier.shutdown()
+
+    def _split(self, rows: Sequence[Tensor]) -> tuple[OfServer, ...]:
+        """Returns which of the rows of every matrix each server has."""
+        owners = [row_U.remainder(self.count) for row_U in rows]
+        numbers = [row_U.div(self.count, rounding_mode="floor") for row_U in rows]
+        split = []
+        for server in range(self.count):
+            places = tuple((owner_U == server).nonzero().squeeze(1) for owner_U in owners)
+            its = tuple(number_U[place] for number_U, place in zip(numbers, places, strict=True))
+            split.append(OfServer(places, its))
+        return tuple(split)
 
     def _matrix(self, number: int, rows: int, columns: int) -> Tensor:
         whole_RD = torch.empty(rows, columns)

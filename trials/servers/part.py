@@ -11,7 +11,6 @@ T rows of a table.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +27,7 @@ from trials.embeddings.blocks import Block, HeldBlock, State
 from trials.embeddings.growing import PROGRESS, Begun, GrowingTables, begin_rows
 from trials.embeddings.levels.row_cache import on_ssd
 from trials.job import TrainingConfig
-from trials.optim.rowwise_adagrad import EPSILON, row_steps
+from trials.optim.rowwise_adagrad import log_shrink, missed_shrink, row_steps
 from trials.optim.stochastic_rounding import StochasticRounding
 from trials.ranks import Ranks
 from trials.servers.shares import (
@@ -83,12 +82,11 @@ class TableDecay:
 
     def step(self, rate: float) -> None:
         """Decays all rows by a step at this learning rate."""
-        self._shrink += math.log(max(1.0 - rate * self._decay, EPSILON))
+        self._shrink += log_shrink(rate, self._decay)
 
     def due(self, name: str, row_U: Tensor) -> Tensor:
         """Returns what rows are multiplied by for the steps that they have missed (U, 1)."""
-        missed_U: Tensor = self._shrink - self._applied[name][row_U]
-        return missed_U.exp_().float().unsqueeze(1)
+        return missed_shrink(self._shrink, self._applied[name][row_U])
 
     def done(self, name: str, row_U: Tensor) -> None:
         """Notes that rows have caught up."""
@@ -159,13 +157,7 @@ class ServerPart:
 
     def read(self, rows: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
         """Returns weight_UD of each matrix's row_U."""
-        read = []
-        for name, row_U in zip(self.names, rows, strict=True):
-            weight_UD = self._weights[name].index_select(0, row_U)
-            if self._decay is not None:
-                weight_UD = weight_UD.float().mul_(self._decay.due(name, row_U))
-            read.append(weight_UD.to(dtype))
-        return tuple(read)
+        return tuple(self._read(name, row_U).to(dtype) for name, row_U in zip(self.names, rows, strict=True))
 
     @torch.no_grad()
     def update(self, gradients: Gradients) -> int:
@@ -178,14 +170,12 @@ class ServerPart:
                 same = self._given_at[name][row_U] <= gradients.read_at
                 dropped += int((~same).sum())
                 row_U, gradient_UD = row_U[same], gradient_UD[same]
-            weight_RD, sum_R = self._weights[name], self._sums[name]
-            weight_UD = weight_RD.index_select(0, row_U).float()
+            weight_UD = self._read(name, row_U)
             if self._decay is not None:
-                weight_UD.mul_(self._decay.due(name, row_U))
                 self._decay.done(name, row_U)
             if gradients.decay:
                 gradient_UD = gradient_UD.add(weight_UD, alpha=gradients.decay)
-            weight_UD -= row_steps(sum_R, row_U, gradient_UD.clone(), gradients.rate)
+            weight_UD -= row_steps(self._sums[name], row_U, gradient_UD.clone(), gradients.rate)
             self._write(name, row_U, weight_UD)
         return dropped
 
@@ -212,11 +202,7 @@ class ServerPart:
     def rows_from(self, matrix: int, first: int, most: int) -> Tensor:
         """Returns so many rows of a matrix in fp32, from one of the server's on; fewer at the end."""
         name = self.names[matrix]
-        row_U = torch.arange(first, min(first + most, len(self._weights[name])))
-        (weight_UD,) = self.read([row_U if other == name else row_U[:0] for other in self.names])[
-            matrix : matrix + 1
-        ]
-        return weight_UD
+        return self._read(name, torch.arange(first, min(first + most, len(self._weights[name]))))
 
     def keys(self) -> tuple[Tensor, Tensor]:
         """Returns the numbers of growing rows that keys have, as all servers' rows are numbered, and these
@@ -280,8 +266,13 @@ class ServerPart:
             return
         for name, weight_RD in self._weights.items():
             for row_U in torch.split(torch.arange(len(weight_RD)), ROWS_AT_ONCE):
-                self._write(name, row_U, weight_RD[row_U].float().mul_(self._decay.due(name, row_U)))
+                self._write(name, row_U, self._read(name, row_U))
                 self._decay.done(name, row_U)
+
+    def _read(self, name: str, row_U: Tensor) -> Tensor:
+        """Returns weight_UD in fp32, a copy, with all table decay that is due."""
+        weight_UD = self._weights[name].index_select(0, row_U).float()
+        return weight_UD if self._decay is None else weight_UD.mul_(self._decay.due(name, row_U))
 
     def _write(self, name: str, row_U: Tensor, weight_UD: Tensor) -> None:
         if self._rounding is not None:

@@ -1,8 +1,9 @@
 """A server of embedding tables: a process that answers workers until the last one has left.
 
 One thread for each worker receives what it asks, in order; one lock guards the tables, so that pulls and updates
-are whole. A worker that breaks its connection without leaving ends the server too, and with it the attempt;
-workers that train on their own go on without it, unless it was the first, which evaluates.
+are whole. A worker that breaks its connection without leaving ends the server too; a server of workers that train
+on their own goes on without it, unless it was the first, which evaluates. Who watches the processes ends the
+attempt in either case, and it goes on from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 from dhen.inputs.held_schema import held_schema
 from dhen.model import build_model
 from trials.distributed.table_split import take_growing, take_tables
+from trials.embeddings.growing import NO_TIME
 from trials.job import Job
 from trials.optim.master_weights import MasterWeights
 from trials.servers.dense_piece import DensePiece
@@ -32,8 +34,6 @@ from trials.storage.weights_file import Weights
 from trials.strategy import ServerLevel
 
 LOG = logging.getLogger(__name__)
-NO_TIME = -(2**63)
-"""The time stamp of a step whose rows have none."""
 
 
 class WorkerLostError(RuntimeError):
@@ -159,7 +159,7 @@ class Server:
 
     def _drain(self, worker: int, request: Message) -> Message:
         self._synchrony.drain(request.step)
-        return Message(request.op, number=self._synchrony.lost)
+        return Message(request.op)
 
     def _begin_pass(self, worker: int, request: Message) -> None:
         self._part.begin_pass()

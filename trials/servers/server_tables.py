@@ -90,7 +90,7 @@ class ServerTables:
         self._sent_in = SENT_IN[config.all_to_all_precision]
         self._ahead: _Ahead | None = None
         self._following: Batch | None = None
-        self._pulls_ahead = config.tables.steps_behind > 0 and not config.tables.deterministic_delay
+        self._pulls_ahead = config.tables.pulls_ahead
         # of one update per step, and of each worker's own, as much as of all workers together
         self._share = 1.0 if config.tables.synchrony == "async" else 1.0 / servers.workers
         self._rate = self._configured_rate = config.embedding_learning_rate
@@ -99,8 +99,6 @@ class ServerTables:
         """Number of steps so far."""
         self.behind = Counter[int]()
         """How often rows lacked the updates of so many steps."""
-        self.dropped = 0
-        """Number of updates of rows that were left out, as the rows had gone to other ids."""
         self._pulled: Pulled | None = None
         self._looked_up: list[Tensor] = []
         self._sent: Future[None] | None = None
@@ -109,7 +107,7 @@ class ServerTables:
 
     @property
     def held_bytes(self) -> int:
-        """None: the servers have all."""
+        """No bytes: the servers have all."""
         return 0
 
     @property
@@ -124,7 +122,7 @@ class ServerTables:
         return self._growing is not None
 
     def ahead(self, batch: Batch) -> None:
-        """Is told the batch after the one whose step comes, whose rows may lack the updates of that step."""
+        """Notes the batch after the one whose step comes; its rows may lack the updates of that step."""
         self._following = batch if self._pulls_ahead else None
 
     def of_batch(self, batch: Batch) -> FeatureBatch:
@@ -178,7 +176,7 @@ class ServerTables:
     def settle(self) -> None:
         """Waits until all updates are in the tables."""
         self._raise_what_failed()
-        self.dropped = self.servers.drain(self.step)
+        self.servers.drain(self.step)
 
     def full_weights(self) -> dict[str, Tensor] | None:
         """See `TableEngine`."""

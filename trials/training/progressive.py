@@ -27,7 +27,7 @@ from trials.data.log_schema import SPLITS
 from trials.data.periods import Periods
 from trials.data.prefetch import on_device
 from trials.data.raw.stamps import MISSING_STAMP
-from trials.job import DELAY_AFTER, VARIANCE_RATIO, Job, TrainingConfig
+from trials.job import DELAY_AFTER, LOCAL_TABLES, VARIANCE_RATIO, Job, TrainingConfig
 from trials.memory.limit import on_host
 from trials.ranks import Ranks
 from trials.record import Metrics
@@ -52,6 +52,7 @@ FIXED = {
     "optimizer": "adamw",
     "variance_lag": None,
     "variance_ratio": VARIANCE_RATIO,
+    "tables": LOCAL_TABLES,
 }
 """Settings that follow from the order of time: every row is trained on once, at a constant rate."""
 

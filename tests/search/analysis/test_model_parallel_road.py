@@ -38,7 +38,7 @@ WORDS = (
     *("training.epochs=2", "training.batch_size=128", "training.precision=fp32"),
 )
 CANDIDATE = 1
-STARTED = re.compile(r"trials/00001/attempt0\.rank0\.log: ranks 0 to 1 are processes \d+, (\d+)")
+STARTED = re.compile(r"trials/00001/attempt0\.rank0\.log: ranks and servers 0, 1 are processes \d+, (\d+)")
 
 
 @contextmanager

@@ -15,7 +15,9 @@ from search.execution.trainer import CHECKPOINTS
 from search.read_study import read_study
 from search.run_directory import trial_folder
 from trials.checkpoint.checkpointer import PREFIX, STANDS, CheckpointInfo
+from trials.checkpoint.index_file import INDEX, CheckpointIndex
 from trials.checkpoint.training_state import TrainingState
+from trials.checkpoint.whole import write_manifest
 from trials.record import Outcome, TrialKind
 
 
@@ -283,6 +285,8 @@ def test_a_checkpoint_of_another_job(dhen_search: Run, study: Path, click_log: P
     checkpoint.mkdir(parents=True)
     stand = CheckpointInfo(job="another", ranks=1, training=TrainingState(next_evaluation=100))
     (checkpoint / STANDS).write_text(stand.model_dump_json())
+    (checkpoint / INDEX).write_text(CheckpointIndex(tensors={}, sha256={}).model_dump_json())
+    write_manifest(checkpoint, {})
     dhen_search("run", "--data", click_log, "--out", copy, "trials=6", *SMALL)
     *before, failed, next_one = read_study(copy).trials
     assert failed.result.outcome is Outcome.FAILED

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from command_line import SMALL, Run
 
+from search.bundles.bundle import read_bundle
 from search.read_study import read_study
 from trials.strategy import named
 
@@ -47,6 +48,19 @@ def test_a_study_trains_its_candidates_on_servers(
     assert json.loads(again.stdout)
 
 
+def test_one_process_that_trains_what_is_planned_elsewhere_has_a_server(
+    dhen_search: Run, click_log: Path, tmp_path: Path
+) -> None:
+    out, synchrony = tmp_path / "study", "training.tables.synchrony=semi"
+    dhen_search("run", "--data", click_log, "--out", out, *SMALL, "trials=1", "cluster=zionex", synchrony)
+    for trial in read_study(out).trials:
+        assert trial.attempts[-1].executed == "dp+servers1"
+        assert trial.result.measured.staleness is not None
+    dhen_search("train", "dcn_v2", "--data", click_log, "--out", tmp_path / "bundle", "servers=2", synchrony)
+    trained = read_bundle(tmp_path / "bundle").job()
+    assert trained.training.tables.synchrony == "semi"
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -56,7 +70,16 @@ def test_a_study_trains_its_candidates_on_servers(
         (("training.tables.synchrony=sync", "training.weight_average=3"), "weight_average=3"),
         (("training.tables.synchrony=async", "training.optimizer=onebit_adam"), "each pushes its own"),
         (("training.tables.synchrony=semi", "objective=next_period"), "objective=next_period"),
-        (("training.tables.synchrony=async", "technique=fsdp", "ranks=1x2"), "is not on the ladder"),
+        (("training.tables.synchrony=async", "technique=fsdp", "ranks=1x2"), "give technique=dp"),
+        (
+            (
+                "training.tables.synchrony=sync",
+                "technique=zero2",
+                "training.optimizer=onebit_adam",
+                "ranks=1x2",
+            ),
+            "technique=zero2",
+        ),
         (("servers=0", "training.tables.synchrony=sync"), "servers"),
         (("training.tables.synchrony=sync", "ranks=1x64", "training.batch_size=8"), "less than one example"),
     ],
