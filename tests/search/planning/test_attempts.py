@@ -215,7 +215,7 @@ def test_one_process_trains_whatever_was_planned_where_plans_are_not_executed() 
     assert Execution().strategy(record).name == "dp"
     assert Execution(ONE_RANK).strategy(record).name == "fsdp"
     assert Execution(ONE_RANK).strategy(record.with_plan(technique=None)).name == "dp"  # the baseline's
-    assert Execution().task_fields(named("fsdp")) == {}
+    assert Execution().task_fields(named("dp")) == {"strategy": named("dp")}
 
 
 def test_delayed_updates_are_always_executed_by_what_can_delay_them() -> None:
