@@ -64,4 +64,5 @@ def _told(attempt: Attempt) -> str:
     if attempt.outcome is Outcome.OUT_OF_MEMORY and attempt.needed_bytes and attempt.limit_bytes:
         needed, limit = byte_size(attempt.needed_bytes), byte_size(attempt.limit_bytes)
         return f"{attempt.strategy}: {outcome} ({needed} of {limit})"
-    return f"{attempt.strategy}: {outcome}"
+    anew = f" ({attempt.replaced})" if attempt.replaced else ""
+    return f"{attempt.strategy}: {outcome}{anew}"

@@ -86,8 +86,8 @@ FOLDERS = {
     "trials.optim": {"trials.cluster", "trials.storage"},
     "trials.planner": {"trials.cluster", "trials.memory", "trials.optim"},
     "trials.processes": {
-        *("trials.cluster", "trials.data", "trials.distributed", "trials.memory", "trials.servers"),
-        *("trials.storage", "trials.training"),
+        *("trials.checkpoint", "trials.cluster", "trials.data", "trials.distributed", "trials.memory"),
+        *("trials.servers", "trials.storage", "trials.training"),
     },
     "trials.reference": {"trials.distributed", "trials.memory", "trials.optim", "trials.planner"},
     "trials.servers": {

@@ -77,6 +77,25 @@ class Progress(Value):
     unsaved_steps: int | None = Field(default=None, exclude_if=lambda steps: steps is None)
     """Number of steps since the newest checkpoint, or since the beginning, whose updates would be lost with a
     server of tables; None where no servers hold them."""
+    lost_steps: int | None = Field(default=None, exclude_if=lambda steps: steps is None)
+    """Number of steps whose updates were lost so far, see `Measured.lost_steps`; None where none were."""
+
+
+class Replaced(Value):
+    """A process was killed and started anew, while the others went on; told by who watches them."""
+
+    event: Literal["replaced"] = "replaced"
+    process: str
+    """The process, in words: `rank 2`, `server 0`."""
+    how: str
+    """How it had ended, in words that follow its name."""
+    examples: int
+    """Training examples done so far."""
+
+    @property
+    def words(self) -> str:
+        """The same as a sentence."""
+        return f"{self.process} {self.how} after {self.examples:,} examples, and another took its place"
 
 
 class Evaluated(Value):
@@ -157,7 +176,7 @@ class LastWords(Value):
 
 
 Event = Annotated[
-    Wrapped | Progress | Evaluated | Trained | Diverged | Scored | Timed | Failed,
+    Wrapped | Progress | Replaced | Evaluated | Trained | Diverged | Scored | Timed | Failed,
     Field(discriminator="event"),
 ]
 _ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)

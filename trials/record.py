@@ -288,6 +288,9 @@ class Measured(Value):
     staleness: dict[int, int] | None = Field(default=None, exclude_if=lambda counts: counts is None)
     """How often the rows of a batch lacked the updates of so many earlier steps, where servers hold the tables;
     under `synchrony=async`, how often so many other batches were handed out while one was trained on."""
+    lost_steps: int | None = Field(default=None, exclude_if=lambda steps: steps is None)
+    """Number of steps whose updates were lost, where servers hold the tables: of some rows with a server that was
+    killed and came back from what it had saved, or of a whole batch with a rank on its own that was killed."""
 
     @property
     def numbers(self) -> dict[str, float | None]:
@@ -370,6 +373,9 @@ class Attempt(Value):
     evaluations: int | None = None
     """Number of evaluations after which the stopping rule ended it; None where nothing did."""
     error: str | None = None
+    replaced: str | None = None
+    """What became of processes that were killed and started anew while the others went on, in words: a part for
+    each, with semicolons between; None where there were none."""
 
     @property
     def lost_its_driver(self) -> bool:

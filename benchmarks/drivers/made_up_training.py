@@ -67,6 +67,10 @@ class _MadeUpRank:
         """See `RankProcess`."""
         return self._thread.is_alive()
 
+    def is_stopped(self) -> bool:
+        """See `RankProcess`."""
+        return False
+
     def show_stack(self) -> None:
         """See `RankProcess`."""
 

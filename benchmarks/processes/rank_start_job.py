@@ -9,6 +9,7 @@ import datetime
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -88,8 +89,8 @@ def spawned(rank: int, folder: str) -> None:
 class JobLauncher(Launcher):
     """Its ranks run this job, on whichever host they are started."""
 
-    def ranks(self, task: Task, directory: Path) -> list[LocalRank]:
-        return self._fork(ours, task, directory)
+    def ranks(self, task: Task, directory: Path, processes: Sequence[int] | None = None) -> list[LocalRank]:
+        return self._fork(ours, task, directory, processes)
 
 
 def join_and_train(rank: int, method: str, folder: Path) -> None:

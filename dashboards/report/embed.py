@@ -174,7 +174,7 @@ def _attempt(attempt: Attempt) -> list[str]:
         byte_size(attempt.predicted_bytes),
         byte_size(attempt.measured_bytes),
         duration(attempt.seconds),
-        attempt.error or "",
+        "; ".join(filter(None, (attempt.replaced, attempt.error))),
     ]
 
 

@@ -22,6 +22,8 @@ class AttemptContext(NamedTuple):
     """Whether the peak is of tensors, as the planner predicts it, not of a whole process."""
     planned_here: bool
     """Whether the record's plan is for the ranks that it runs on."""
+    replaced: tuple[str, ...] = ()
+    """What became of processes that were started anew while it went on."""
 
 
 def cut_short(record: TrialRecord) -> TrialRecord:
@@ -93,6 +95,7 @@ def with_attempt(
         seconds=seconds,
         evaluations=len(record.result.curve) if record.result.outcome is Outcome.STOPPED else None,
         error=record.result.error,
+        replaced="; ".join(context.replaced) or None,
     )
     return record.replace(attempts=(*record.attempts, attempt))
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection
 from typing import Protocol, TypeVar
 
 from dhen.errors import UserError
 from search.execution.reduce_events import AttemptContext, reduce_event, with_attempt
-from trials.events import Event, Failed, Progress, Scored, Timed
+from trials.events import Event, Failed, Progress, Replaced, Scored, Timed
 from trials.job import Job
 from trials.processes.launcher import AnyRun, wait_for
 from trials.record import Metrics, TrialRecord
 from trials.serving_limits import ForwardTime
 from trials.storage.disk_full import DiskFullError
 
+LOG = logging.getLogger(__name__)
 E = TypeVar("E", bound=Event)
 
 
@@ -51,6 +53,9 @@ class Training:
         for event in events:
             if isinstance(event, Progress):
                 self.progress = event
+            elif isinstance(event, Replaced):
+                LOG.warning("trial %d: %s", self.record.number, event.words)
+                self._context = self._context._replace(replaced=(*self._context.replaced, event.words))
             else:
                 self.record = reduce_event(self.record, event)
                 self.record = with_attempt(self.record, event, self._seconds(), self._context)

@@ -219,19 +219,34 @@ def test_how_long_a_pipelines_ranks_wait_is_measured_beside_the_plan() -> None:
 
 def test_rows_are_pulled_and_pushed() -> None:
     words = ("--rows", 200, "--batches", 64, "--dims", 4, "--servers", 1, 2, "--steps", 3)
-    (rows,) = tables(run_benchmark("benchmarks.training.pull_and_push", *words))
+    (rows,) = tables(run_benchmark("benchmarks.servers.pull_and_push", *words))
     (row,) = rows
     assert all(number(row[name]) > 0 for name in row if "ms" in name or "MiB" in name)
+
+
+def test_a_slow_rank_is_waited_for_or_not() -> None:
+    words = ("--rows", 3000, "--repeats", 1, "--dense", "light")
+    (rows,) = tables(run_benchmark_process("benchmarks.servers.slow_rank", *words))
+    assert [row["tables"] for row in rows] == ["async", "semi, staleness 2", "sync"]
+    assert all(number(row["examples/s"]) > 0 for row in rows)
+
+
+def test_the_time_until_there_is_progress_again_is_told() -> None:
+    (rows,) = tables(run_benchmark_process("benchmarks.servers.recovery", "--rows", 3000, "--kills", 1))
+    told = {(row["synchrony"], row["killed"]): row["the others"] for row in rows}
+    goes_on = {("async", "other rank"), ("async", "server"), ("semi", "server")}
+    assert {which for which, others in told.items() if others == "go on"} == goes_on
+    assert len(told) == 9
 
 
 def test_the_cost_of_staleness_is_told(tmp_path: Path) -> None:
     log, out = write_log(tmp_path / "log.csv", 1500), tmp_path / "kept.jsonl"
     words = (log, "--out", out, "--seeds", 2, "--batch-size", 64)
-    said = run_benchmark("benchmarks.training.staleness", *words)
+    said = run_benchmark("benchmarks.servers.staleness", *words)
     for rows in tables(said):
         assert [row["tables"] for row in rows][:2] == ["local", "delay of 0"]
         assert "±" in rows[3]["to local"]
         assert number(rows[3]["steps lacked, mean"]) > 1
     trained = len(out.read_text().splitlines())
-    assert tables(run_benchmark("benchmarks.training.staleness", *words)) == tables(said)
+    assert tables(run_benchmark("benchmarks.servers.staleness", *words)) == tables(said)
     assert len(out.read_text().splitlines()) == trained  # nothing is trained again

@@ -102,7 +102,7 @@ def test_a_ledger_of_the_time_before_versions_is_migrated_from_it(installed: Pat
     with closing(sqlite3.connect(file)) as connection:
         (version,) = connection.execute("select version_num from dhen_alembic_version").fetchone()
         columns = [row[1] for row in connection.execute("pragma table_info(dhen_study)")]
-    assert version == "0002"
+    assert version == "0003"
     assert "revision" in columns
 
 

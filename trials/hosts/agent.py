@@ -108,12 +108,13 @@ class Agent:
             return int(free.getsockname()[1])
 
     def start(self, run: int, task_data: dict[str, object], folder: str, ranks: list[int]) -> None:
-        """Starts a task's `ranks`; a task that cannot be started here ends like one whose ranks fail."""
+        """Starts a task's `ranks`, at first or anew; a task that cannot be started here ends like one whose ranks
+        fail."""
         directory = Path(folder)
         try:
             # without the lock: the first ranks wait for all that the fork server imports
             task = parse(Task, task_data, "the driver's task")
-            its = dict(zip(ranks, self._launcher.ranks(task, directory), strict=True))
+            its = dict(zip(ranks, self._launcher.ranks(task, directory, ranks), strict=True))
         except Exception as error:  # whatever it is, somebody waits for these ranks
             words = LastWords(failed=Failed(error=f"cannot start: {error}"), unix_seconds=time.time())
             for rank in ranks:
@@ -122,7 +123,8 @@ class Agent:
                 self._never_started.append(RankEnded(run, rank, 1, None))
         else:
             with self._lock:
-                self._runs[run] = Started(its, task.logs(directory), memory_kills())
+                begun = self._runs.setdefault(run, Started({}, task.logs(directory), memory_kills()))
+                begun.ranks.update(its)
                 if run in self._given_up:
                     self.kill(run)
         self._begins.send_bytes(b"!")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from multiprocessing import connection
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from trials.events import START_MARK, Event, Failed, LastWords, RankLogs
 from trials.hosts.agent import RankEnded
 from trials.hosts.hosts import Hosts, Member
 from trials.hosts.placement import Place, Reservation, Reservations, shape
+from trials.processes.replacements import Replacements
 from trials.processes.supervisor import Run, forget_last_run
 from trials.processes.task import Task
 
@@ -70,6 +71,10 @@ class RemoteRank:
     def show_stack(self) -> None:
         """See `RankProcess`."""
         self._member.call("show_stacks", self._run)
+
+    def is_stopped(self) -> bool:
+        """See `RankProcess`: that is seen on its host alone."""
+        return False
 
     def kill(self) -> None:
         """See `RankProcess`."""
@@ -178,17 +183,31 @@ class HostsRun:
 
     def _started(self, members: list[Member], devices: list[tuple[str, ...]]) -> Run:
         task, logs = self._prepared(members), self._task.logs(self._directory)
-        everybody = [process for host in range(task.hosts) for process in task.processes_of(host)]
-        forget_last_run(self._directory, everybody)
-        processes: dict[int, RemoteRank] = {}
-        for host, member in enumerate(members):
-            there = task.replace(host=host, devices=devices[host] or None)
-            its_ranks = [*task.processes_of(host)]
-            member.call("start", self._number, there.to_dict(), str(self._directory), its_ranks)
-            LOG.info("%s: ranks and servers %s are on %s", self._directory, its_ranks, member.words)
-            for rank in its_ranks:
-                processes[rank] = RemoteRank(member, self._hosts, self._number, rank, logs)
-        return Run(processes, logs, deadline_seconds=task.deadline_seconds)
+        host_of = {process: host for host in range(task.hosts) for process in task.processes_of(host)}
+        forget_last_run(self._directory, host_of)
+
+        def start(its_task: Task, numbers: Sequence[int]) -> list[RemoteRank]:
+            host = host_of[numbers[0]]
+            member, there = members[host], its_task.replace(host=host, devices=devices[host] or None)
+            member.call("start", self._number, there.to_dict(), str(self._directory), [*numbers])
+            LOG.info("%s: ranks and servers %s are on %s", self._directory, numbers, member.words)
+            return [RemoteRank(member, self._hosts, self._number, number, logs) for number in numbers]
+
+        def anew(again: Task, number: int) -> RemoteRank:
+            forget_last_run(self._directory, [number])
+            (rank,) = start(again, [number])
+            return rank
+
+        processes = dict[int, RemoteRank]()
+        for host in range(task.hosts):
+            its = task.processes_of(host)
+            processes |= dict(zip(its, start(task, its), strict=True))
+        return Run(
+            processes,
+            logs,
+            deadline_seconds=task.deadline_seconds,
+            replacements=Replacements(task, anew),
+        )
 
     def _prepared(self, members: list[Member]) -> Task:
         """Returns the task with absolute paths, and a port of its own on its first host where it has several."""

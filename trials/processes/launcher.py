@@ -11,7 +11,7 @@ import logging
 import multiprocessing
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from trials.processes.fork_server import server_environment
 from trials.processes.rank_process import LocalRank
+from trials.processes.replacements import Replacements
 from trials.processes.supervisor import POLL_SECONDS, AnyRun, Run, forget_last_run, wait_for
 from trials.without_main import without_main
 
@@ -72,14 +73,19 @@ class Launcher:
         Raises:
             UserError: where this machine has fewer CUDA devices than the task has ranks here.
         """
-        return _run_of(self.ranks(task, directory), task, directory)
+
+        def anew(again: Task, process: int) -> LocalRank:
+            (rank,) = self.ranks(again, directory, [process])
+            return rank
+
+        return _run_of(self.ranks(task, directory), task, directory, Replacements(task, anew))
 
     def launch(self, main: RankMain, task: Task, directory: Path) -> Run:
         """Starts the task with another entry function for its processes."""
         return _run_of(self._fork(main, task, directory), task, directory)
 
-    def ranks(self, task: Task, directory: Path) -> list[LocalRank]:
-        """Starts the task's ranks and servers on this machine, for whoever watches them.
+    def ranks(self, task: Task, directory: Path, processes: Sequence[int] | None = None) -> list[LocalRank]:
+        """Starts the task's ranks and servers on this machine, all or some of them, for whoever watches them.
 
         Raises:
             UserError: where this machine has fewer CUDA devices than the task has ranks here.
@@ -88,26 +94,28 @@ class Launcher:
         from trials.processes.worker import main
 
         check_devices(len(task.ranks_here))
-        return self._fork(main, task, directory)
+        return self._fork(main, task, directory, processes)
 
-    def _fork(self, main: RankMain, task: Task, directory: Path) -> list[LocalRank]:
-        ranks = task.processes_here
+    def _fork(
+        self, main: RankMain, task: Task, directory: Path, processes: Sequence[int] | None = None
+    ) -> list[LocalRank]:
+        ranks = task.processes_here if processes is None else processes
         forget_last_run(directory, ranks)
         arguments = [(task.to_dict(), str(directory), rank) for rank in ranks]
         with server_environment(), without_main():
             try:
-                processes = self._processes(main, arguments)
+                forked = self._processes(main, arguments)
             except (EOFError, OSError):  # the server was killed just then, and its ranks with it
                 LOG.warning("fork server: gone; another one starts the ranks of %s", directory)
                 time.sleep(SERVER_GONE_SECONDS)
-                processes = self._processes(main, arguments)
-        started = [LocalRank(process) for process in processes]
+                forked = self._processes(main, arguments)
+        started = [LocalRank(process) for process in forked]
         self._started.update(started)
         LOG.info(
             "%s: ranks and servers %s are processes %s",
             task.logs(directory).path(ranks[0]),
             ", ".join(map(str, ranks)),
-            ", ".join(str(process.pid) for process in processes),
+            ", ".join(str(process.pid) for process in forked),
         )
         return started
 
@@ -126,11 +134,14 @@ class Launcher:
         return processes
 
 
-def _run_of(ranks: list[LocalRank], task: Task, directory: Path) -> Run:
+def _run_of(
+    ranks: list[LocalRank], task: Task, directory: Path, replacements: Replacements | None = None
+) -> Run:
     return Run(
         dict(zip(task.processes_here, ranks, strict=True)),
         task.logs(directory),
         deadline_seconds=task.deadline_seconds,
+        replacements=replacements,
     )
 
 

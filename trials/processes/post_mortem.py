@@ -26,7 +26,9 @@ FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
 """Signals that a process does not bring upon itself."""
 TAIL_BYTES = 16_384
 """Bytes at the end of a log in which its last lines are looked for."""
-STATES = {"T": "stopped", "t": "stopped", "D": "waiting for a device", "R": "running", "S": "waiting"}
+STOPPED = "stopped"
+"""Word for a process that a signal has stopped."""
+STATES = {"T": STOPPED, "t": STOPPED, "D": "waiting for a device", "R": "running", "S": "waiting"}
 """Words for the states of a process, by the letter that /proc has for it."""
 SERVER_GONE = 255
 """Text that multiprocessing has for all processes at once when the fork server was killed."""
@@ -107,7 +109,7 @@ def verdict(
     if cause.words is None:
         starved = memory_was_short and cause.code == -signal.SIGKILL and cause.killed is None
         return Failed(
-            error=f"{subject} {_how(cause)} {at}{late_ranks}{_log(logs, cause.rank)}",
+            error=f"{subject} {how(cause)} {at}{late_ranks}{_log(logs, cause.rank)}",
             out_of_memory=starved,
             killed=not starved and cause.killed is None and -(cause.code or 0) in FROM_OUTSIDE,
         )
@@ -132,16 +134,16 @@ def _of_server(
     words = cause.words.failed if cause.words else Failed(error="")
     unasked = cause.words is None and cause.killed is None
     starved = words.out_of_memory or (memory_was_short and unasked and cause.code == -signal.SIGKILL)
-    how = f"failed {at}: {words.error}" if words.error else f"{_how(cause)} {at}"
+    ended = f"failed {at}: {words.error}" if words.error else f"{how(cause)} {at}"
     unsaved = progress.unsaved_steps if progress else None
     lost = (
         f"; the updates of {unsaved:,} step(s) since its newest checkpoint are lost with it, and made again"
         if unsaved
         else ""
     )
-    log = "" if starved else _log(logs, cause.rank, but=how.rpartition(": ")[2].partition("\n")[0])
+    log = "" if starved else _log(logs, cause.rank, but=ended.rpartition(": ")[2].partition("\n")[0])
     return Failed(
-        error=f"{subject} {how}{f'; {SERVER_MEMORY}' if starved else ''}{lost}{late}{log}",
+        error=f"{subject} {ended}{f'; {SERVER_MEMORY}' if starved else ''}{lost}{late}{log}",
         killed=words.killed or (not starved and unasked and -(cause.code or 0) in FROM_OUTSIDE),
         host_left=words.host_left,
         of_server=True,
@@ -167,10 +169,10 @@ def state_of(pid: int | None) -> str:
 
 def _hang(endings: list[Ending], at: str, logs: RankLogs, seconds: float) -> Failed:
     """Names the rank that stands still, or what each rank waits for."""
-    stopped = [ending.rank for ending in endings if ending.killed == "stopped"]
+    stopped = [ending.rank for ending in endings if ending.killed == STOPPED]
     suspect = stopped[0] if stopped else 0
     states = ", ".join(
-        f"{logs.words(e.rank)} {e.killed or _how(e)}{'' if e.killed == 'stopped' else _frame(logs, e.rank)}"
+        f"{logs.words(e.rank)} {e.killed or how(e)}{'' if e.killed == STOPPED else _frame(logs, e.rank)}"
         for e in endings
     )
     waited_for = ""
@@ -182,9 +184,10 @@ def _hang(endings: list[Ending], at: str, logs: RankLogs, seconds: float) -> Fai
     return Failed(error=error + (_log(logs, suspect) if stopped else stacks), stopped=bool(stopped))
 
 
-def _how(ending: Ending) -> str:
+def how(ending: Ending) -> str:
+    """Returns how a process ended, in words that follow its name."""
     if ending.killed is not None:
-        return "was ended"
+        return "was stopped by a signal, and was ended" if ending.killed == STOPPED else "was ended"
     code = ending.code
     if code is None or code >= 0:
         return f"ended without a result (exit code {code})"

@@ -7,7 +7,7 @@ import signal
 from multiprocessing.process import BaseProcess
 from typing import Protocol
 
-from trials.processes.post_mortem import state_of
+from trials.processes.post_mortem import STOPPED, state_of
 
 
 class RankProcess(Protocol):
@@ -26,6 +26,9 @@ class RankProcess(Protocol):
 
     def is_alive(self) -> bool:
         """Tells whether the process has not ended yet."""
+
+    def is_stopped(self) -> bool:
+        """Tells whether a signal (SIGSTOP) has stopped the process, as far as that can be seen from here."""
 
     def show_stack(self) -> None:
         """Asks the process to write the stacks of its threads into its log."""
@@ -58,6 +61,10 @@ class LocalRank:
     def is_alive(self) -> bool:
         """See `RankProcess`."""
         return self._process.is_alive()
+
+    def is_stopped(self) -> bool:
+        """See `RankProcess`."""
+        return self.is_alive() and state_of(self._process.pid) == STOPPED
 
     def show_stack(self) -> None:
         """See `RankProcess`."""

@@ -2,7 +2,7 @@
 
 A rank that fails says so in a file and ends at once, so its peers see the broken connection and end too;
 what still lives a moment later is killed. Ranks that hang are found by the silence of rank 0, whose events
-are the only sign of progress.
+are the only sign of progress. What the others can go on without is started anew (`trials.processes.replacements`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from trials.events import (
     Failed,
     Progress,
     RankLogs,
+    Replaced,
     last_words,
 )
-from trials.processes.post_mortem import Ending, endings_of, memory_kills, verdict
+from trials.processes.post_mortem import Ending, endings_of, how, memory_kills, verdict
 from trials.processes.rank_process import RankProcess
+from trials.processes.replacements import Replacements
 
 FINAL = ("trained", "diverged", "scored", "timed", "failed")
 """Events that tell how a run ended."""
@@ -33,6 +35,8 @@ POLL_SECONDS = 0.1
 """Seconds between two looks at the events of processes that run."""
 GRACE_SECONDS = 2.0
 """Seconds that the other ranks have to end by themselves once one has ended badly, or all is told."""
+STOPPED_SECONDS = 5.0
+"""Seconds after which a process that was stopped by a signal, and that can be replaced, is killed."""
 STACK_SECONDS = 0.3
 """Seconds that hanging ranks have to write their stacks into their logs."""
 LONGEST_LOOK_SECONDS = 5.0
@@ -67,9 +71,18 @@ class Run:
         logs: RankLogs,
         *,
         deadline_seconds: float | None = None,
+        replacements: Replacements | None = None,
     ) -> None:
-        """Takes over processes that were started, by their numbers, with their logs in the trial's directory;
-        `deadline_seconds` of silence are a hang."""
+        """Takes over processes that were started.
+
+        Args:
+            processes: the processes, by their numbers.
+            logs: their logs, in the trial's directory.
+            deadline_seconds: seconds of silence that are a hang.
+            replacements: starts processes anew; None where any that is killed ends all.
+        """
+        self._replacements = replacements
+        self._stopped_since = dict[int, float]()
         self._processes = dict(processes)
         self._logs, self._directory = logs, logs.folder
         self._deadline_seconds = deadline_seconds
@@ -97,8 +110,10 @@ class Run:
         give one `Failed` with the reason and the last lines of the log.
         """
         alive = self._alive()  # before reading: who is gone has said all
-        self._gone = self._processes.keys() - set(alive)
         events = self._hear()
+        if replaced := self._replaced():
+            events, alive = [*events, *replaced], self._alive()
+        self._gone = self._processes.keys() - set(alive)
         if alive and self._is_over(alive):
             self._kill(alive)
             events += self._hear()
@@ -113,7 +128,43 @@ class Run:
 
     def kill(self) -> None:
         """Ends the processes at once."""
+        self._replacements = None
         self._kill(self._alive())
+
+    def _replaced(self) -> list[Event]:
+        """Starts those that were killed anew, unless one of them cannot be; returns what became of each."""
+        if self._replacements is None or self._told or self._progress is None:
+            return []
+        examples = self._progress.examples
+        self._end_stopped(examples)
+        bad = {number: process for number, process in self._processes.items() if process.exitcode}
+        if not bad or memory_kills() != self._memory_kills:
+            return []
+        if any(
+            (process.exitcode or 0) > 0 or not self._replacements.possible(number, examples)
+            for number, process in bad.items()
+        ):
+            return []
+        events = list[Event]()
+        for ending in endings_of(
+            {number: process.exitcode for number, process in bad.items()},
+            {number: process.killed for number, process in bad.items() if process.killed},
+            self._directory,
+        ):
+            self._processes[ending.rank] = self._replacements.start(ending.rank, examples)
+            events.append(Replaced(process=self._logs.words(ending.rank), how=how(ending), examples=examples))
+        return events
+
+    def _end_stopped(self, examples: int) -> None:
+        """Kills those that were stopped by a signal for a while, and can be replaced."""
+        assert self._replacements is not None
+        for number, process in self._processes.items():
+            if not (self._replacements.possible(number, examples) and process.is_stopped()):
+                self._stopped_since.pop(number, None)
+            elif (
+                time.monotonic() - self._stopped_since.setdefault(number, time.monotonic()) > STOPPED_SECONDS
+            ):
+                self._kill([number])
 
     def _alive(self) -> list[int]:
         return [rank for rank, process in self._processes.items() if process.is_alive()]

@@ -97,7 +97,7 @@ def run_rank(task_data: dict[str, object], directory: str, rank: int, body: Body
         logs = task.logs(folder)
         _redirect_output(logs.path(rank))
         log_to_stderr(logs.words(rank), debug=task.debug)
-        _log_task(task, ranks)
+        _log_task(task, ranks if server is None else None)
         _prepare_process(task.threads)
         if server is not None:
             _serve(task, folder, server)
@@ -185,20 +185,24 @@ def _say_why(error: Exception, folder: Path, rank: int | None) -> None:
         LOG.error("out of memory" if lack else "failed", exc_info=error)
 
 
-def _log_task(task: Task, ranks: Ranks) -> None:
-    """Logs what this process is about to do."""
-    LOG.info(
-        "%s: strategy %s, rank %d of %d (%d x %d), %s, %d thread(s), %s bytes of memory",
-        task.logs(Path()).name,
-        task.strategy.name,
-        ranks.rank,
-        ranks.world,
-        ranks.hosts,
-        ranks.gpus_per_host,
-        device(),
-        task.threads,
-        "any number of" if task.hbm is None else f"at most {task.hbm:,}",
-    )
+def _log_task(task: Task, ranks: Ranks | None) -> None:
+    """Logs what this process is about to do; `ranks` is where a rank stands, None for a server."""
+    name = task.logs(Path()).name
+    if ranks is None:
+        LOG.info("%s: strategy %s, %d thread(s)", name, task.strategy.name, task.threads)
+    else:
+        LOG.info(
+            "%s: strategy %s, rank %d of %d (%d x %d), %s, %d thread(s), %s bytes of memory",
+            name,
+            task.strategy.name,
+            ranks.rank,
+            ranks.world,
+            ranks.hosts,
+            ranks.gpus_per_host,
+            device(),
+            task.threads,
+            "any number of" if task.hbm is None else f"at most {task.hbm:,}",
+        )
     LOG.debug("task: %s", task.model_dump_json(exclude_defaults=True))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from trials.servers.messages import Link, LinkBrokenError, Message, Op
 LOG = logging.getLogger(__name__)
 LOOK_SECONDS = 0.02
 """Seconds between two looks at the store for a call, or for a server that is ready."""
+SUCCESSOR_SECONDS = 1.0
+"""Seconds between two looks for a server that has taken the place of one that does not answer."""
 UNFINISHED_CALLS = 8
 """Number of workers that may be killed while they call, and leave a gap in the numbers of calls."""
 
@@ -46,6 +49,7 @@ class Connection:
         self.lost_steps = 0
         """Number of steps whose updates of the server's rows were lost, as it came back from what it had saved."""
         self._asked = Message(Op.HELLO)
+        self._reader = ThreadPoolExecutor(1, "reader")
         self._link = self._called()
 
     def send(self, message: Message, *, to_another: Message | None = None) -> None:
@@ -71,10 +75,22 @@ class Connection:
         """
         while True:
             try:
-                return self._link.receive()
+                return self._answer() if self._comes_back else self._link.receive()
             except LinkBrokenError as error:
                 self._wait_for_another(error)
                 self.send(self._asked)
+
+    def _answer(self) -> Message:
+        """Returns what the server says. Gloo may miss that the other end is gone, where it goes just when this one
+        begins to wait: a successor in the store tells of it then, and the thread that waits is left behind."""
+        answer = self._reader.submit(self._link.receive)
+        while True:
+            try:
+                return answer.result(timeout=SUCCESSOR_SECONDS)
+            except TimeoutError:
+                if self._store.check([_ready(self._server, self.restarts + 1)]):
+                    self._reader = ThreadPoolExecutor(1, "reader")
+                    raise LinkBrokenError("another one has taken its place") from None
 
     def _wait_for_another(self, error: LinkBrokenError) -> None:
         if not self._comes_back:

@@ -144,9 +144,8 @@ def _broken_is_said(name: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise LinkBrokenError(
-            f"{name}: the other end is gone ({' '.join(str(error).split())[-160:]})"
-        ) from error
+        said = " ".join(str(error).split()).partition(". This is typically")[0]  # what follows is advice
+        raise LinkBrokenError(f"{name}: the other end is gone ({said[-160:]})") from error
 
 
 Shape = tuple[torch.dtype, tuple[int, ...]]

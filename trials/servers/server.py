@@ -78,7 +78,10 @@ class Server:
         self._lost: BaseException | None = None
         self._came_back_at = -1
         """Number of steps after which it goes on in the place of another; -1 for the first one."""
-        self._left, self._connected = set[int](), set[int]()
+        self._left = set[int]()
+        """Workers that have ended well."""
+        self._connected = dict[int, int]()
+        """The worker of each connection, by its number."""
         LOG.info(
             "server %d of %d has %s bytes of rows", share.server, share.servers, f"{self._part.held_bytes:,}"
         )
@@ -138,7 +141,7 @@ class Server:
             LOG.warning("a call was not taken: %s", error)
             return
         worker = request.number
-        self._connected.add(number)
+        self._connected[number] = worker
         try:
             while request.op != Op.LEAVE:
                 with self._lock:
@@ -156,7 +159,7 @@ class Server:
             LOG.exception("worker %d", worker)
             self._lost = error
         finally:
-            self._connected.discard(number)
+            self._connected.pop(number, None)
 
     def _gone(self, worker: int, number: int, error: LinkBrokenError) -> None:
         LOG.warning("worker %d is gone: %s", worker, error)
@@ -167,6 +170,9 @@ class Server:
         self._lost = WorkerLostError(f"worker {worker} is gone")
 
     def _hello(self, worker: int, number: int, request: Message) -> Message:
+        for earlier in [other for other, its in self._connected.items() if its == worker and other != number]:
+            self._dispenser.gone(earlier)  # a link that is broken, which gloo may have missed
+            del self._connected[earlier]
         handed_out, holds_last = request.tensors[0].tolist()
         self._synchrony.hear(worker, request.step)
         self._dispenser.hear(number, handed_out, holds_last=bool(holds_last))

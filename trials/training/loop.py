@@ -107,12 +107,16 @@ class _Run:
 
     def progress(self, seconds: float) -> Progress:
         """Returns how far the training is after so many seconds."""
-        unsaved = None if self.servers is None else self.state.steps - self.checkpoints.newest_steps
+        unsaved = lost = None
+        if self.servers is not None:
+            unsaved = self.state.steps - self.checkpoints.newest_steps
+            lost = self.servers.lost_steps or None
         return Progress(
             examples=self.state.examples,
             total_examples=self.total_examples,
             seconds=seconds,
             unsaved_steps=unsaved,
+            lost_steps=lost,
         )
 
 
@@ -186,6 +190,7 @@ def train(
             step.cache_use,
             step.staleness,
         )
+        lost_steps = servers.lost_steps if servers is not None else 0
         if job.period is not None:
             del run, step, average  # a second network needs their room
             best = score_ahead(
@@ -198,7 +203,7 @@ def train(
         assert best is not None
         if ranks.first:
             keep(best_weights)
-        trained = _trained(state, job.training, best, cache_use, staleness)
+        trained = _trained(state, job.training, best, cache_use, staleness, lost_steps)
         emit(trained)
         LOG.info(
             "training ended: best NE %.6f after %s examples; %s examples/s",
@@ -217,6 +222,7 @@ def _trained(
     best: Metrics,
     cache: CacheUse | None,
     staleness: dict[int, int] | None,
+    lost_steps: int,
 ) -> Trained:
     speed = statistics.median(state.speeds)
     measured = Measured(
@@ -228,6 +234,7 @@ def _trained(
         table_hit_rate=cache.hit_rate if cache else None,
         table_rows_copied=cache.rows_a_step if cache else None,
         staleness=staleness,
+        lost_steps=lost_steps or None,
     )
     return Trained(best=best, measured=measured)
 

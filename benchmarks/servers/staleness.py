@@ -5,8 +5,8 @@ heavy dense part. The delay is exact (`training.tables.deterministic_delay`), of
 the delay differs from local training; with `async` two or four ranks train on whole batches of their own. What
 is trained is kept in a file, and not trained again.
 
-    python -m benchmarks.training.staleness demo --out demo.jsonl [--demo-rows 100000] [--seeds 5]
-    python -m benchmarks.training.staleness log.csv --out log.jsonl --passes 3
+    python -m benchmarks.servers.staleness demo --out demo.jsonl [--demo-rows 100000] [--seeds 5]
+    python -m benchmarks.servers.staleness log.csv --out log.jsonl --passes 3
 """
 
 from __future__ import annotations
@@ -20,20 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.models.one_network import network_flops, parsed, stacked
+from benchmarks.models.one_network import network_flops, parsed
+from benchmarks.servers.watched_training import DENSE, served_job, served_task, watched
 from benchmarks.shared.kept_trainings import half_interval, keep, kept
 from benchmarks.shared.machine_and_tables import machine, markdown
 from search.config import LogConfig
 from search.dataset import open_log
-from trials.cluster.machine import preferred_precision
 from trials.data.cache import PreparedLog
-from trials.events import Event, Failed, Trained
+from trials.events import Trained
 from trials.job import Job, TablesConfig, TrainingConfig
-from trials.processes.launcher import Launcher, wait_for
-from trials.processes.task import Task
+from trials.processes.launcher import Launcher
 from trials.strategy import named
 
-DENSE = {"light": stacked("linear", layers=1), "heavy": stacked("dcn_v2", "dlrm", "mlp", layers=3)}
 LOCAL, DELAYS, WORKERS = "local", (0, 1, 2, 4, 8, 16), (2, 4)
 Found = dict[tuple[str, str, int], dict[str, Any]]
 """What a training came to, by dense part, way and seed."""
@@ -89,16 +87,7 @@ def trained(log: PreparedLog, training: TrainingConfig, seeds: int, out: Path) -
             for way, (tables, strategy, ranks) in ways().items():
                 if (dense, way, seed) in found:
                     continue
-                settings = training.replace(tables=tables).resolved(
-                    log.manifest.rows["train"], preferred_precision()
-                )
-                job = Job(
-                    model=parsed(DENSE[dense]),
-                    features=log.features,
-                    log=log.fingerprint,
-                    training=settings,
-                    seed=seed,
-                )
+                job = served_job(log, dense, tables, training, seed)
                 line = {**asked, "dense": dense, "way": way, "seed": seed}
                 line |= _trained_once(launcher, log, job, strategy, ranks)
                 found[dense, way, seed] = line
@@ -112,20 +101,8 @@ def _trained_once(
 ) -> dict[str, Any]:
     """Best NE on validation, and the mean number of steps that rows lacked."""
     with tempfile.TemporaryDirectory() as folder:
-        task = Task(
-            job=job,
-            log_directory=str(log.directory),
-            threads=1,
-            strategy=named(strategy),
-            gpus_per_host=ranks,
-        )
-        run, events = launcher.start(task, Path(folder)), list[Event]()
-        while not run.ended:
-            wait_for([run])
-            events += run.new_events()
+        events = watched(launcher, served_task(log, job, named(strategy), ranks), Path(folder))
     for event in events:
-        if isinstance(event, Failed):
-            raise RuntimeError(event.error)
         if isinstance(event, Trained):
             lacked = event.measured.numbers["staleness"]
             return {"ne": event.best.ne, "lacked": lacked if event.measured.staleness else 0.0}

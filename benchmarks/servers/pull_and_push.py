@@ -1,6 +1,6 @@
 """What pulling and pushing rows costs: milliseconds of a step's lookup and update of tables on a server, and here.
 
-    python -m benchmarks.training.pull_and_push
+    python -m benchmarks.servers.pull_and_push
 
 Eight tables in one process, and the same ones on one or two servers in processes of their own, on the same
 batches: lookup with gradients recorded, then the update. On servers that is a pull, and a push until it is in the
@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from benchmarks.models.one_network import parsed, stacked
+from benchmarks.servers.table_server import start_server
 from benchmarks.shared.machine_and_tables import machine, markdown
-from benchmarks.training.table_server import start_server
 from dhen.batch import FeatureBatch
 from dhen.model import build_model
 from dhen.schema import FeatureSchema, Table

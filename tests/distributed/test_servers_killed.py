@@ -1,0 +1,120 @@
+"""Ranks and servers of tables that are killed at random moments: what goes on, what comes back, what is lost."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from command_line import write_log
+from servers.served_training import a_job, a_task, failure, train_on_servers
+
+from trials.checkpoint.folders import checkpoints_in
+from trials.data.cache import PreparedLog
+from trials.data.log_schema import GivenGrowing
+from trials.data.prepare.prepare_log import prepare
+from trials.events import Event, Progress, Replaced
+from trials.processes.launcher import Run
+from trials.processes.task import Task
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+KILLS = 10
+SLOWLY = {"learning_rate": 5e-5, "embedding_learning_rate": 1e-3}
+LONG = SLOWLY | {"epochs": 8, "patience": 999, "evaluate_every": 1200}
+NAMES = ("rank 0", "rank 1", "rank 2", "server 0", "server 1")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("killed")
+    growing = GivenGrowing(capacity=200, columns=("user", "tags"), admit_after=2)
+    prepare([write_log(folder / "log.csv", 3010)], out=folder / "log", growing=growing)
+    return folder
+
+
+def long_task(folder: Path, synchrony: str, out: Path) -> Task:
+    """A training of three ranks and two servers, with a checkpoint after each evaluation."""
+    log, kept = folder / "log", {"resume_from": str(out / "checkpoints"), "checkpoint_evaluations": True}
+    job = a_job(PreparedLog.open(log), {"synchrony": synchrony}, **LONG)
+    return a_task(job, log, "dp+servers2", 3, progress_seconds=0.02, **kept)
+
+
+class Killer:
+    """Sends a signal to one of some processes, again and again, after random numbers of progress events."""
+
+    def __init__(
+        self, out: Path, processes: Sequence[int], most: int, sent: int = signal.SIGKILL, seed: int = 0
+    ) -> None:
+        self._out, self._processes, self._most, self._signal = out, processes, most, sent
+        self._random = random.Random(seed)
+        self._next, self.killed, self.seen = 3, list[int](), set[int]()
+
+    def __call__(self, run: Run, events: Sequence[Event]) -> None:
+        pids = {number: rank._process.pid for number, rank in run._processes.items()}  # type: ignore[attr-defined]
+        self.seen.update(pids.values())
+        progress = sum(isinstance(event, Progress) for event in events)
+        back = sum(isinstance(event, Replaced) for event in events) == len(self.killed)
+        saved = bool(checkpoints_in(self._out / "checkpoints"))
+        if len(self.killed) == self._most or progress < self._next or not (back and saved):
+            return
+        process = self._random.choice(self._processes)
+        os.kill(pids[process], self._signal)
+        self.killed.append(process)
+        self._next = progress + self._random.randrange(3, 12)
+
+
+@pytest.mark.parametrize(
+    ("synchrony", "processes"), [("async", (1, 2)), ("async", (3, 4)), ("semi", (3, 4))], ids=str
+)
+def test_the_others_go_on_and_another_takes_its_place(
+    folder: Path, tmp_path: Path, synchrony: str, processes: Sequence[int]
+) -> None:
+    killer = Killer(tmp_path, processes, KILLS)
+    served = train_on_servers(long_task(folder, synchrony, tmp_path), tmp_path, killer)
+    replaced = [event for event in served.events if isinstance(event, Replaced)]
+    assert [event.process for event in replaced] == [NAMES[number] for number in killer.killed]
+    assert len(replaced) == KILLS
+    assert all(event.how == "was killed by signal 9 (SIGKILL)" for event in replaced)
+    assert all(map(math.isfinite, served.ne))
+    lost = served.trained.measured.lost_steps or 0
+    assert lost > KILLS if 3 in processes else lost <= KILLS  # of a rank, the batch that it had
+    assert len(killer.seen) == len(NAMES) + KILLS
+    assert not any(Path(f"/proc/{pid}").exists() for pid in killer.seen)
+
+
+def test_a_rank_on_its_own_that_is_stopped_is_replaced(folder: Path, tmp_path: Path) -> None:
+    task = long_task(folder, "async", tmp_path)
+    served = train_on_servers(task, tmp_path, Killer(tmp_path, [1], 1, signal.SIGSTOP))
+    (replaced,) = [event for event in served.events if isinstance(event, Replaced)]
+    assert replaced.words.startswith("rank 1 was stopped by a signal, and was ended after")
+    assert len(served.ne) == 8 * 2
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(KILLS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("synchrony", "processes"),
+    [("sync", (0, 1, 2)), ("sync", (3, 4)), ("semi", (0, 1, 2)), ("async", (0,))],
+    ids=str,
+)
+def test_all_go_back_to_the_newest_checkpoint_and_nothing_is_lost(
+    folder: Path, tmp_path: Path, synchrony: str, processes: Sequence[int], kills: int
+) -> None:
+    task, served, killed = long_task(folder, synchrony, tmp_path), None, 0
+    for attempt in range(kills):
+        killer = Killer(tmp_path, processes, 1, seed=attempt)
+        served = train_on_servers(task.replace(attempt=attempt), tmp_path, killer)
+        if not killer.killed:
+            break
+        killed += 1
+        assert f"{NAMES[killer.killed[0]]} was killed by signal 9 (SIGKILL) after" in failure(served)
+    served = train_on_servers(task.replace(attempt=kills), tmp_path)
+    assert killed > kills / 2
+    assert served.trained.measured.lost_steps is None
+    undisturbed = train_on_servers(long_task(folder, synchrony, tmp_path / "whole"), tmp_path / "whole")
+    assert len(served.ne) == len(undisturbed.ne)
+    if synchrony == "sync":
+        assert served.ne == pytest.approx(undisturbed.ne, abs=1e-6)
