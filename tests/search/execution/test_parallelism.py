@@ -94,7 +94,11 @@ def test_as_many_train_at_once_as_the_clusters_nodes_hold(
         ([(1, 4)], None, Parallelism(16, 2, sharing=4, ranks=16)),
         ([(1, 8)], None, Parallelism(32, 1, sharing=8, ranks=32)),  # all CPUs of a node for its ranks
         ([(1, 2), (4, 8)], 1, Parallelism(32, 1, sharing=8, ranks=32)),
-        ([(2, 8)], 4, Parallelism(8, 4, sharing=2, ranks=16)),  # too large: that is said when hosts are admitted
+        (
+            [(2, 8)],
+            4,
+            Parallelism(8, 4, sharing=2, ranks=16),
+        ),  # too large: that is said when hosts are admitted
     ],
 )
 def test_on_a_cluster_the_least_shape_says_how_many(

@@ -125,7 +125,8 @@ def climbed(hbm: float, *shapes: str) -> list[TrialRecord]:
     job, given = wide_job(LARGE), clusters(hbm, *shapes)
     its = Execution(given[0], given[0].hbm, larger=given[1:])
     record: TrialRecord | None = with_plan(
-        new_record(1, TrialKind.CANDIDATE, {}, job), plan_of(job, given[:1], PlanOptions(memory_margin=-(2**40)))
+        new_record(1, TrialKind.CANDIDATE, {}, job),
+        plan_of(job, given[:1], PlanOptions(memory_margin=-(2**40))),
     )
     steps = []
     while record is not None:
@@ -199,7 +200,10 @@ def test_shapes_of_a_study() -> None:
         assert config.declared_ranks == ((1, 1), (1, 2), (2, 2))
     assert read_study_config(None, ["ranks=2x4"]).shapes == ("2x4",)
     assert read_study_config(None, []).shapes == ()
-    assert read_study_config(None, ["ranks=1x4,2x2"]).shapes == ("1x4", "2x2")  # as many ranks, in either order
+    assert read_study_config(None, ["ranks=1x4,2x2"]).shapes == (
+        "1x4",
+        "2x2",
+    )  # as many ranks, in either order
 
 
 def test_what_a_rank_has_of_this_machine_is_the_same_in_all_shapes() -> None:
@@ -269,7 +273,9 @@ def test_the_study_tells_everywhere_in_which_shape_each_trained(
     wide = next(trial for trial in record.candidates if trial.plan.ranks == "1x2")
     assert record.cluster is not None
     assert record.cluster.shapes == ("1x1", "1x2")
-    plans = {path.parents[1].name: json.loads(path.read_text()) for path in several.glob("artifacts/**/plan.json")}
+    plans = {
+        path.parents[1].name: json.loads(path.read_text()) for path in several.glob("artifacts/**/plan.json")
+    }
     assert sorted(plan["ranks"] for plan in plans.values()) == sorted(
         str(trial.plan.ranks) for trial in record.trials
     )
@@ -307,19 +313,36 @@ def test_the_study_goes_on_with_its_shapes_and_no_others(
     assert len(again.candidates) == len(record.candidates) + 1
 
 
-def test_too_sure_a_plan_ends_in_the_next_shape(dhen_search: Run, tmp_path: Path) -> None:
-    """On one rank it is tried under the strategy that lacks least, runs out of memory, and goes on on two."""
-    model = {"model": SPACE_MODEL, "training": {"batch_size": 256, "precision": "fp32", "epochs": 1}}
-    (tmp_path / "model.yaml").write_text(yaml.safe_dump(model))
-    words = ("ranks=1x1,1x2", f"hbm={HBM}", "memory_margin=-1MiB")
-    out = tmp_path / "trained"
-    dhen_search("demo", "--out", tmp_path / "log.csv", "rows=4000")
-    dhen_search("train", tmp_path / "model.yaml", "--data", tmp_path / "log.csv", "--out", out, *words)
-    plan = json.loads((out / "plan.json").read_text())
-    assert plan["ranks"] == "1x2"
+def test_a_plan_that_is_too_sure_ends_in_the_next_shape(
+    dhen_search: Run, several: Path, tmp_path: Path
+) -> None:
+    """On one rank the wide network is tried under a strategy that lacks a little, and runs out of memory."""
+    out, words = tmp_path / "study", (f"space={several.with_name('space.yaml')}", *WORDS)
+    dhen_search("run", "--out", out, *words, "trials=2", "memory_margin=-1MiB")
+    wide = next(trial for trial in read_study(out).candidates if trial.plan.ranks == "1x2")
+    assert wide.result.outcome is Outcome.COMPLETED
+    ran_out = [attempt for attempt in wide.attempts if attempt.outcome is Outcome.OUT_OF_MEMORY]
+    assert [attempt.plan and attempt.plan.ranks for attempt in ran_out] == ["1x1"] * len(ran_out) != []
+    last = wide.attempts[-1]
+    assert last.plan is not None
+    assert (last.outcome, last.plan.ranks) == (Outcome.COMPLETED, "1x2")
+    assert last.plan.other_shapes == ("1x1: ran out of memory under all that was predicted to fit.",)
+    assert " on 1x1: out of memory" in next(
+        row[3] for row in attempt_rows(read_study(out)) if " on 1x2" in row[3]
+    )
 
 
-SPACE_MODEL = {
-    "embedding_dim": 16,
-    "layers": [{"modules": [{"kind": "mlp", "mlp": [1024]}], "out_embeddings": 4}] * 2,
-}
+def test_one_configuration_is_planned_and_trained_in_the_least_shape(
+    dhen_search: Run, record: StudyRecord, tmp_path: Path
+) -> None:
+    wide = next(trial.job.model for trial in record.candidates if trial.plan.ranks == "1x2")
+    training = {"batch_size": 256, "precision": "fp32", "epochs": 1}
+    (tmp_path / "wide.yaml").write_text(yaml.safe_dump({"model": wide, "training": training}))
+    log, out, words = tmp_path / "log.csv", tmp_path / "out", ("ranks=1x1,1x2", f"hbm={HBM}")
+    dhen_search("demo", "--out", log, "rows=4000")
+    (plan,) = json.loads(dhen_search("plan", tmp_path / "wide.yaml", "--data", log, "--json", *words).stdout)
+    assert (plan["hosts"], plan["gpus_per_host"]) == (1, 2)
+    assert plan["other_shapes"][0].startswith("1x1: fits nowhere: ")
+    dhen_search("train", tmp_path / "wide.yaml", "--data", log, "--out", out, *words)
+    bundle = json.loads((out / "bundle.json").read_text())
+    assert bundle["planned_technique"] == bundle["executed_technique"] == plan["chosen"]
