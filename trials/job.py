@@ -90,6 +90,12 @@ class TablesConfig(Value):
         return 0 if self.synchrony != "semi" else 1 if self.staleness is None else self.staleness
 
     @property
+    def servers_return(self) -> bool:
+        """Whether a server that is killed comes back while ranks go on, without its updates since it was last
+        saved: where no step has to have all updates."""
+        return self.synchrony == "async" or (self.synchrony == "semi" and not self.deterministic_delay)
+
+    @property
     def pulls_ahead(self) -> bool:
         """Whether the rows of the next batch are pulled while one is computed."""
         return self.steps_behind > 0 and not self.deterministic_delay

@@ -26,7 +26,8 @@ from interrupted import Interrupted, Told, run
 from dhen.errors import UserError
 from dhen.fingerprint import file_hash
 from dhen.model import build_model, parse_model
-from trials.checkpoint.checkpointer import BEST, KEPT, PREFIX, STANDS, Checkpoints, Resumable
+from trials.checkpoint.checkpointer import BEST, KEPT, STANDS, Checkpoints, Resumable
+from trials.checkpoint.folders import PREFIX
 from trials.checkpoint.whole import write_manifest
 from trials.cluster.load import load_cluster
 from trials.data.cache import PreparedLog

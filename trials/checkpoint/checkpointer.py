@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from dhen.errors import UserError
 from dhen.values import Value
 from trials.checkpoint.dcp_vectors import FlatPieces, LoadPlanner, SavePlanner
+from trials.checkpoint.folders import PREFIX, checkpoints_in, steps_of
 from trials.checkpoint.index_file import IndexedReader, IndexedWriter
 from trials.checkpoint.training_state import TrainingState
 from trials.checkpoint.whole import damage, write_manifest, written_hashes
@@ -51,7 +52,7 @@ COST_SHARE = 0.02
 """Share of a training's seconds that checkpoints may take: slow ones are made less often."""
 KEPT = 2
 """Number of checkpoints that are kept: the newest, and the one before."""
-PREFIX, STANDS, BEST = "after-", "training.json", "best.safetensors"
+STANDS, BEST = "training.json", "best.safetensors"
 DENSE, TABLES, RANDOM, RANDOM_CUDA = "dense.", "tables.", "random.", "random_cuda."
 AVERAGED = "averaged{}."
 """Prefix of the names of earlier weights, which an average is made of."""
@@ -254,7 +255,8 @@ class Checkpoints:
         """Returns the newest checkpoint that is as it was written; a collective. All ranks look for what rank 0
         sees: where they do not share a disk, they say what is missing."""
         while self._folder is not None:
-            (steps,) = as_first(self._ranks, [float(max(map(_steps, _made(self._folder)), default=-1))])
+            newest = [float(steps_of(path)) for path in checkpoints_in(self._folder)[:1]]
+            (steps,) = as_first(self._ranks, newest or [-1.0])
             if steps < 0:
                 return None
             path = self._folder / f"{PREFIX}{int(steps)}"
@@ -265,10 +267,8 @@ class Checkpoints:
                 return path
             if self._ranks.first:
                 _remove(path)
-                before = max(map(_steps, _made(self._folder)), default=None)
-                goes_on = (
-                    "begins anew" if before is None else f"goes on from the one before, {PREFIX}{before}"
-                )
+                before = checkpoints_in(self._folder)[:1]
+                goes_on = f"goes on from the one before, {before[0].name}" if before else "begins anew"
                 LOG.warning("%s was damaged and is removed: training %s", path, goes_on)
             as_first(self._ranks, [0.0])  # it is gone for all
         return None
@@ -307,7 +307,7 @@ class Checkpoints:
     def _with_these_best(self, state: TrainingState) -> Path | None:
         """Returns a checkpoint that has the best weights already, and whose files tell so."""
         assert self._folder is not None
-        for path in _made(self._folder):
+        for path in checkpoints_in(self._folder):
             try:
                 stand = CheckpointInfo.model_validate_json((path / STANDS).read_bytes())
                 hashes = written_hashes(path)
@@ -319,7 +319,7 @@ class Checkpoints:
 
     def _drop_all_but(self, count: int) -> None:
         assert self._folder is not None
-        for path in sorted(_made(self._folder), key=_steps, reverse=True)[count:]:
+        for path in checkpoints_in(self._folder)[count:]:
             _remove(path)
 
 
@@ -329,14 +329,6 @@ def _remove(path: Path) -> None:
     shutil.rmtree(leaving, ignore_errors=True)
     path.rename(leaving)
     shutil.rmtree(leaving, ignore_errors=True)
-
-
-def _made(folder: Path) -> list[Path]:
-    return [path for path in folder.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdigit()]
-
-
-def _steps(path: Path) -> int:
-    return int(path.name.removeprefix(PREFIX))
 
 
 def _everything(step: Resumable, ranks: Ranks) -> dict[str, Tensor | FlatPieces]:

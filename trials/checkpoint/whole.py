@@ -11,8 +11,10 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from dhen.errors import UserError
 from dhen.fingerprint import file_hash
 from dhen.values import PathBelow
+from trials.checkpoint.folders import checkpoints_in, steps_of
 from trials.checkpoint.index_file import INDEX, CheckpointIndex
 from trials.ranks import Ranks
 
@@ -60,6 +62,19 @@ def damage(folder: Path, ranks: Ranks) -> str | None:
         return f"{min(unlisted)} has no hash in {INDEX}"
     own = sorted(index.sha256)[ranks.rank :: ranks.world]
     return _altered(folder, {name: index.sha256[name] for name in own})
+
+
+def newest_whole(folder: Path) -> tuple[int, Path]:
+    """Returns the newest checkpoint in a folder that is as it was written, and the number of steps that it is made
+    after; of a process that looks by itself.
+
+    Raises:
+        UserError: where there is none.
+    """
+    for path in checkpoints_in(folder):
+        if damage(path, Ranks()) is None:
+            return steps_of(path), path
+    raise UserError(f"{folder} has no checkpoint that is as it was written, to go on from")
 
 
 def _altered(folder: Path, hashes: Mapping[str, str]) -> str | None:

@@ -34,6 +34,8 @@ class Task(Value):
     """A weights file to start training from in place of fresh weights."""
     attempt: int = Field(default=0, ge=0)
     """Which execution of its trial this is: 0 for the first, as in names of logs and in MLflow's tags."""
+    restarts: int = Field(default=0, ge=0)
+    """How often this process was started anew before while the others of the attempt went on."""
     progress_seconds: float = 0.5
     """Seconds between two progress events of a training."""
     strategy: Strategy = Strategy()
@@ -99,6 +101,16 @@ class Task(Value):
     def server(self, process: int) -> int | None:
         """Returns which server a process is; None for a rank."""
         return self.logs(Path()).server(process)
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is a training."""
+        return self.score_split is None and self.serving is None
+
+    @property
+    def ranks_on_their_own(self) -> bool:
+        """Whether ranks train without each other, against servers."""
+        return self.trains and self.strategy.servers > 0 and self.job.training.tables.synchrony == "async"
 
     def logs(self, folder: Path) -> RankLogs:
         """The logs of ranks and servers in the trial's directory: each attempt has its own, and so has every task

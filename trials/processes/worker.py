@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from dhen.errors import UserError
 from dhen.values import parse
+from trials.checkpoint.whole import newest_whole
 from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
 from trials.data.origin import LogAtOrigin
@@ -131,7 +132,10 @@ def _serve(task: Task, folder: Path, number: int) -> None:
     share = Share(number, strategy.servers)
     server = Server(task.job, share, workers, strategy.server_level, weights)
     del weights
-    server.serve(meeting_of_servers(folder, task.address, makes=False))
+    if task.restarts:
+        assert task.resume_from is not None
+        server.go_on(*newest_whole(Path(task.resume_from)))
+    server.serve(meeting_of_servers(folder, task.address, makes=False), task.restarts)
 
 
 @contextlib.contextmanager
@@ -142,7 +146,13 @@ def _servers(task: Task, ranks: Ranks, folder: Path) -> Iterator[Servers | None]
         return
     makes = ranks.first and not dist.is_initialized()
     store = meeting_of_servers(folder, task.address, makes=makes)
-    servers = Servers(store, ranks.rank, ranks.world, task.strategy.servers)
+    servers = Servers(
+        store,
+        ranks.rank,
+        ranks.world,
+        task.strategy.servers,
+        servers_return=task.trains and task.job.training.tables.servers_return,
+    )
     LOG.info("connected to %d server(s) of embedding tables", servers.count)
     yield servers
     servers.leave()
@@ -196,7 +206,7 @@ def _log_task(task: Task, ranks: Ranks) -> None:
 def _process_group(task: Task, ranks: Ranks, folder: Path) -> Iterator[None]:
     """Makes the process group: all ranks are there when it begins; none leaves before the first has said how it
     ended."""
-    alone = ranks.world == 1 or _on_their_own(task)
+    alone = ranks.world == 1 or task.ranks_on_their_own
     if alone and not task.strategy.fully_sharded:
         yield
         return
@@ -205,12 +215,6 @@ def _process_group(task: Task, ranks: Ranks, folder: Path) -> Iterator[None]:
     join(ranks, folder, task.address, local=local, seconds=seconds)
     yield
     dist.barrier()
-
-
-def _on_their_own(task: Task) -> bool:
-    """Tells whether ranks train without each other, against servers."""
-    trains = task.score_split is None and task.serving is None
-    return trains and task.strategy.servers > 0 and task.job.training.tables.synchrony == "async"
 
 
 @contextlib.contextmanager
@@ -259,7 +263,7 @@ def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
         log = TaughtLog(log, Path(task.teacher))
     start_from = read_weights(Path(task.start_from)) if task.start_from else None
     LOG.info("weights: %s", task.start_from or f"fresh, from seed {task.job.seed}")
-    own = _on_their_own(task)
+    own = task.ranks_on_their_own
     with limited_memory(task.hbm, device()) as peak_bytes, _servers(task, ranks, folder) as servers:
         if own and not ranks.first:
             assert servers is not None

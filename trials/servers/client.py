@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from trials.embeddings.growing import NO_TIME
+from trials.servers.connection import Connection
 from trials.servers.dense_piece import piece
-from trials.servers.dispenser import Answer, Losses, Told
-from trials.servers.messages import DTYPES, Link, Message, Op
-from trials.servers.server import link_name, path_tensor
+from trials.servers.dispenser import Answer, Losses, Told, told_in
+from trials.servers.messages import DTYPES, Message, Op
+from trials.servers.server import path_tensor
 from trials.servers.shares import Share, server_of_keys
 
 ROWS_AT_ONCE = 1 << 18
@@ -50,25 +51,44 @@ class Pulled(NamedTuple):
     """How many times each server had given rows to keys."""
     behind: int
     """Largest number of earlier steps whose updates they lack."""
+    restarts: tuple[int, ...]
+    """How often each server had been started anew."""
 
 
 class Servers:
     """The servers of a training, as one worker asks them."""
 
-    def __init__(self, store: Any, worker: int, workers: int, count: int) -> None:
-        """Connects to all servers, which wait for the worker.
+    def __init__(
+        self, store: Any, worker: int, workers: int, count: int, *, servers_return: bool = False
+    ) -> None:
+        """Connects to all servers, and waits until they are ready.
 
         Args:
             store: where both sides meet.
             worker: number of this worker.
             workers: number of all.
             count: number of servers.
+            servers_return: whether servers that are killed come back.
         """
         self.worker, self.workers, self.count = worker, workers, count
-        self._links = [Link(store, link_name(worker, server), server=False) for server in range(count)]
+        self._links = [
+            Connection(store, worker, server, comes_back=servers_return) for server in range(count)
+        ]
         self._courier = ThreadPoolExecutor(1, "courier")
         self.behind = dict[int, int]()
         """How often a batch of workers on their own was trained on while so many others were handed out."""
+        self._lost_batches = 0
+
+    @property
+    def restarts(self) -> tuple[int, ...]:
+        """How often each server was started anew."""
+        return tuple(link.restarts for link in self._links)
+
+    @property
+    def lost_steps(self) -> int:
+        """Number of steps whose updates were lost: of some rows with a server that came back from what it had
+        saved, or of a whole batch with a worker on its own."""
+        return self._lost_batches + sum(link.lost_steps for link in self._links)
 
     def later(self, call: Callable[[], Any]) -> Future[Any]:
         """Has the thread that has the links make a call, after what it was given before."""
@@ -90,7 +110,8 @@ class Servers:
                 weight_UD[its.places[number]] = answer.tensors[number].float()
             weights.append(weight_UD)
         behind = max(answer.number for answer in answers)
-        return Pulled(tuple(rows), split, tuple(weights), tuple(answer.step for answer in answers), behind)
+        read_at = tuple(answer.step for answer in answers)
+        return Pulled(tuple(rows), split, tuple(weights), read_at, behind, self.restarts)
 
     def push(
         self,
@@ -104,7 +125,8 @@ class Servers:
         dense: tuple[Tensor, float] | None = None,
     ) -> None:
         """Sends a step's gradients of the rows that were pulled, and of the dense part with its learning rate; in
-        the links' thread."""
+        the links' thread. A server that was started anew meanwhile may have given these rows to other keys, and
+        gets none."""
         scales = [_scale(gradient_UD) if dtype is torch.float16 else 1.0 for gradient_UD in gradients]
         sent = [(g_UD * scale).to(dtype) for g_UD, scale in zip(gradients, scales, strict=True)]
         flat, dense_rate = dense if dense is not None else (None, 0.0)
@@ -112,8 +134,12 @@ class Servers:
         for server, (link, its) in enumerate(zip(self._links, pulled.of_servers, strict=True)):
             parts = [gradient_UD[place] for gradient_UD, place in zip(sent, its.places, strict=True)]
             more = [] if flat is None else [flat[piece(len(flat), Share(server, self.count))]]
-            tensors = (settings, *its.rows, *parts, *more)
-            link.send(Message(Op.PUSH, step, pulled.read_at[server], tensors))
+            message = Message(Op.PUSH, step, pulled.read_at[server], (settings, *its.rows, *parts, *more))
+            nothing = [part[:0] for part in (*its.rows, *parts)]
+            without_rows = Message(Op.PUSH, step, 0, (settings, *nothing, *more))
+            is_another = link.restarts != pulled.restarts[server]
+            link.send(without_rows if is_another else message, to_another=without_rows)
+            link.pushed = step + 1
 
     def rows_of_keys(
         self, key_K: Tensor, table_K: Tensor, times_K: Tensor | None, step: int = 0, time: int | None = None
@@ -152,15 +178,18 @@ class Servers:
         """Asks for the next batch, see `trials.servers.dispenser`; `done` is of the one before."""
         said = torch.tensor([rate_factor, *done], dtype=torch.float64)
 
-        def ask() -> Message:
-            self._links[0].send(Message(Op.NEXT, number=until, tensors=(said,)))
-            return self._links[0].receive()
+        def ask() -> Told:
+            first, message = self._links[0], Message(Op.NEXT, number=until, tensors=(said,))
+            first.send(message)
+            told = told_in(first.receive())
+            first.holds_batch = told.answer is Answer.TRAIN
+            for link in self._links:
+                link.handed_out = told.number + first.holds_batch
+            return told
 
-        answer: Message = self.now(ask)
-        factor, loss, steps, clipped = answer.tensors[0].tolist()
-        self.behind = dict(answer.tensors[1].tolist())
-        losses = Losses(loss, int(steps), int(clipped))
-        return Told(Answer(answer.number), answer.step, factor, losses, self.behind)
+        told: Told = self.now(ask)
+        self.behind, self._lost_batches = told.behind, told.lost
+        return told
 
     def matrix(self, number: int, rows: int, columns: int) -> Tensor:
         """Returns a whole matrix, in fp32."""
@@ -179,9 +208,13 @@ class Servers:
         self.now(lambda: self._ask_all(Message(Op.EXPORT, tensors=(path_tensor(folder),))))
 
     def go_on(self, step: int, folder: Path | None) -> None:
-        """Has servers go on after so many steps, from what they have saved in a folder, or as they are."""
-        sent = () if folder is None else (path_tensor(folder),)
-        self.now(lambda: self._ask_all(Message(Op.IMPORT, step, tensors=sent)))
+        """Goes on after so many steps; the first worker has servers go on from what they have saved in a folder,
+        or as they are."""
+        for link in self._links:
+            link.pushed = link.handed_out = step
+        if self.worker == 0:
+            sent = () if folder is None else (path_tensor(folder),)
+            self.now(lambda: self._ask_all(Message(Op.IMPORT, step, tensors=sent)))
 
     def leave(self) -> None:
         """Tells servers that this worker has ended well."""

@@ -2,7 +2,11 @@
 
 Workers that are fast take more of them. At the step where an evaluation is due no more are handed out until all
 that were are done, so that points of a curve are at the same numbers of examples as in any other training. Who
-asks says thereby that its last batch is done; one that is gone takes its batch with it.
+asks says thereby that its last batch is done; one that is gone takes its batch with it, and one that takes its
+place is handed the next.
+
+A server that comes back in the place of the first is told by workers, as they connect, how far they are: it may
+hand out a batch twice that a worker has which has not connected yet.
 """
 
 from __future__ import annotations
@@ -10,6 +14,10 @@ from __future__ import annotations
 import threading
 from enum import IntEnum
 from typing import NamedTuple
+
+import torch
+
+from trials.servers.messages import Message, Op
 
 
 class Answer(IntEnum):
@@ -43,6 +51,23 @@ class Told(NamedTuple):
     """For an evaluation: what all batches since the one before came to."""
     behind: dict[int, int]
     """How often a batch was trained on while so many others were handed out."""
+    lost: int
+    """Number of batches that went with their worker."""
+
+    @property
+    def message(self) -> Message:
+        """The same as it is sent."""
+        numbers = torch.tensor([self.rate_factor, *self.losses, self.lost], dtype=torch.float64)
+        behind = torch.tensor(sorted(self.behind.items()), dtype=torch.int64).view(-1, 2)
+        return Message(Op.NEXT, self.number, self.answer, (numbers, behind))
+
+
+def told_in(message: Message) -> Told:
+    """Returns what a worker is told with a message."""
+    numbers, behind = message.tensors
+    factor, loss, steps, clipped, lost = numbers.tolist()
+    losses = Losses(loss, int(steps), int(clipped))
+    return Told(Answer(message.number), message.step, factor, losses, dict(behind.tolist()), int(lost))
 
 
 class Dispenser:
@@ -52,7 +77,7 @@ class Dispenser:
         self._lock = lock
         self._next, self._until, self._ended = 0, 0, False
         self._held = dict[int, int]()
-        """Of each worker that has one, its batch."""
+        """The batch of each connection of a worker that has one."""
         self._losses, self._rate_factor = Losses(0.0, 0, 0), 1.0
         self.lost = 0
         """Number of batches that went with their worker."""
@@ -62,17 +87,25 @@ class Dispenser:
         """Goes on after so many batches."""
         self._next = self._until = step
 
-    def next(self, worker: int, until: int | None, rate_factor: float, done: Losses) -> Told:
+    def hear(self, connection: int, handed_out: int, *, holds_last: bool) -> None:
+        """Notes how far a worker is that connects: how many batches were handed out as far as it knows, and
+        whether it has the last of them."""
+        if handed_out > self._next:
+            self._next = self._until = handed_out
+        if holds_last:
+            self._held[connection] = handed_out - 1
+
+    def next(self, connection: int, until: int | None, rate_factor: float, done: Losses) -> Told:
         """Returns what a worker is to do next.
 
         Args:
-            worker: who asks, and is done with what it had.
+            connection: that of who asks, and is done with what it had.
             until: given by the first worker, which evaluates: the number of batches after which the next
                 evaluation is due. It is told so when all of them are done; others wait.
             rate_factor: as the first worker has it.
             done: of the batch that it had.
         """
-        self._done(worker, done)
+        self._done(connection, done)
         if until is not None:
             self._until, self._rate_factor = max(self._until, until), rate_factor
             self._lock.notify_all()
@@ -85,7 +118,7 @@ class Dispenser:
             told = self._told(Answer.EVALUATE, self._next)
             self._losses = Losses(0.0, 0, 0)
             return told
-        self._held[worker] = self._next
+        self._held[connection] = self._next
         self._next += 1
         return self._told(Answer.TRAIN, self._next - 1)
 
@@ -94,16 +127,16 @@ class Dispenser:
         self._ended = True
         self._lock.notify_all()
 
-    def gone(self, worker: int) -> None:
+    def gone(self, connection: int) -> None:
         """Notes that a worker is gone, with the batch that it had."""
-        self.lost += self._held.pop(worker, None) is not None
+        self.lost += self._held.pop(connection, None) is not None
         self._lock.notify_all()
 
     def _told(self, answer: Answer, number: int) -> Told:
-        return Told(answer, number, self._rate_factor, self._losses, dict(self._behind))
+        return Told(answer, number, self._rate_factor, self._losses, dict(self._behind), self.lost)
 
-    def _done(self, worker: int, done: Losses) -> None:
-        number = self._held.pop(worker, None)
+    def _done(self, connection: int, done: Losses) -> None:
+        number = self._held.pop(connection, None)
         if number is not None:
             total, steps, clipped = self._losses
             self._losses = Losses(total + done.total, steps + done.steps, clipped + done.clipped)

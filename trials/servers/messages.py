@@ -25,16 +25,21 @@ MOST_TENSORS = (HEADER - FIELDS) // SHAPE
 ALIGNED = 8
 """Bytes of which the place of each tensor in the buffer is a multiple."""
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.float64)
-VERSION = 1
+VERSION = 2
 """Version of these messages; a worker and a server of different ones do not speak to each other."""
+MEETING = datetime.timedelta(seconds=10)
+"""Time that one side waits for the other to make the connection, which both are about to do."""
 PATIENCE = datetime.timedelta(days=7)
-"""Time that one side waits for the other. Who is gone breaks the connection at once; who hangs is found by who
-watches the processes."""
+"""Time that one side waits for a message of the other. Who is gone breaks the connection at once; who hangs is
+found by who watches the processes."""
 
 
 class Op(IntEnum):
     """What is asked of a server."""
 
+    HELLO = auto()
+    """A worker has connected: its number, steps that it has pushed, batches that were handed out as it knows and
+    whether it has the last one -> number of steps after which the server came back, -1 for one that never left."""
     ADMIT = auto()
     """Rows for keys of growing tables, which are counted: key_K, table_K, times_K, newest time stamp -> row_K."""
     FIND = auto()
@@ -82,15 +87,16 @@ class Link:
     """One end of the connection between a worker and a server; one thread uses it at a time."""
 
     def __init__(self, store: Any, name: str, *, server: bool) -> None:
-        """Waits for the other end, which makes a link of the same name.
+        """Waits for the other end, which makes a link of the same name at the same time.
 
         Raises:
             LinkBrokenError: where the other end does not come.
         """
         self._peer = 0 if server else 1
-        pair = dist.PrefixStore(f"{name}.v{VERSION}", store)  # type: ignore[attr-defined]
+        # of its own: a store that waits for one peer lets nobody else ask it
+        pair = dist.PrefixStore(f"{name}.v{VERSION}", store.clone())  # type: ignore[attr-defined]
         with _broken_is_said(name):
-            self._group: Any = dist.ProcessGroupGloo(pair, 1 if server else 0, 2, PATIENCE)
+            self._group: Any = dist.ProcessGroupGloo(pair, 1 if server else 0, 2, MEETING)
         self._name = name
 
     def send(self, message: Message) -> None:
@@ -109,9 +115,9 @@ class Link:
             start = FIELDS + SHAPE * place
             header[start : start + len(shape)] = torch.tensor(shape)
         with _broken_is_said(self._name):
-            self._group.send([header], self._peer, 0).wait()
+            self._group.send([header], self._peer, 0).wait(PATIENCE)
             if buffer := _packed(tensors):
-                self._group.send(buffer, self._peer, 0).wait()
+                self._group.send(buffer, self._peer, 0).wait(PATIENCE)
 
     def receive(self) -> Message:
         """Returns the next message from the other end.
@@ -121,14 +127,14 @@ class Link:
         """
         header = torch.empty(HEADER, dtype=torch.int64)
         with _broken_is_said(self._name):
-            self._group.recv([header], self._peer, 0).wait()
+            self._group.recv([header], self._peer, 0).wait(PATIENCE)
         op, step, number, count, *_ = header.tolist()
         shapes = [_shape(header, place) for place in range(count)]
         size = sum(_room(dtype, shape) for dtype, shape in shapes)
         buffer = torch.empty(size, dtype=torch.uint8)
         if size:
             with _broken_is_said(self._name):
-                self._group.recv([buffer], self._peer, 0).wait()
+                self._group.recv([buffer], self._peer, 0).wait(PATIENCE)
         return Message(op, step, number, _unpacked(buffer, shapes))
 
 

@@ -1,16 +1,18 @@
 """A server of embedding tables: a process that answers workers until the last one has left.
 
-One thread for each worker receives what it asks, in order; one lock guards the tables, so that pulls and updates
-are whole. A worker that breaks its connection without leaving ends the server too; a server of workers that train
-on their own goes on without it, unless it was the first, which evaluates. Who watches the processes ends the
-attempt in either case, and it goes on from its newest checkpoint.
+One thread for each worker that calls receives what it asks, in order; one lock guards the tables, so that pulls
+and updates are whole. A worker that breaks its connection without leaving ends the server too; a server of workers
+that train on their own goes on without it, unless it was the first, which evaluates, and takes the call of another
+one in its place.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from trials.distributed.table_split import take_growing, take_tables
 from trials.embeddings.growing import NO_TIME
 from trials.job import Job
 from trials.optim.master_weights import MasterWeights
+from trials.servers.connection import LOOK_SECONDS, Calls
 from trials.servers.dense_piece import DensePiece
 from trials.servers.dispenser import Dispenser, Losses
 from trials.servers.messages import DTYPES, Link, LinkBrokenError, Message, Op
@@ -73,25 +76,43 @@ class Server:
             self._dense = DensePiece(MasterWeights(model, config.precision).flat, share, config)
         self._dispenser = Dispenser(self._lock)
         self._lost: BaseException | None = None
+        self._came_back_at = -1
+        """Number of steps after which it goes on in the place of another; -1 for the first one."""
+        self._left, self._connected = set[int](), set[int]()
         LOG.info(
             "server %d of %d has %s bytes of rows", share.server, share.servers, f"{self._part.held_bytes:,}"
         )
 
-    def serve(self, store: Any) -> None:
+    def go_on(self, steps: int, folder: Path) -> None:
+        """Goes on in the place of a server that was killed, from what all have saved in a folder after so many
+        steps.
+
+        Raises:
+            UserError: where files are missing or damaged.
+        """
+        self._take_over(folder)
+        self._synchrony.begin(steps)
+        self._dispenser.begin(steps)
+        self._came_back_at = steps
+        LOG.info("server %d goes on from %s", self._share.server, folder)
+
+    def serve(self, store: Any, restarts: int = 0) -> None:
         """Answers workers until all have left.
+
+        Args:
+            store: where both sides meet.
+            restarts: how often the server was started anew before.
 
         Raises:
             WorkerLostError: where one is gone that the others cannot go on without.
         """
-        threads = [
-            threading.Thread(target=self._answer, args=(store, worker), name=f"worker {worker}", daemon=True)
-            for worker in range(self._workers)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            while thread.is_alive() and self._lost is None:
-                thread.join(timeout=0.1)
+        calls, numbers = Calls(store, self._share.server, restarts), itertools.count()
+        while self._lost is None and not self._is_done():
+            for name in calls.new():
+                number = next(numbers)
+                thread = threading.Thread(target=self._answer, args=(store, name, number), daemon=True)
+                thread.start()
+            time.sleep(LOOK_SECONDS)
         if self._lost is not None:
             raise self._lost
         if self._synchrony.lost or self._dispenser.lost:
@@ -102,49 +123,73 @@ class Server:
                 self._dispenser.lost,
             )
 
-    def _answer(self, store: Any, worker: int) -> None:
+    def _is_done(self) -> bool:
+        """Tells whether all workers have left; of those on their own the first, and all that are connected."""
+        if self._alone:
+            return 0 in self._left and not self._connected
+        return len(self._left) == self._workers
+
+    def _answer(self, store: Any, name: str, number: int) -> None:
+        """Answers a worker that calls, until it leaves or is gone; `number` is that of its connection."""
         try:
-            link = Link(store, link_name(worker, self._share.server), server=True)
-            while (request := link.receive()).op != Op.LEAVE:
+            link = Link(store, name, server=True)
+            request = link.receive()
+        except LinkBrokenError as error:  # it was killed while it called, or calls again
+            LOG.warning("a call was not taken: %s", error)
+            return
+        worker = request.number
+        self._connected.add(number)
+        try:
+            while request.op != Op.LEAVE:
                 with self._lock:
-                    answer = _ANSWERS[Op(request.op)](self, worker, request)
+                    answer = _ANSWERS[Op(request.op)](self, worker, number, request)
                 if answer is not None:
                     link.send(answer)
+                request = link.receive()
+            self._left.add(worker)
             if self._alone and worker == 0:
                 with self._lock:
                     self._dispenser.end()
         except LinkBrokenError as error:
-            self._gone(worker, error)
+            self._gone(worker, number, error)
         except BaseException as error:  # ours: the process ends with it
             LOG.exception("worker %d", worker)
             self._lost = error
+        finally:
+            self._connected.discard(number)
 
-    def _gone(self, worker: int, error: LinkBrokenError) -> None:
+    def _gone(self, worker: int, number: int, error: LinkBrokenError) -> None:
         LOG.warning("worker %d is gone: %s", worker, error)
         if self._alone and worker:
             with self._lock:
-                self._dispenser.gone(worker)
+                self._dispenser.gone(number)
             return
         self._lost = WorkerLostError(f"worker {worker} is gone")
 
-    def _admit(self, worker: int, request: Message) -> Message:
+    def _hello(self, worker: int, number: int, request: Message) -> Message:
+        handed_out, holds_last = request.tensors[0].tolist()
+        self._synchrony.hear(worker, request.step)
+        self._dispenser.hear(number, handed_out, holds_last=bool(holds_last))
+        return Message(request.op, self._came_back_at)
+
+    def _admit(self, worker: int, number: int, request: Message) -> Message:
         time = None if request.number == NO_TIME else request.number
         key_K, table_K, times_K = request.tensors
         rows = self._synchrony.admit(worker, request.step, Keys(key_K, table_K, times_K, time))
         return Message(request.op, tensors=(rows,))
 
-    def _find(self, worker: int, request: Message) -> Message:
+    def _find(self, worker: int, number: int, request: Message) -> Message:
         return Message(request.op, tensors=(self._part.find(*request.tensors),))
 
-    def _pull(self, worker: int, request: Message) -> Message:
+    def _pull(self, worker: int, number: int, request: Message) -> Message:
         dtype = DTYPES[request.number]
         weights, behind = self._synchrony.pull(request.step, request.tensors, dtype)
         return Message(request.op, step=self._part.given, number=behind, tensors=weights)
 
-    def _read(self, worker: int, request: Message) -> Message:
+    def _read(self, worker: int, number: int, request: Message) -> Message:
         return Message(request.op, tensors=self._part.read(request.tensors, DTYPES[request.number]))
 
-    def _push(self, worker: int, request: Message) -> None:
+    def _push(self, worker: int, number: int, request: Message) -> None:
         settings, *tensors = request.tensors
         rate, decay, dense_rate, *scales = settings.tolist()
         matrices = len(scales)
@@ -157,26 +202,25 @@ class Server:
             (gradient,) = dense
             self._dense.update(gradient, dense_rate)
 
-    def _drain(self, worker: int, request: Message) -> Message:
+    def _drain(self, worker: int, number: int, request: Message) -> Message:
         self._synchrony.drain(request.step)
         return Message(request.op)
 
-    def _begin_pass(self, worker: int, request: Message) -> None:
+    def _begin_pass(self, worker: int, number: int, request: Message) -> None:
         self._part.begin_pass()
 
-    def _dense_weights(self, worker: int, request: Message) -> Message:
+    def _dense_weights(self, worker: int, number: int, request: Message) -> Message:
         assert self._dense is not None
         return Message(request.op, tensors=(self._dense.weight.clone(),))
 
-    def _next(self, worker: int, request: Message) -> Message:
+    def _next(self, worker: int, number: int, request: Message) -> Message:
         (said,) = request.tensors
         rate_factor, loss, steps, clipped = said.tolist()
         until = request.number if worker == 0 else None
-        told = self._dispenser.next(worker, until, rate_factor, Losses(loss, int(steps), int(clipped)))
-        numbers = torch.tensor([told.rate_factor, *told.losses], dtype=torch.float64)
-        return Message(request.op, told.number, told.answer, (numbers, _pairs(told.behind)))
+        done = Losses(loss, int(steps), int(clipped))
+        return self._dispenser.next(number, until, rate_factor, done).message
 
-    def _full(self, worker: int, request: Message) -> Message:
+    def _full(self, worker: int, number: int, request: Message) -> Message:
         """Rows of a matrix, or, for the number behind those of all, the keys of growing tables."""
         if request.number < len(self._part.names):
             (span,) = request.tensors
@@ -184,24 +228,22 @@ class Server:
             return Message(request.op, tensors=(self._part.rows_from(request.number, first, most),))
         return Message(request.op, tensors=self._part.keys())
 
-    def _export(self, worker: int, request: Message) -> Message:
+    def _export(self, worker: int, number: int, request: Message) -> Message:
         dense = self._dense.state() if self._dense is not None else {}
         self._part.save(_path(request), dense)
         return Message(request.op)
 
-    def _import(self, worker: int, request: Message) -> Message:
+    def _import(self, worker: int, number: int, request: Message) -> Message:
         if request.tensors:
-            files = self._part.load(_path(request))
-            if self._dense is not None:
-                self._dense.load(files)
+            self._take_over(_path(request))
         self._synchrony.begin(request.step)
         self._dispenser.begin(request.step)
         return Message(request.op)
 
-
-def link_name(worker: int, server: int) -> str:
-    """Returns the name under which a worker and a server meet."""
-    return f"worker{worker}.server{server}"
+    def _take_over(self, folder: Path) -> None:
+        files = self._part.load(folder)
+        if self._dense is not None:
+            self._dense.load(files)
 
 
 def path_tensor(path: Path) -> Tensor:
@@ -214,11 +256,8 @@ def _path(request: Message) -> Path:
     return Path(os.fsdecode(bytes(sent.tolist())))
 
 
-def _pairs(counts: dict[int, int]) -> Tensor:
-    return torch.tensor(sorted(counts.items()), dtype=torch.int64).view(-1, 2)
-
-
-_ANSWERS: dict[Op, Callable[[Server, int, Message], Message | None]] = {
+_ANSWERS: dict[Op, Callable[[Server, int, int, Message], Message | None]] = {
+    Op.HELLO: Server._hello,
     Op.ADMIT: Server._admit,
     Op.FIND: Server._find,
     Op.PULL: Server._pull,

@@ -207,8 +207,7 @@ class ServerTables:
     def go_on(self, step: int, folder: Path | None) -> None:
         """Goes on after so many steps; the first worker has the servers take over what they saved in a folder."""
         self.step = step
-        if not self.servers.worker:
-            self.servers.go_on(step, folder)
+        self.servers.go_on(step, folder)
 
     def keys(self) -> Tensor:
         """Returns the key of each growing row (1 + R), 0 where it is free."""
@@ -227,13 +226,15 @@ class ServerTables:
 
     def _request(self, batch: Batch, step: int) -> tuple[FeatureBatch, Pulled]:
         """Admits a batch's keys and pulls its rows, in the links' thread."""
-        features = batch.features
-        if self._growing is not None and features.keys is not None:
-            features = self._with_rows(features, step, batch.time)
-        there = features.to(torch.device("cpu"))
-        pulled = self.servers.pull(step, self._rows(there), self._sent_in)
-        self._count(pulled)
-        return features, pulled
+        while True:
+            features, restarts = batch.features, self.servers.restarts
+            if self._growing is not None and features.keys is not None:
+                features = self._with_rows(features, step, batch.time)
+            there = features.to(torch.device("cpu"))
+            pulled = self.servers.pull(step, self._rows(there), self._sent_in)
+            if pulled.restarts == restarts:  # else the rows of its keys are no longer theirs on one of them
+                self._count(pulled)
+                return features, pulled
 
     def _count(self, pulled: Pulled) -> None:
         """Counts rows to this rank's memory, which the links' thread has made; where the device is an accelerator

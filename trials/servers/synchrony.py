@@ -1,6 +1,6 @@
 """When a server answers a pull, and when it applies a push: the three ways to keep workers together.
 
-All have the same five methods. They are called with the server's lock held, and wait on it (`threading.Condition`)
+All have the same methods. They are called with the server's lock held, and wait on it (`threading.Condition`)
 for other workers' messages. `version` is the number of steps whose updates are in the tables.
 
 W workers push W parts of a step's gradients. Async: they are applied as they come. Semi: too, but a pull for
@@ -43,6 +43,10 @@ class Synchronised(Protocol):
     lost: int
     """Number of rows whose update was left out, as they had gone to other keys."""
 
+    def hear(self, worker: int, pushed: int) -> None:
+        """Notes that a worker has connected, which has pushed the updates of so many steps, be it to a server that
+        this one is in the place of."""
+
     def admit(self, worker: int, step: int, keys: Keys) -> Tensor:
         """Returns the rows of a worker's keys."""
 
@@ -64,6 +68,9 @@ class Async:
 
     def __init__(self, part: ServerPart) -> None:
         self._part, self.lost = part, 0
+
+    def hear(self, worker: int, pushed: int) -> None:
+        """Does nothing: no step waits for another."""
 
     def admit(self, worker: int, step: int, keys: Keys) -> Tensor:
         """See `Synchronised`."""
@@ -89,9 +96,18 @@ class Semi:
     """At most so many steps behind."""
 
     def __init__(self, part: ServerPart, workers: int, staleness: int, lock: threading.Condition) -> None:
-        self._part, self._workers, self._staleness, self._lock = part, workers, staleness, lock
-        self._version, self.lost = 0, 0
-        self._arrived = Counter[int]()
+        self._part, self._staleness, self._lock, self.lost = part, staleness, lock, 0
+        self._pushed = [0] * workers
+        """Number of steps whose updates each worker has pushed."""
+
+    @property
+    def _version(self) -> int:
+        return min(self._pushed)
+
+    def hear(self, worker: int, pushed: int) -> None:
+        """See `Synchronised`: what was pushed to a server that is gone counts, as nobody pushes it again."""
+        self._pushed[worker] = max(self._pushed[worker], pushed)
+        self._lock.notify_all()
 
     def admit(self, worker: int, step: int, keys: Keys) -> Tensor:
         """See `Synchronised`."""
@@ -105,10 +121,7 @@ class Semi:
     def push(self, worker: int, step: int, gradients: Gradients) -> None:
         """See `Synchronised`."""
         self.lost += self._part.update(gradients)
-        self._arrived[step] += 1
-        while self._arrived[self._version] == self._workers:
-            del self._arrived[self._version]
-            self._version += 1
+        self._pushed[worker] = step + 1
         self._lock.notify_all()
 
     def drain(self, step: int) -> None:
@@ -117,8 +130,7 @@ class Semi:
 
     def begin(self, step: int) -> None:
         """See `Synchronised`."""
-        self._version = step
-        self._arrived.clear()
+        self._pushed = [step] * len(self._pushed)
 
 
 class Delayed:
@@ -129,6 +141,9 @@ class Delayed:
         self._version, self._drained, self.lost = 0, 0, 0
         self._waiting = defaultdict[int, dict[int, Gradients]](dict)
         self._pulled = Counter[int]()
+
+    def hear(self, worker: int, pushed: int) -> None:
+        """Does nothing: a server of such a training does not come back."""
 
     def admit(self, worker: int, step: int, keys: Keys) -> Tensor:
         """See `Synchronised`."""
@@ -183,6 +198,9 @@ class Sync:
         self._keys = defaultdict[int, dict[int, Keys]](dict)
         self._rows = dict[int, dict[int, Tensor]]()
         self._waiting = dict[int, Gradients]()
+
+    def hear(self, worker: int, pushed: int) -> None:
+        """Does nothing: a server of such a training does not come back."""
 
     def admit(self, worker: int, step: int, keys: Keys) -> Tensor:
         """See `Synchronised`: the keys of the whole batch are admitted together, as on ranks that hold tables."""

@@ -14,7 +14,8 @@ from search.dataset import log_files
 from search.execution.trainer import CHECKPOINTS
 from search.read_study import read_study
 from search.run_directory import trial_folder
-from trials.checkpoint.checkpointer import PREFIX, STANDS, CheckpointInfo
+from trials.checkpoint.checkpointer import STANDS, CheckpointInfo
+from trials.checkpoint.folders import PREFIX
 from trials.checkpoint.index_file import INDEX, CheckpointIndex
 from trials.checkpoint.training_state import TrainingState
 from trials.checkpoint.whole import write_manifest

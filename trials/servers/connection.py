@@ -1,0 +1,156 @@
+"""How a worker reaches a server that may be killed and come back: it calls, and the server that is there answers.
+
+A server that is started anew takes over what it last saved, and says that it is ready under the number of its
+restarts. A worker whose link is broken waits for that, calls it, says how far it is, and asks once more what was
+not answered. Where servers do not come back (`TablesConfig.servers_return`) a broken link is an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from trials.servers.messages import Link, LinkBrokenError, Message, Op
+
+LOG = logging.getLogger(__name__)
+LOOK_SECONDS = 0.02
+"""Seconds between two looks at the store for a call, or for a server that is ready."""
+UNFINISHED_CALLS = 8
+"""Number of workers that may be killed while they call, and leave a gap in the numbers of calls."""
+
+
+class Connection:
+    """A worker's connection to one server; one thread uses it at a time."""
+
+    def __init__(self, store: Any, worker: int, server: int, *, comes_back: bool) -> None:
+        """Waits for the server, and calls it.
+
+        Args:
+            store: where both sides meet.
+            worker: number of this worker.
+            server: number of the server.
+            comes_back: whether a server that is killed is started anew.
+        """
+        self._store, self._worker, self._server, self._comes_back = store, worker, server, comes_back
+        self.restarts = 0
+        """Number of times that the server was started anew."""
+        self.pushed = 0
+        """Number of steps whose updates were pushed."""
+        self.handed_out, self.holds_batch = 0, False
+        """Number of batches that were handed out to all, as far as this worker knows, and whether it has the last
+        one that it was told of."""
+        self.lost_steps = 0
+        """Number of steps whose updates of the server's rows were lost, as it came back from what it had saved."""
+        self._asked = Message(Op.HELLO)
+        self._link = self._called()
+
+    def send(self, message: Message, *, to_another: Message | None = None) -> None:
+        """Sends a message; `to_another` in its place to a server that has come back meanwhile.
+
+        Raises:
+            LinkBrokenError: where the server is gone, and does not come back.
+        """
+        self._asked = message
+        while True:
+            try:
+                self._link.send(self._asked)
+                return
+            except LinkBrokenError as error:
+                self._wait_for_another(error)
+                self._asked = to_another or message
+
+    def receive(self) -> Message:
+        """Returns the answer to what was sent last; a server that has come back is asked again.
+
+        Raises:
+            LinkBrokenError: where the server is gone, and does not come back.
+        """
+        while True:
+            try:
+                return self._link.receive()
+            except LinkBrokenError as error:
+                self._wait_for_another(error)
+                self.send(self._asked)
+
+    def _wait_for_another(self, error: LinkBrokenError) -> None:
+        if not self._comes_back:
+            raise error
+        LOG.warning("server %d is gone, and is waited for: %s", self._server, error)
+        self.restarts += 1
+        self._link = self._called()
+        LOG.info("server %d has come back", self._server)
+
+    def _called(self) -> Link:
+        """Returns a link to the newest server under this number, which both have said hello through."""
+        while True:
+            self.restarts = self._newest_ready()
+            call = self._store.add(f"{_place(self._server, self.restarts)}.calls", 1)
+            name = _call(self._server, self.restarts, call)
+            self._store.set(name, "")
+            try:
+                link = Link(self._store, name, server=False)
+                link.send(self._hello())
+                self._note(link.receive())
+            except (
+                LinkBrokenError
+            ) as error:  # of one that is gone for good whoever watches the processes knows
+                LOG.warning("server %d does not answer, and is called again: %s", self._server, error)
+                continue
+            return link
+
+    def _newest_ready(self) -> int:
+        """Returns the number of restarts of the newest server that is ready; waits for the one that is due."""
+        newest = self.restarts
+        while not self._store.check([_ready(self._server, newest)]):
+            time.sleep(LOOK_SECONDS)
+        while self._store.check([_ready(self._server, newest + 1)]):
+            newest += 1
+        return newest
+
+    def _hello(self) -> Message:
+        known = torch.tensor([self.handed_out, int(self.holds_batch)])
+        return Message(Op.HELLO, self.pushed, self._worker, (known,))
+
+    def _note(self, answer: Message) -> None:
+        if answer.step >= 0:
+            self.lost_steps += max(0, max(self.pushed, self.handed_out) - answer.step)
+
+
+class Calls:
+    """The calls of workers to one server."""
+
+    def __init__(self, store: Any, server: int, restarts: int) -> None:
+        """Says that the server is ready."""
+        self._store, self._server, self._restarts = store, server, restarts
+        for earlier in range(restarts + 1):  # one of them may have been killed before it was ready
+            store.set(_ready(server, earlier), "")
+        self._first, self._taken = 1, set[int]()
+
+    def new(self) -> Iterator[str]:
+        """Yields the names of links that workers wait at."""
+        for number in range(self._first, self._first + UNFINISHED_CALLS + 1):
+            name = _call(self._server, self._restarts, number)
+            if number not in self._taken and self._store.check([name]):
+                self._taken.add(number)
+                yield name
+        while self._first in self._taken or (
+            self._taken and max(self._taken) - self._first >= UNFINISHED_CALLS
+        ):
+            self._taken.discard(self._first)
+            self._first += 1
+
+
+def _place(server: int, restarts: int) -> str:
+    return f"server{server}.restart{restarts}"
+
+
+def _ready(server: int, restarts: int) -> str:
+    return f"{_place(server, restarts)}.ready"
+
+
+def _call(server: int, restarts: int, number: int) -> str:
+    return f"{_place(server, restarts)}.call{number}"
