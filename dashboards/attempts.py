@@ -27,18 +27,22 @@ def attempt_rows(record: StudyRecord) -> list[tuple[str, ...]]:
 def _needs_telling(trial: TrialRecord) -> bool:
     assert trial.first_plan is not None
     plan = trial.first_plan
-    return plan.strategy != PLAIN_DP or len(trial.attempts) > 1 or plan.forced
+    return plan.strategy != PLAIN_DP or len(trial.attempts) > 1 or plan.forced or bool(plan.other_shapes)
 
 
 def _cells(trial: TrialRecord) -> tuple[str, ...]:
     plan = trial.first_plan
     assert plan is not None
     last = trial.attempts[-1] if trial.attempts else None
+    # the shape is told where the trial has gone through more than one, by its plan or by its attempts
+    shapes = {attempt.plan.ranks for attempt in trial.attempts if attempt.plan is not None}
+    several = bool(plan.other_shapes) or len(shapes) > 1
+    planned = f"{plan.strategy or ''}{_on_ranks(plan, told=several)}" if plan.fits else "nothing fits"
     return (
         str(trial.number),
-        (plan.strategy or "") if plan.fits else "nothing fits",
-        why_nothing_less(plan),
-        "; then ".join(map(_told, trial.attempts)),
+        planned,
+        " ".join(filter(None, (*plan.other_shapes, why_nothing_less(plan)))),
+        "; then ".join(f"{_told(attempt, in_shape=several)}" for attempt in trial.attempts),
         word(last.executed if last else None),
         byte_size(last.predicted_bytes if last else plan.peak_bytes),
         byte_size(last.measured_bytes if last else None),
@@ -59,10 +63,15 @@ def why_nothing_less(plan: PlanSummary) -> str:
     return ", ".join(told)
 
 
-def _told(attempt: Attempt) -> str:
+def _on_ranks(plan: PlanSummary | None, *, told: bool) -> str:
+    return f" on {plan.ranks}" if told and plan is not None and plan.ranks is not None else ""
+
+
+def _told(attempt: Attempt, *, in_shape: bool) -> str:
+    name = f"{attempt.strategy}{_on_ranks(attempt.plan, told=in_shape)}"
     outcome = IN_WORDS[attempt.outcome]
     if attempt.outcome is Outcome.OUT_OF_MEMORY and attempt.needed_bytes and attempt.limit_bytes:
         needed, limit = byte_size(attempt.needed_bytes), byte_size(attempt.limit_bytes)
-        return f"{attempt.strategy}: {outcome} ({needed} of {limit})"
+        return f"{name}: {outcome} ({needed} of {limit})"
     anew = f" ({attempt.replaced})" if attempt.replaced else ""
-    return f"{attempt.strategy}: {outcome}{anew}"
+    return f"{name}: {outcome}{anew}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -119,7 +120,8 @@ class StudyConfig(LogConfig):
     parallel: int | None = Field(default=None, gt=0)
     """Number of trials that train side by side; by default one on an accelerator, and on a CPU as
     many as the cores allow with `threads` times ranks each, at most four. With `launcher=ray` it is as many as the
-    cluster's nodes can hold at once when the command begins."""
+    cluster's nodes can hold at once when the command begins. Where `ranks` names several shapes, trials in the
+    least are counted: one in a larger shape takes the places of several."""
     threads: int | None = Field(default=None, gt=0)
     """CPU threads per trial (per rank, where it has several); by default as many of its share of the cores as
     are measured to make it faster."""
@@ -129,7 +131,8 @@ class StudyConfig(LogConfig):
     are executed with `local`, and with any `launcher` but `local` whatever the cluster is; else one process trains
     here."""
     ranks: str | None = None
-    """Hosts x ranks per host, such as 2x4, in place of the cluster's own."""
+    """Hosts x ranks per host, such as 2x4, in place of the cluster's own; or several such shapes, those with fewer
+    ranks first, such as 1x1,1x2,2x2: each candidate then has the least in which a strategy fits."""
     hbm: Bytes | None = None
     """Memory per rank, such as 24GiB, in place of the cluster's own; with `local` the default is a share of
     this machine's memory, which its trials divide."""
@@ -256,10 +259,14 @@ class StudyConfig(LogConfig):
         return self.confirm, self.confirm
 
     @property
-    def declared_ranks(self) -> tuple[int, int] | None:
-        """Number of hosts and number of ranks per host; None where `ranks` is not given."""
-        match = RANKS.fullmatch((self.ranks or "").strip())
-        return (int(match[1]), int(match[2])) if match else None
+    def shapes(self) -> tuple[str, ...]:
+        """The shapes that `ranks` names, the least first; none where it is not given."""
+        return tuple(self.ranks.split(",")) if self.ranks is not None else ()
+
+    @property
+    def declared_ranks(self) -> tuple[tuple[int, int], ...]:
+        """Number of hosts and number of ranks per host of each shape that `ranks` names."""
+        return tuple(_numbers(shape) for shape in self.shapes)
 
     @model_validator(mode="after")
     def _servers_are_wanted(self) -> StudyConfig:
@@ -295,9 +302,22 @@ class StudyConfig(LogConfig):
     @field_validator("ranks", mode="before")
     @classmethod
     def _hosts_by_ranks(cls, value: Any) -> Any:
-        if value is not None and not (isinstance(value, str) and RANKS.fullmatch(value.strip())):
-            raise ValueError("expected hosts x ranks per host, both above 0, such as 2x4")
-        return value
+        if value is None:
+            return None
+        given = value.split(",") if isinstance(value, str) else value
+        if not isinstance(given, list | tuple) or not given or not all(map(_is_shape, given)):
+            raise ValueError(
+                "expected hosts x ranks per host, both above 0, such as 2x4, or several such shapes: 1x1,1x2"
+            )
+        shapes = [shape.strip() for shape in given]
+        counts = [hosts * ranks_per_host for hosts, ranks_per_host in map(_numbers, shapes)]
+        if len(set(shapes)) < len(shapes) or counts != sorted(counts):
+            least_first = dict.fromkeys(sorted(shapes, key=lambda shape: prod(_numbers(shape))))
+            raise ValueError(
+                "shapes are tried one after another, each is named once, and those with fewer ranks come first: "
+                f"ranks={','.join(least_first)}"
+            )
+        return ",".join(shapes)
 
     @field_validator("warm_start", "start_from", mode="before")
     @classmethod
@@ -326,6 +346,16 @@ class StudyConfig(LogConfig):
                 "networks one may have, such as averages=3"
             )
         return self
+
+
+def _is_shape(text: object) -> bool:
+    return isinstance(text, str) and RANKS.fullmatch(text.strip()) is not None
+
+
+def _numbers(shape: str) -> tuple[int, int]:
+    """Number of hosts and number of ranks per host."""
+    hosts, _, ranks_per_host = shape.partition("x")
+    return int(hosts), int(ranks_per_host)
 
 
 DEFAULT_TRIALS = 20

@@ -6,7 +6,7 @@ needs data. A file with a model alone, or a shipped model's name, takes its inpu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.machine import BF16_GAIN, Precision
 from trials.job import TrainingConfig
 from trials.planner.options import PlanOptions
-from trials.planner.plan import Plan, plan
+from trials.planner.plan import Plan, plan, plan_in_least_shape
 from trials.strategy import Strategy
 
 KEYS = ("model", "schema", "training")
@@ -139,10 +139,23 @@ def _schema(data: object, what: str) -> FeatureSchema:
     return parse(FeatureSchema, data, f"{what}: schema")
 
 
-def fits_nowhere(request: PlanRequest, cluster: Cluster, cluster_plan: Plan, options: PlanOptions) -> bool:
+def in_least_shape(request: PlanRequest, shapes: Sequence[Cluster], options: PlanOptions) -> Plan:
+    """The plan for a cluster in the least of its shapes in which a strategy fits.
+
+    Raises:
+        UserError: where it can be planned in none.
+    """
+    training = for_cluster(request.training, shapes[0])
+    return plan_in_least_shape(request.model, request.schema, training, shapes, options=options)
+
+
+def fits_nowhere(
+    request: PlanRequest, shapes: Sequence[Cluster], cluster_plan: Plan, options: PlanOptions
+) -> bool:
     """Whether a plan failed in a way that neither a smaller batch nor fewer layers mend."""
     if cluster_plan.chosen is not None:
         return False
+    cluster = shapes[-1]
     model, training = request.model, for_cluster(request.training, cluster)
     if isinstance(model, DhenConfig):
         model = model.replace(layers=model.layers[: _fewest_layers(options.technique)])

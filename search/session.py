@@ -41,8 +41,8 @@ class Session:
     hosts: Hosts | None
     """Hosts of a Ray cluster, which take part once `admit_hosts` has asked them; None where all ranks are on this
     machine."""
-    ranks: tuple[int, int] = (1, 1)
-    """Number of hosts of a candidate and number of ranks per host."""
+    ranks: tuple[tuple[int, int], ...] = ((1, 1),)
+    """Number of hosts of a candidate and number of ranks per host, in each shape that it may have."""
 
     def shares(self, config: StudyConfig) -> Parallelism:
         """The shares that a study's trials have of this machine, or of the cluster's nodes as they are now."""
@@ -58,9 +58,9 @@ class Session:
             UserError: where fewer can than a candidate needs.
         """
         if self.hosts is not None:
-            count, ranks_per_host = self.ranks
             self.hosts.open(self.log, self.directory)
-            self.hosts.check(shape(count, ranks_per_host, shares.threads))
+            for count, ranks_per_host in self.ranks:
+                self.hosts.check(shape(count, ranks_per_host, shares.threads))
             many = (
                 f"up to {shares.side_by_side} candidates train"
                 if shares.side_by_side > 1
@@ -114,7 +114,7 @@ def open_session(
             LOG.info(
                 "dhen-search %s, process %d, log %s", version("dhen-search"), os.getpid(), log.fingerprint
             )
-            ranks = (study.declared_ranks if study else None) or (1, 1)
+            ranks = (study.declared_ranks if study else ()) or ((1, 1),)
             yield Session(directory=directory, log=log, launcher=session_launcher, hosts=hosts, ranks=ranks)
 
 

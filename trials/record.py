@@ -186,6 +186,11 @@ class PlanSummary(Value):
 
     strategy: str | None
     """The strategy chosen; where nothing fits, the one that lacks least; None: the tables alone do not fit."""
+    ranks: str | None = Field(default=None, exclude_if=lambda ranks: ranks is None)
+    """Shape that the plan is for: hosts x ranks per host, such as 2x4; None in records of older versions, where
+    all trials have the study's one shape."""
+    other_shapes: tuple[str, ...] = Field(default=(), exclude_if=lambda sentences: not sentences)
+    """Of each other shape that was tried (`ranks=1x1,1x2`), why it does not do, in a sentence."""
     fits: bool
     """Whether any strategy fits."""
     examples_per_rank: int
@@ -244,6 +249,9 @@ class TrialPlan(Value):
     technique: str | None = "dp"
     """Strategy for the study's cluster, by name (`dp`, `zero1`, `fsdp+full_checkpointing`); None: nothing fits.
     After an attempt that ran out of memory, the strategy of the next one."""
+    ranks: str | None = Field(default=None, exclude_if=lambda ranks: ranks is None)
+    """Shape that the trial is to be trained in: hosts x ranks per host, such as 2x4; None: the study's one, where
+    nothing was planned or by an older version."""
     peak_bytes: int | None = None
     """Predicted peak on the fullest rank of the study's cluster; where nothing fits, that of the strategy that
     lacks least."""

@@ -78,6 +78,15 @@ class ClusterSummary(Value):
     """Memory of one rank in bytes."""
     verified: bool
     """Whether its numbers were measured on it; false for data sheets."""
+    shapes: tuple[str, ...] = Field(default=(), exclude_if=lambda shapes: not shapes)
+    """Shapes that candidates may have, the least first, where there are several (`ranks=1x1,1x2`); `hosts` and
+    `gpus_per_host` are those of the least."""
+
+    @property
+    def ranks_words(self) -> str:
+        """The hosts and ranks of a candidate in words: `2 x 4 ranks`, `1x1, 1x2 or 2x2 ranks`."""
+        *smaller, largest = self.shapes or (f"{self.hosts} x {self.gpus_per_host}",)
+        return f"{', '.join(smaller)} or {largest} ranks" if smaller else f"{largest} ranks"
 
 
 class RefusedProposal(Value):

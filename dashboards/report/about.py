@@ -20,7 +20,7 @@ def facts(record: StudyRecord) -> tuple[tuple[str, str], ...]:
         "Judged by": f"the next {record.period}, before it is trained on" if record.period else "validation",
         "Passes": f"{record.passes.passes} at most, found with the baseline" if record.passes else "",
         "Planned for": (
-            f"{cluster.name}, {cluster.hosts} x {cluster.gpus_per_host} ranks of {byte_size(cluster.hbm)}"
+            f"{cluster.name}, {cluster.ranks_words} of {byte_size(cluster.hbm)}"
             + ("" if cluster.verified else ", numbers unverified")
             if cluster
             else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from dashboards.names import trial_name
 from dashboards.rows import TrialRow, find, trial_rows
@@ -198,7 +199,7 @@ def _fits(best: TrialRecord, record: StudyRecord) -> Answer:
         value = executed or "Not planned"
         return Answer(question=question, value=value, detail="no plan was made for a cluster")
     cluster = record.cluster
-    ranks = cluster.hosts * cluster.gpus_per_host
+    ranks = prod(map(int, plan.ranks.split("x"))) if plan.ranks else cluster.hosts * cluster.gpus_per_host
     size = f"{byte_size(plan.peak_bytes)} of {byte_size(cluster.hbm)} per rank"
     where = f"on {ranks} {'rank' if ranks == 1 else 'ranks'} of {cluster_words(cluster)}"
     trained = f"; trained here with {executed}" if executed and executed != plan.strategy else ""

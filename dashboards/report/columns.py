@@ -46,7 +46,7 @@ class Column:
         return self.unit(value), value if known(value) else None
 
 
-FORWARD, TABLES = "forward", "tables"
+FORWARD, RANKS, TABLES = "forward", "ranks", "tables"
 # what a study is about comes first, so that it is seen in any window; a model's name may be long
 COLUMNS = (
     Column(
@@ -86,6 +86,13 @@ COLUMNS = (
         help="memory technique that it was trained with; where it was not trained, the one planned",
         shown=Shown.PHONE,
         words=lambda row: row.trial.result.technique or row.trial.plan.technique or "nothing fits",
+    ),
+    Column(
+        id=RANKS,
+        title="Ranks",
+        help="hosts x ranks per host: the least shape in which a technique fits",
+        shown=Shown.TABLET,
+        words=lambda row: row.trial.plan.ranks,
     ),
     Column(
         id="memory",
@@ -207,8 +214,10 @@ COLUMNS = (
 
 def columns_of(record: StudyRecord) -> tuple[Column, ...]:
     """The columns that say something in this study: forward time where it was measured, bytes of tables where
-    candidates differ in them."""
+    candidates differ in them, ranks where they may."""
     left_out = set()
+    if record.cluster is None or not record.cluster.shapes:
+        left_out.add(RANKS)
     if all(trial.plan.serving_ms is None for trial in record.trials):
         left_out.add(FORWARD)
     if not table_bytes_differ(record):

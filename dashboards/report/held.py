@@ -38,7 +38,7 @@ def held(trial: TrialRecord) -> dict[str, Any] | None:
         "reason": plan.reason,
         "remedy": plan.remedy,
         "faster": plan.faster,
-        "notes": list(plan.notes),
+        "notes": [*plan.other_shapes, *plan.notes],
         "margin": plan.margin_bytes,
         "fits": plan.fits,
         "hostBytes": plan.host_bytes,

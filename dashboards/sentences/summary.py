@@ -289,18 +289,25 @@ def _examples(record: StudyRecord, outcome: Outcome) -> list[int]:
 
 
 def _techniques(record: StudyRecord) -> str | None:
-    """How often each memory technique was planned; nothing where plain DP on this machine does for all."""
+    """How often each memory technique was planned, and each shape where there are several; nothing where plain DP
+    in one shape on this machine does for all."""
     planned = [trial for trial in record.candidates if trial.plan.summary is not None]
     counts = Counter(trial.plan.unsized_technique for trial in planned)
-    if record.cluster is None or not planned or (record.cluster.name == "this" and set(counts) == {"dp"}):
-        return None
     cluster = record.cluster
-    size = f"{cluster.hosts} x {cluster.gpus_per_host} ranks of {byte_size(cluster.hbm)}"
+    if cluster is None or not planned:
+        return None
+    if cluster.name == "this" and set(counts) == {"dp"} and not cluster.shapes:
+        return None
+    size = f"{cluster.ranks_words} of {byte_size(cluster.hbm)}"
     doubt = "" if cluster.verified else ", numbers unverified"
     without_fit = counts.pop(None, 0)
     chosen = [f"{name} for {count}" for name, count in counts.most_common()]
     chosen += [f"no technique makes {without_fit} fit"] if without_fit else []
-    return f"Planned for {cluster.name} ({size}{doubt}): {', '.join(chosen)} of {len(planned)} candidates."
+    shapes = Counter(trial.plan.ranks for trial in planned if trial.plan.technique is not None)
+    took = [f"{shapes[shape]} on {shape}" for shape in cluster.shapes if shapes[shape]]
+    in_shapes = f" Ranks: {', '.join(took)}." if took else ""
+    techniques = f"{', '.join(chosen)} of {len(planned)} candidates"
+    return f"Planned for {cluster.name} ({size}{doubt}): {techniques}.{in_shapes}"
 
 
 def _forced(record: StudyRecord) -> str | None:

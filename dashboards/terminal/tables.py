@@ -13,18 +13,21 @@ from dashboards import accuracy
 from dashboards.rows import TrialRow, trial_rows
 from dashboards.sentences import winners
 from dashboards.sentences.summary import IN_WORDS
-from dashboards.units import decimals, duration, milliseconds, percent, si
+from dashboards.units import decimals, duration, milliseconds, percent, si, word
 from trials.record import Outcome, TrialKind, TrialRecord
 from trials.study_record import StudyRecord
 
 FORWARD = "forward"
 """Title of the column of forward times, which is shown where any were measured."""
+RANKS = "ranks"
+"""Title of the column of shapes, which is shown where candidates may have several."""
 COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
     ("trial", "right"),
     ("state", "left"),
     ("NE", "right"),
     ("vs baseline", "right"),
     ("FLOPs", "right"),
+    (RANKS, "left"),
     (FORWARD, "right"),
     ("examples/s", "right"),
     ("time", "right"),
@@ -48,8 +51,12 @@ def trial_table(record: StudyRecord, *, rows: int = 20) -> Table:
     """
     chosen = heapq.nsmallest(rows, record.trials, key=_rank(record))
     shown = trial_rows(record, sorted(chosen, key=lambda trial: trial.number))
-    timed = any(trial.plan.serving_ms is not None for trial in record.trials)
-    indices = [index for index, (name, _) in enumerate(COLUMNS) if timed or name != FORWARD]
+    left_out = set()
+    if all(trial.plan.serving_ms is None for trial in record.trials):
+        left_out.add(FORWARD)
+    if record.cluster is None or not record.cluster.shapes:
+        left_out.add(RANKS)
+    indices = [index for index, (name, _) in enumerate(COLUMNS) if name not in left_out]
     cells = [[row[index] for index in (*indices, -1)] for row in map(_cells, shown)]
     table = Table(box=None, header_style="bold", pad_edge=False)
     for index, (name, justify) in enumerate(COLUMNS[index] for index in indices):
@@ -129,6 +136,7 @@ def _cells(row: TrialRow) -> tuple[Text, ...]:
         decimals(row.ne, 5),
         percent(row.relative_percent),
         si(trial.job.flops),
+        word(trial.plan.ranks),
         milliseconds(trial.plan.serving_ms),
         si(trial.result.measured.examples_per_second),
         duration(trial.result.seconds),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dhen.errors import UserError
 from search.config import StudyConfig
-from search.planning.attempts import ranks_here
+from search.planning.attempts import shapes_here
 from trials.cluster.machine import cores, device, fastest_threads
 from trials.hosts.hosts import Node
 from trials.hosts.placement import most_at_once, room_for, shape
@@ -27,25 +27,35 @@ class Parallelism:
     threads: int
     """Number of CPU threads per rank."""
     sharing: int
-    """Largest number of trials that share a machine."""
+    """Largest number of trials that share a machine, each in the least shape."""
+    ranks: int | None = None
+    """Largest number of ranks of all trials at the same time, where there are several shapes: a trial in a larger
+    one takes the places of several in the least."""
 
 
-def parallelism(parallel: int | None, threads: int | None, ranks: int = 1) -> Parallelism:
+def parallelism(
+    parallel: int | None, threads: int | None, ranks: int = 1, larger: Sequence[int] = ()
+) -> Parallelism:
     """Trials side by side and threads per rank; what is not given follows from the other.
 
-    A trial has so many `ranks`, processes that share this machine.
+    A trial has so many `ranks`, processes that share this machine, or one of the `larger` numbers.
 
     Where neither is given: one trial on an accelerator, else as many as there are cores, four at most; then of
     each trial's share of the cores as many threads as are found to gain (`fastest_threads`).
     """
     if parallel is None:
         parallel = 1 if device().type != "cpu" else max(1, min(MOST, cores() // (ranks * (threads or 1))))
-    threads = threads or fastest_threads(max(1, cores() // (ranks * parallel)))
-    return Parallelism(parallel, threads, sharing=parallel)
+    at_once = max(ranks * parallel, *larger, 1)
+    threads = threads or fastest_threads(max(1, cores() // at_once))
+    return Parallelism(parallel, threads, sharing=parallel, ranks=at_once if larger else None)
 
 
 def cluster_parallelism(
-    nodes: Sequence[Node], ranks: tuple[int, int], parallel: int | None, threads: int | None
+    nodes: Sequence[Node],
+    ranks: tuple[int, int],
+    parallel: int | None,
+    threads: int | None,
+    larger: Sequence[tuple[int, int]] = (),
 ) -> Parallelism:
     """Trials side by side and threads per rank on nodes of a cluster; what is not given follows from them.
 
@@ -56,17 +66,21 @@ def cluster_parallelism(
             has anything of them.
         threads: number of threads per rank; None: as on one machine, of each trial's share of a node's CPUs as
             many as are found to gain.
+        larger: the same numbers as `ranks` in other shapes that trials may have.
     """
     hosts, ranks_per_host = ranks
+    widest = max(per_host for _, per_host in (ranks, *larger))
     if threads is None:
-        cpus = int(min((node.cpus for node in nodes if node.cpus >= ranks_per_host), default=1))
+        cpus = int(min((node.cpus for node in nodes if node.cpus >= widest), default=1))
         beside = MOST if parallel is None else math.ceil(parallel * hosts / max(1, len(nodes)))
         on_a_node = max(1, min(beside, cpus // ranks_per_host))
-        threads = fastest_threads(max(1, cpus // (ranks_per_host * on_a_node)))
+        threads = fastest_threads(max(1, cpus // max(widest, ranks_per_host * on_a_node)))
     wanted = shape(hosts, ranks_per_host, threads)
     rooms = [room_for(wanted, node.cpus, node.gpus) for node in nodes]
     parallel = parallel or max(1, most_at_once(hosts, rooms))  # where none has room, that is said later
-    return Parallelism(parallel, threads, sharing=max(1, min(parallel, max(rooms, default=1))))
+    at_once = max(parallel * hosts * ranks_per_host, *map(math.prod, larger), 1)
+    sharing = max(1, min(parallel, max(rooms, default=1)))
+    return Parallelism(parallel, threads, sharing, at_once if larger else None)
 
 
 def study_parallelism(config: StudyConfig, nodes: Sequence[Node] | None = None) -> Parallelism:
@@ -88,5 +102,7 @@ def study_parallelism(config: StudyConfig, nodes: Sequence[Node] | None = None) 
         )
     parallel = 1 if alone else config.parallel
     if nodes is not None:
-        return cluster_parallelism(nodes, config.declared_ranks or (1, 1), parallel, config.threads)
-    return parallelism(parallel, config.threads, ranks_here(config))
+        least, *more = config.declared_ranks or ((1, 1),)
+        return cluster_parallelism(nodes, least, parallel, config.threads, more)
+    least_here, *more_here = shapes_here(config)
+    return parallelism(parallel, config.threads, least_here, more_here)

@@ -115,7 +115,7 @@ class Retrainings:
         if missing:
             self.watcher.wanted(len(unique), len(unique) - len(missing))
         work = _RetrainingWork(missing, self, score=score, has_time_for=has_time_for)
-        Scheduler[Training | Scoring](self._side_by_side).run(work)
+        Scheduler[Training | Scoring](self._side_by_side, ranks=self._trainer.ranks_at_once).run(work)
         ended = {name: self._records[name] for name in unique if name in self._records}
         return {name: record for name, record in ended.items() if record.result.outcome is Outcome.COMPLETED}
 
@@ -205,10 +205,9 @@ class Retrainings:
             of=trial.number,
             removed=request.removed,
         )
-        technique = self._trainer.execution.held_as(
-            trial.result.technique or trial.plan.technique, request.job
-        )
-        return record.with_plan(technique=technique).replace(attempts=earlier.attempts if earlier else ())
+        technique = self._trainer.execution.held_as(trial, request.job)
+        record = record.with_plan(technique=technique, ranks=trial.plan.ranks)
+        return record.replace(attempts=earlier.attempts if earlier else ())
 
     def _weights(self, record: TrialRecord) -> Path:
         return self._trainer.folder(record) / WEIGHTS

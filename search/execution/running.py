@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection
 from typing import Protocol, TypeVar
 
 from dhen.errors import UserError
+from search.execution.late_run import LateRun
 from search.execution.reduce_events import AttemptContext, reduce_event, with_attempt
 from trials.events import Event, Failed, Progress, Replaced, Scored, Timed
 from trials.job import Job
-from trials.processes.launcher import AnyRun, wait_for
+from trials.processes.launcher import wait_for
 from trials.record import Metrics, TrialRecord
 from trials.serving_limits import ForwardTime
 from trials.storage.disk_full import DiskFullError
@@ -23,7 +23,7 @@ E = TypeVar("E", bound=Event)
 class Activity(Protocol):
     """Something that goes on in processes of its own."""
 
-    run: AnyRun
+    run: LateRun
 
     def take(self, events: list[Event]) -> None:
         """Takes in what the processes have said since the last time."""
@@ -32,21 +32,18 @@ class Activity(Protocol):
 class Training:
     """A trial that trains: its record grows with what its processes say."""
 
-    def __init__(
-        self, record: TrialRecord, job: Job, run: AnyRun, began: float, context: AttemptContext
-    ) -> None:
-        """A training whose processes were asked for.
+    def __init__(self, record: TrialRecord, job: Job, run: LateRun, context: AttemptContext) -> None:
+        """A training whose processes a scheduler begins.
 
         Args:
             record: the trial as it begins this attempt.
             job: what is trained.
             run: the processes.
-            began: `time.monotonic()` before the processes were asked for.
             context: what the attempt is asked to be.
         """
         self.record, self.job, self.run = record, job, run
         self.progress: Progress | None = None
-        self._began, self._context = began, context
+        self._context = context
 
     def take(self, events: list[Event]) -> None:
         """Takes in events; the end of the processes gives the record its wall clock."""
@@ -80,13 +77,13 @@ class Training:
         return record.with_result(seconds=before + self._seconds())
 
     def _seconds(self) -> float:
-        return time.monotonic() - self._began
+        return self.run.seconds
 
 
 class Scoring:
     """A trained network that is scored on a split."""
 
-    def __init__(self, record: TrialRecord, job: Job, split: str, run: AnyRun) -> None:
+    def __init__(self, record: TrialRecord, job: Job, split: str, run: LateRun) -> None:
         self.record, self.job, self.split, self.run = record, job, split, run
         self._said: list[Event] = []
 
@@ -118,7 +115,7 @@ class Scoring:
 class Timing:
     """A model whose forward pass is measured."""
 
-    def __init__(self, run: AnyRun) -> None:
+    def __init__(self, run: LateRun) -> None:
         self.run = run
         self._said: list[Event] = []
 

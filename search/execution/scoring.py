@@ -42,7 +42,7 @@ def score_networks(
         UserError: where processes end without a result.
     """
     work = _ScoringWork(networks, split, trainer, take, keep_logits)
-    Scheduler[Scoring](side_by_side).run(work)
+    Scheduler[Scoring](side_by_side, ranks=trainer.ranks_at_once).run(work)
 
 
 def score_one(record: TrialRecord, job: Job, split: str, trainer: Trainer) -> Metrics:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import logging
-import time
 from pathlib import Path
 
 from dhen.config import ModelConfig
 from search.execution.jobs import job_on
+from search.execution.late_run import LateRun
 from search.execution.reduce_events import AttemptContext
 from search.execution.running import Scoring, Timing, Training, look
 from search.planning.attempts import Execution
@@ -39,11 +39,14 @@ class Trainer:
         precision: Precision | None = None,
         execution: Execution | None = None,
         checkpoint_evaluations: bool = False,
+        ranks_at_once: int | None = None,
     ) -> None:
         """A trainer below `directory`; by default with as many threads as gain, and in the preferred precision.
 
-        With `checkpoint_evaluations` what is stopped at an evaluation can go on from there.
+        With `checkpoint_evaluations` what is stopped at an evaluation can go on from there. `ranks_at_once` is the
+        largest number of ranks of all trials together, where trials differ in them.
         """
+        self.ranks_at_once = ranks_at_once
         self._checkpoint_evaluations = checkpoint_evaluations
         self._launcher = launcher
         self._log = log
@@ -71,44 +74,42 @@ class Trainer:
         return trainer
 
     def start(self, record: TrialRecord, job: Job, *, start_from: Path | None = None) -> Training:
-        """Begins a training, with the strategy that was planned where plans are executed.
+        """A training, with the strategy that was planned where plans are executed; a scheduler begins it.
 
         Raises:
             UserError: where this machine lacks what the strategy needs.
         """
-        self.execution.check(job)
+        self.execution.check(record, job)
         strategy = self.execution.strategy(record)
         folder = self.folder(record)
         folder.mkdir(parents=True, exist_ok=True)
         task = self._task(job).replace(
-            **self.execution.task_fields(strategy),
+            **self.execution.task_fields(record),
             attempt=len(record.attempts),
             start_from=str(start_from) if start_from else None,
             resume_from=str(folder / CHECKPOINTS),
             checkpoint_evaluations=self._checkpoint_evaluations and record.kind is TrialKind.CANDIDATE,
         )
         LOG.info("%s %d: attempt %d as %s", _word(record), record.number, task.attempt, strategy.name)
-        began = time.monotonic()
-        run = self._launcher.start(task, folder)
         return Training(
             record.with_result(technique=None),
             job,
-            run,
-            began,
+            self._late(task, folder, record),
             AttemptContext(strategy, self.execution.counted, self.execution.cluster is not None),
         )
 
     def start_scoring(
         self, record: TrialRecord, job: Job, split: str, *, keep_logits: bool = False
     ) -> Scoring:
-        """Begins to score a trial's kept weights on a split; its logits stay in the trial's folder if wanted."""
+        """A scoring of a trial's kept weights on a split, which a scheduler begins; its logits stay in the trial's
+        folder if wanted."""
         task = self._task(job).replace(
-            **self.execution.task_fields(self.execution.strategy(record)),
+            **self.execution.task_fields(record),
             score_split=split,
             keep_logits=keep_logits,
         )
         LOG.info("%s %d: is scored on %s", _word(record), record.number, split)
-        return Scoring(record, job, split, self._launcher.start(task, self.folder(record)))
+        return Scoring(record, job, split, self._late(task, self.folder(record), record))
 
     def forward_ms(self, job: Job, serving: ServingConfig) -> float:
         """Milliseconds that a request to a job's model takes, measured in a fresh process on this machine.
@@ -119,7 +120,8 @@ class Trainer:
         folder = self._directory / SERVING
         folder.mkdir(parents=True, exist_ok=True)
         task = self._task(job).replace(threads=serving.threads, serving=serving)
-        timing = Timing(self._launcher.start(task, folder))
+        timing = Timing(LateRun(lambda: self._launcher.start(task, folder)))
+        timing.run.begin()
         try:
             while not timing.run.ended:
                 look([timing], POLL_SECONDS)
@@ -127,6 +129,9 @@ class Trainer:
             timing.run.kill()
             raise
         return timing.forward.ms
+
+    def _late(self, task: Task, folder: Path, record: TrialRecord) -> LateRun:
+        return LateRun(lambda: self._launcher.start(task, folder), self.execution.ranks(record))
 
     def _task(self, job: Job) -> Task:
         return Task(

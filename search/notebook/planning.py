@@ -13,11 +13,10 @@ import pandas as pd
 from dashboards.units import byte_size
 from dhen.values import parse
 from search.config import StudyConfig, held_config
-from search.plan_request import for_cluster, read_request
+from search.plan_request import in_least_shape, read_request
 from search.planning.attempts import plan_options
-from search.planning.plan_trial import declared_cluster, precision_here
+from search.planning.plan_trial import declared_clusters, precision_here
 from trials.cluster.load import THIS
-from trials.planner import plan as planner
 from trials.planner.plan import Plan
 
 LADDER = ["technique", "fits", "peak_bytes", "lacking_bytes", "step_ms", "examples_per_second", "reason"]
@@ -41,7 +40,8 @@ def plan(
         schema: the model's inputs, where neither the file nor a log gives them, such as
             `{"tables": [{"name": "site", "rows": 1_000_000}], "numeric": 13}`.
         training: training settings, such as `{"batch_size": 65536}`, the examples of a step over all ranks.
-        held: `ranks="2x8"`, `hbm="24GiB"`, `prefer="fastest"`, `technique="zero1"`, `memory_margin="1GiB"`.
+        held: `ranks="2x8"` (or several shapes, `"1x1,1x8"`), `hbm="24GiB"`, `prefer="fastest"`,
+            `technique="zero1"`, `memory_margin="1GiB"`.
 
     Raises:
         UserError: for a key, a name or a file that is wrong, or where something needed is missing.
@@ -56,11 +56,10 @@ def plan(
         given={key: value for key, value in beside.items() if value is not None},
     )
     config = held_config(held, request.training, "plan")
-    where = declared_cluster(
-        str(cluster), config.ranks, config.hbm, precision=precision_here(request.training)
+    shapes = declared_clusters(
+        str(cluster), config.shapes, config.hbm, precision=precision_here(request.training)
     )
-    trained = for_cluster(request.training, where)
-    return PlanView(planner.plan(request.model, request.schema, trained, where, options=plan_options(config)))
+    return PlanView(in_least_shape(request, shapes, plan_options(config)))
 
 
 class PlanView:
@@ -101,8 +100,10 @@ class PlanView:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What would make it fit where nothing does, what would be faster, and notes."""
-        return tuple(filter(None, (self._plan.remedy, self._plan.faster, *self._plan.notes)))
+        """What would make it fit where nothing does, why smaller shapes of ranks do not do, what would be faster,
+        and notes."""
+        smaller = self._plan.other_shapes if self._plan.chosen else ()
+        return tuple(filter(None, (self._plan.remedy, *smaller, self._plan.faster, *self._plan.notes)))
 
     def __repr__(self) -> str:
         return "\n".join((self._heading(), *self.sentences))

@@ -8,7 +8,7 @@ leave as much memory free.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from search.planning.attempts import Execution, learnt_margins
 from search.planning.plan_trial import plan_of, planned
@@ -32,7 +32,7 @@ class Admission:
     def __init__(
         self,
         *,
-        cluster: Cluster,
+        clusters: Sequence[Cluster],
         execution: Execution,
         limits: Limits,
         measure_ms: MeasureMs,
@@ -41,13 +41,13 @@ class Admission:
         """The admission of one study's trials.
 
         Args:
-            cluster: the cluster that trials are planned for.
+            clusters: the cluster that trials are planned for, in each shape that they may have, the least first.
             execution: how attempts are executed, and which one follows another.
             limits: limits on the models that are admitted.
             measure_ms: measures a forward time.
             trials: trials of earlier sessions.
         """
-        self._cluster, self._execution = cluster, execution
+        self._clusters, self._execution = clusters, execution
         self._gate = ServingGate(limits, measure_ms, trials) if limits.limited else None
         self._learnt = learnt_margins(trials)
 
@@ -57,7 +57,7 @@ class Admission:
         Raises:
             UserError: for a batch smaller than the number of ranks.
         """
-        return plan_of(job, self._cluster, self._options)
+        return plan_of(job, self._clusters, self._options)
 
     def admit(self, record: TrialRecord, job: Job, earlier: TrialRecord | None = None) -> AdmittedTrial:
         """The trial with its plan; a trial that fits nowhere or is over a limit has ended.
@@ -72,7 +72,10 @@ class Admission:
         record = self._with_plan(record, job)
         if self._gate is not None:
             record = self._gate.judge(record, job)
-        LOG.info("trial %d: %s, planned as %s", record.number, record.result.outcome, record.plan.technique)
+        LOG.info(
+            "trial %d: %s, planned as %s on %s ranks",
+            *(record.number, record.result.outcome, record.plan.technique, record.plan.ranks),
+        )
         return record, job if record.result.outcome is Outcome.RUNNING else None
 
     def admit_by_size(self, record: TrialRecord, job: Job) -> TrialRecord:
@@ -95,7 +98,7 @@ class Admission:
         return self._execution.ended(record, job)
 
     def _with_plan(self, record: TrialRecord, job: Job) -> TrialRecord:
-        return planned(record, job, self._cluster, self._options)
+        return planned(record, job, self._clusters, self._options)
 
     @property
     def _options(self) -> PlanOptions:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from dhen.config import DhenConfig
+from dhen.errors import UserError
 from search.config import StudyConfig
 from search.planning.plan_trial import LOCAL, plan_of, plan_summary
 from trials.address import LOCAL as LAUNCHED_HERE
@@ -38,16 +39,26 @@ class Execution(NamedTuple):
     """How the trials of one study are executed, and what follows an attempt that ended badly."""
 
     cluster: Cluster | None = None
-    """The cluster that plans are executed on; None where one process trains whatever was planned."""
+    """The cluster that plans are executed on, in its least shape; None where one process trains whatever was
+    planned."""
     hbm: int | None = None
     """Memory that is declared for a rank, and enforced."""
     options: PlanOptions = DEFAULT_OPTIONS
     """What the study asks of plans."""
+    larger: tuple[Cluster, ...] = ()
+    """The same cluster in the other shapes that trials may have, the least first."""
 
-    @property
-    def ranks(self) -> int:
-        """Number of processes per trial."""
-        return self.cluster.ranks if self.cluster else 1
+    def cluster_of(self, record: TrialRecord) -> Cluster | None:
+        """The cluster in the shape of a trial's plan; None where one process trains whatever was planned."""
+        shapes = (self.cluster, *self.larger)
+        return next(
+            (one for one in shapes if one is not None and one.shape == record.plan.ranks), self.cluster
+        )
+
+    def ranks(self, record: TrialRecord) -> int:
+        """Number of processes that train a trial."""
+        cluster = self.cluster_of(record)
+        return cluster.ranks if cluster is not None else 1
 
     @property
     def counted(self) -> bool:
@@ -67,36 +78,40 @@ class Execution(NamedTuple):
             return Strategy(servers=1)
         return Strategy(dense=DELAYING) if job.training.get("delayed_update") else DP
 
-    def held_as(self, technique: str | None, job: Job) -> str | None:
-        """The technique by which a part of a trial's network trains: that of the trial, in a pipeline of as many
-        stages as the part has layers for, or in none."""
-        if technique is None or self.cluster is None:
+    def held_as(self, trial: TrialRecord, job: Job) -> str | None:
+        """The technique by which a trial's network, or a part of it, is trained once more: that of the trial, in a
+        pipeline of as many stages as the part has layers for, or in none."""
+        technique, cluster = trial.result.technique or trial.plan.technique, self.cluster_of(trial)
+        if trial.origin.reused_from_study is not None:  # trained there in a shape that is none here
+            technique = trial.plan.technique or technique
+        if technique is None or cluster is None:
             return technique
         strategy = named(technique)
         layers = len(job.model.layers) if isinstance(job.model, DhenConfig) else 0
         if strategy.pipeline * strategy.chunks_per_rank <= layers or strategy.pipeline == 1:
             return technique
-        fitting = pipeline_degrees(self.cluster.ranks, layers // strategy.chunks_per_rank)
+        fitting = pipeline_degrees(cluster.ranks, layers // strategy.chunks_per_rank)
         if not fitting:
             return strategy.replace(pipeline=1, schedule="1f1b").name
         return strategy.replace(pipeline=fitting[-1]).name
 
-    def check(self, job: Job) -> None:
-        """Checks that the ranks can hold the job's tables, before any rank starts.
+    def check(self, record: TrialRecord, job: Job) -> None:
+        """Checks that a trial's ranks can hold the job's tables, before any rank starts.
 
         Raises:
             UserError: without TorchRec, or for shards that its kernels do not take.
         """
-        if self.cluster is not None and self.cluster.ranks > 1 and job.features.tables:
-            ranks = Ranks(0, self.cluster.hosts, self.cluster.gpus_per_host)
-            check_tables(pricing_of(job, self.cluster).placement, ranks)
+        cluster = self.cluster_of(record)
+        if cluster is not None and cluster.ranks > 1 and job.features.tables:
+            ranks = Ranks(0, cluster.hosts, cluster.gpus_per_host)
+            check_tables(pricing_of(job, cluster).placement, ranks)
 
     def next_attempt(self, record: TrialRecord, job: Job) -> TrialRecord | None:
         """A trial as it begins its next attempt; None where the last one ended otherwise, or none is left.
 
         A trial that was killed, or stopped early, goes on under the same strategy, one that ran out of memory
-        under the next one up the ladder. Where a technique is forced, that one keeps it, and recomputes more or
-        has more micro-batches.
+        under the next one up the ladder of its shape, and after the last one in the next shape in which a strategy
+        fits. Where a technique is forced, that one keeps it, and recomputes more or has more micro-batches.
         """
         last = record.attempts[-1].outcome
         anew = record.replace(result=Result())
@@ -104,15 +119,21 @@ class Execution(NamedTuple):
             return anew
         if self.cluster is None or last is not Outcome.OUT_OF_MEMORY:
             return None
-        job_plan = self._plan_of_climb(job)
-        priced = next_strategy(job_plan, record.attempts)
+        cluster = self.cluster_of(record)
+        assert cluster is not None
+        job_plan, in_shape = self._plan_of_climb(job, cluster), attempts_in(cluster.shape, record)
+        priced = next_strategy(job_plan, in_shape)
         if priced is None:
-            return None
+            larger_plan = self._plan_in_larger_shape(record, job, cluster)
+            if larger_plan is None or larger_plan.best is None:
+                return None
+            job_plan, priced, in_shape = larger_plan, larger_plan.best, ()
         ran_out = dict.fromkeys(
-            attempt.strategy for attempt in record.attempts if attempt.outcome is Outcome.OUT_OF_MEMORY
+            attempt.strategy for attempt in in_shape if attempt.outcome is Outcome.OUT_OF_MEMORY
         )
         return anew.with_plan(
             technique=priced.strategy.name,
+            ranks=job_plan.shape,
             peak_bytes=priced.memory.total,
             step_seconds=priced.time.total,
             summary=plan_summary(job_plan, priced, tuple(ran_out)),
@@ -122,22 +143,50 @@ class Execution(NamedTuple):
         """A trial that no attempt follows, as it ends: one that ran out of memory says why none does."""
         if self.cluster is None or record.result.outcome is not Outcome.OUT_OF_MEMORY:
             return record
-        return record.with_result(error=f"{record.result.error}; {self._why_none(job)}")
+        cluster = self.cluster_of(record)
+        assert cluster is not None
+        why_none = self._why_none(job, cluster)
+        if self.larger:
+            why_none = f"{cluster.shape}: {why_none}"
+            if self._larger_than(cluster):
+                why_none += "; nor does one fit in a larger shape"
+        return record.with_result(error=f"{record.result.error}; {why_none}")
 
-    def _why_none(self, job: Job) -> str:
+    def _larger_than(self, cluster: Cluster) -> tuple[Cluster, ...]:
+        """The shapes after this one."""
+        shapes = [one.shape for one in (self.cluster, *self.larger) if one is not None]
+        return self.larger[shapes.index(cluster.shape) :]
+
+    def _plan_in_larger_shape(self, record: TrialRecord, job: Job, cluster: Cluster) -> Plan | None:
+        """The plan in the least shape after this one in which a strategy fits, for a trial that ran out of memory
+        under all that fits in this one; None where there is no such shape."""
+        larger = self._larger_than(cluster)
+        if not larger:
+            return None
+        # how much its attempts needed beyond their plans counts in place of what is asked for or learnt of others
+        options = self.options.replace(memory_margin=0, learnt=learnt_margins([record]))
+        try:
+            larger_plan = plan_of(job, larger, options)
+        except UserError:  # the batch is smaller than the ranks, or the ladder has no such technique
+            return None
+        ran_out = f"{cluster.shape}: ran out of memory under all that was predicted to fit."
+        earlier = record.plan.summary.other_shapes if record.plan.summary is not None else ()
+        return larger_plan.replace(other_shapes=(*earlier, ran_out, *larger_plan.other_shapes))
+
+    def _why_none(self, job: Job, cluster: Cluster) -> str:
         """Says why no attempt follows one that ran out of memory, and what would be allowed without a forced
         technique."""
         asked = self.options.technique
         if asked is None:
             return "no other technique fits that is predicted to need less by as much"
-        kept = self._plan_of_climb(job)
+        kept = self._plan_of_climb(job, cluster)
         least = min(kept.strategies, key=lambda priced: priced.memory.total, default=None)
         needs = (
             f", of which {least.strategy.name} needs least ({byte_words(least.memory.total)} by prediction)"
             if least is not None
             else ""
         )
-        free = self._replace(options=self.options.replace(technique=None))._plan_of_climb(job)
+        free = self._replace(options=self.options.replace(technique=None))._plan_of_climb(job, cluster)
         other = choose((one for one in free.strategies if one not in kept.strategies), "least")
         would = (
             f"without technique= {other.strategy.name} would fit by prediction"
@@ -146,32 +195,33 @@ class Execution(NamedTuple):
         )
         return f"technique={asked.name} is kept, with more recomputation or micro-batches{needs}; {would}"
 
-    def _plan_of_climb(self, job: Job) -> Plan:
+    def _plan_of_climb(self, job: Job, cluster: Cluster) -> Plan:
         """The plan in which an attempt that ran out of memory looks for the next one: without margins, since what
         ran out of memory has said more than they do."""
-        assert self.cluster is not None
-        return plan_of(job, self.cluster, self.options.replace(memory_margin=0, learnt={}, climbing=True))
+        return plan_of(job, cluster, self.options.replace(memory_margin=0, learnt={}, climbing=True))
 
-    def task_fields(self, strategy: Strategy) -> dict[str, Any]:
-        """Fields of a task under this strategy, for the trial's processes."""
-        if self.cluster is None:
+    def task_fields(self, record: TrialRecord) -> dict[str, Any]:
+        """Fields of a task for the processes of a trial, by its strategy and its shape."""
+        strategy, cluster = self.strategy(record), self.cluster_of(record)
+        if cluster is None:
             return {"strategy": strategy}
         return {
             "strategy": strategy,
-            "hosts": self.cluster.hosts,
-            "gpus_per_host": self.cluster.gpus_per_host,
-            "cluster": self.cluster,
+            "hosts": cluster.hosts,
+            "gpus_per_host": cluster.gpus_per_host,
+            "cluster": cluster,
             "hbm": self.hbm,
-            "deadline_seconds": DEADLINE_SECONDS if self.cluster.ranks > 1 or strategy.servers else None,
+            "deadline_seconds": DEADLINE_SECONDS if cluster.ranks > 1 or strategy.servers else None,
         }
 
 
-def execution(config: StudyConfig, cluster: Cluster) -> Execution:
-    """How trials are executed: as planned on this machine or on a launcher's hosts, else by one rank."""
+def execution(config: StudyConfig, cluster: Cluster, *larger: Cluster) -> Execution:
+    """How trials are executed: as planned on this machine or on a launcher's hosts, else by one rank; `larger` is
+    the cluster in its other shapes."""
     options = plan_options(config)
     if not _is_executed(config):
         return Execution(options=options)
-    return Execution(cluster, cluster.hbm if config.hbm is not None else None, options)
+    return Execution(cluster, cluster.hbm if config.hbm is not None else None, options, larger)
 
 
 def plan_options(config: StudyConfig) -> PlanOptions:
@@ -185,15 +235,28 @@ def plan_options(config: StudyConfig) -> PlanOptions:
 
 
 def ranks_here(config: StudyConfig) -> int:
-    """Number of processes that a trial takes on this machine; 1 where nothing valid is declared."""
-    if not _is_executed(config) or config.declared_ranks is None:
-        return 1
-    hosts, ranks_per_host = config.declared_ranks
-    return ranks_per_host * (hosts if config.launcher == LAUNCHED_HERE else 1)
+    """Largest number of processes that a trial takes on this machine."""
+    return max(shapes_here(config))
+
+
+def shapes_here(config: StudyConfig) -> tuple[int, ...]:
+    """Number of processes that a trial takes on this machine in each shape, the least first; 1 where none is
+    declared."""
+    if not _is_executed(config) or not config.declared_ranks:
+        return (1,)
+    together = config.launcher == LAUNCHED_HERE
+    return tuple(hosts * ranks if together else ranks for hosts, ranks in config.declared_ranks)
 
 
 def _is_executed(config: StudyConfig) -> bool:
     return config.launcher != LAUNCHED_HERE or config.cluster in (LOCAL, THIS)
+
+
+def attempts_in(shape: str, record: TrialRecord) -> tuple[Attempt, ...]:
+    """A trial's attempts in a shape; those that were planned by an older version, or not at all, count."""
+    return tuple(
+        attempt for attempt in record.attempts if attempt.plan is None or attempt.plan.ranks in (None, shape)
+    )
 
 
 def next_strategy(plan: Plan, attempts: tuple[Attempt, ...]) -> PricedStrategy | None:

@@ -8,8 +8,9 @@ which the sampler learns.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
+from typing import Any
 
 import click
 
@@ -24,7 +25,7 @@ from trials.cluster.shared_costs import SharedCosts
 from trials.job import Job, TrainingConfig
 from trials.planner.estimates import PricedStrategy
 from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
-from trials.planner.plan import Plan, plan
+from trials.planner.plan import Plan, plan_in_least_shape
 from trials.record import Outcome, PlanSummary, TrialKind, TrialRecord
 from trials.study_record import ClusterSummary
 
@@ -36,17 +37,24 @@ NO_PLAN_EXCESS = 1.0
 """Memory excess of a candidate that cannot be priced, for the sampler: as if twice the memory were needed."""
 
 
-def declared_cluster(
+def declared_cluster(name: str, ranks: str | None = None, hbm: int | None = None, **shares: Any) -> Cluster:
+    """The cluster of this name or file, with the one shape and the memory declared; see `declared_clusters`."""
+    (cluster,) = declared_clusters(name, () if ranks is None else (ranks,), hbm, **shares)
+    return cluster
+
+
+def declared_clusters(
     name: str,
-    ranks: str | None = None,
+    shapes: Sequence[str] = (),
     hbm: int | None = None,
     *,
     side_by_side: int = 1,
     threads: int | None = None,
     hosts_apart: bool = False,
     precision: Precision | None = None,
-) -> Cluster:
-    """The cluster of this name or file, with the ranks and the memory declared.
+) -> tuple[Cluster, ...]:
+    """The cluster of this name or file in each of the shapes, the least first, or in its own; with the memory
+    declared.
 
     This machine (`local`, `this`) is measured, which takes a second or two, and shared: by trials side by side,
     and where the CPU is the accelerator by all ranks, or those of a host where `hosts_apart`. A rank then has
@@ -58,20 +66,45 @@ def declared_cluster(
         UserError: for an unknown name, a file that is no cluster, ranks or sizes that are not valid.
     """
     this_machine = name in (LOCAL, THIS)
-    cluster = load_cluster(THIS if this_machine else name)
-    cluster = cluster.with_ranks(ranks) if ranks is not None else cluster
+    own_shape = load_cluster(THIS if this_machine else name)
+    clusters = [own_shape.with_ranks(shape) for shape in shapes] or [own_shape]
     if this_machine:
         owners = side_by_side
-        if cluster.device == "cpu":
-            owners *= cluster.gpus_per_host if hosts_apart else cluster.ranks
-        cluster = shared(cluster, owners, threads)
-        if cluster.device == "cpu" and precision is not None:
-            costs = _part_costs(precision, threads, owners)
-            if costs is not None and cluster.ranks > 1 and not (hosts_apart and cluster.hosts > 1):
-                shared_costs = _shared_costs(cluster, costs, owners, counted=hbm is not None)
-                costs = costs.replace(shared=shared_costs)
-            cluster = cluster.replace(part_costs=costs)
-    return cluster.with_hbm(hbm) if hbm is not None else cluster
+        if own_shape.device == "cpu":
+            on_a_machine = [cluster.gpus_per_host if hosts_apart else cluster.ranks for cluster in clusters]
+            # a larger shape takes the places of several of the least one (`search.execution.parallelism`)
+            owners = max(side_by_side * on_a_machine[0], *on_a_machine)
+        clusters = [
+            _shared_machine(
+                cluster,
+                owners,
+                threads,
+                hosts_apart=hosts_apart,
+                precision=precision,
+                counted=hbm is not None,
+            )
+            for cluster in clusters
+        ]
+    return tuple(cluster.with_hbm(hbm) if hbm is not None else cluster for cluster in clusters)
+
+
+def _shared_machine(
+    cluster: Cluster,
+    owners: int,
+    threads: int | None,
+    *,
+    hosts_apart: bool,
+    precision: Precision | None,
+    counted: bool,
+) -> Cluster:
+    """This machine in one shape, with what one of its `owners` has of it, and what parts of models take on it."""
+    cluster = shared(cluster, owners, threads)
+    if cluster.device != "cpu" or precision is None:
+        return cluster
+    costs = _part_costs(precision, threads, owners)
+    if costs is not None and cluster.ranks > 1 and not (hosts_apart and cluster.hosts > 1):
+        costs = costs.replace(shared=_shared_costs(cluster, costs, owners, counted=counted))
+    return cluster.replace(part_costs=costs)
 
 
 def precision_here(training: TrainingConfig) -> Precision:
@@ -104,19 +137,24 @@ def _shared_costs(cluster: Cluster, costs: PartCosts, owners: int, *, counted: b
     return found.in_turns(all_at_once / at_once)
 
 
-def cluster_summary(cluster: Cluster) -> ClusterSummary:
-    """The cluster as reports describe it."""
+def cluster_summary(clusters: Sequence[Cluster]) -> ClusterSummary:
+    """The cluster, in one or several shapes, as reports describe it."""
+    cluster = clusters[0]
     return ClusterSummary(
         name=cluster.name,
         hosts=cluster.hosts,
         gpus_per_host=cluster.gpus_per_host,
         hbm=cluster.hbm,
         verified=cluster.verified,
+        shapes=tuple(one.shape for one in clusters) if len(clusters) > 1 else (),
     )
 
 
 def planned(
-    record: TrialRecord, job: Job, cluster: Cluster, options: PlanOptions = DEFAULT_OPTIONS
+    record: TrialRecord,
+    job: Job,
+    clusters: Cluster | Sequence[Cluster],
+    options: PlanOptions = DEFAULT_OPTIONS,
 ) -> TrialRecord:
     """The record with its plan; one that fits nowhere has ended as infeasible.
 
@@ -125,7 +163,7 @@ def planned(
     """
     began = time.monotonic()
     try:
-        job_plan = plan_of(job, cluster, options)
+        job_plan = plan_of(job, clusters, options)
     except UserError as error:
         if record.kind is TrialKind.BASELINE:
             raise
@@ -138,13 +176,14 @@ def planned(
     )
 
 
-def plan_of(job: Job, cluster: Cluster, options: PlanOptions = DEFAULT_OPTIONS) -> Plan:
-    """A job's plan.
+def plan_of(job: Job, clusters: Cluster | Sequence[Cluster], options: PlanOptions = DEFAULT_OPTIONS) -> Plan:
+    """A job's plan for a cluster, or for one in the least of several shapes in which a strategy fits.
 
     Raises:
         UserError: for a batch smaller than the number of ranks.
     """
-    return plan(job.model, job.features, job.training, cluster, options=options)
+    shapes = (clusters,) if isinstance(clusters, Cluster) else clusters
+    return plan_in_least_shape(job.model, job.features, job.training, shapes, options=options)
 
 
 def with_plan(record: TrialRecord, job_plan: Plan) -> TrialRecord:
@@ -152,6 +191,7 @@ def with_plan(record: TrialRecord, job_plan: Plan) -> TrialRecord:
     closest = job_plan.closest
     return record.with_plan(
         technique=job_plan.chosen.name if job_plan.chosen else None,
+        ranks=job_plan.shape,
         peak_bytes=closest.memory.total if closest else None,
         step_seconds=closest.time.total if closest else None,
         memory_excess=_excess(job_plan),
@@ -178,6 +218,8 @@ def plan_summary(job_plan: Plan, priced: PricedStrategy | None, ran_out: Collect
     """
     options = job_plan.options
     common = {
+        "ranks": job_plan.shape,
+        "other_shapes": job_plan.other_shapes,
         "fits": job_plan.chosen is not None,
         "examples_per_rank": job_plan.examples_per_rank,
         "remedy": job_plan.remedy,

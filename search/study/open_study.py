@@ -147,7 +147,7 @@ def _put_together(
     _grow_as_before(config, space, settings)
     as_it_stands = cut_short if sharing is None else sharing.as_it_stands
     trials = [as_it_stands(trial) for trial in ledger.trials()]
-    executed = execution(config, settings.cluster)
+    executed = execution(config, *settings.clusters)
     trainer = Trainer(
         launcher,
         log,
@@ -156,9 +156,10 @@ def _put_together(
         precision=settings.precision,
         execution=executed,
         checkpoint_evaluations=rule is not None and rule.going_on is not None,
+        ranks_at_once=shares.ranks,
     )
     admission = Admission(
-        cluster=settings.cluster,
+        clusters=settings.clusters,
         execution=executed,
         limits=config.limits,
         measure_ms=trainer.forward_ms,
@@ -241,7 +242,9 @@ def _put_together(
     candidates.check_baseline()
     if not state.candidates:
         check_some_tables_fit(pricer)
-        check_some_fit(pricer, settings.cluster, lambda candidate: admission.plan(candidate_job(candidate)))
+        check_some_fit(
+            pricer, settings.clusters[0], lambda candidate: admission.plan(candidate_job(candidate))
+        )
     runner = TrialRunner(
         ledger=ledger,
         state=state,

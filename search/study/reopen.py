@@ -98,7 +98,8 @@ def _retrainings(
         directory,
         threads=shares.threads,
         precision=settings.precision,
-        execution=execution(config, settings.cluster),
+        execution=execution(config, *settings.clusters),
+        ranks_at_once=shares.ranks,
     )
 
     return Retrainings(

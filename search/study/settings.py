@@ -14,7 +14,7 @@ from dhen.values import parse
 from search.config import StudyConfig
 from search.drivers.join import SETTINGS, WRITTEN, for_other_drivers
 from search.ordered_axes import ordered_axes
-from search.planning.plan_trial import LOCAL, cluster_summary, declared_cluster, precision_here
+from search.planning.plan_trial import LOCAL, cluster_summary, declared_clusters, precision_here
 from search.read_study import HEAD, NOTED_AT
 from search.study_state import StudyState
 from spaces.axes import Choice
@@ -39,6 +39,8 @@ from trials.study_record import (
 
 BUDGET = "budget"
 """Key of the facts under which the study's budget is noted."""
+LARGER_SHAPES = "larger_shapes"
+"""Key of the facts under which the cluster is noted in its other shapes, where trials may have several."""
 KEEP_TIME_SECONDS = 30.0
 """Longest time of a driver that is killed that may be lost."""
 
@@ -75,8 +77,10 @@ class StudySettings:
         """
         self._ledger, self._changes_alone = ledger, joins
         self._facts = _settled(ledger, config, directory, log, space, side_by_side, threads)
-        self.cluster = parse(Cluster, self._facts["cluster"], "the study's cluster")
-        """Cluster that trials are planned for: as declared, or this machine as measured when the study began."""
+        described = (self._facts["cluster"], *self._facts.get(LARGER_SHAPES, ()))
+        self.clusters = tuple(parse(Cluster, one, "the study's cluster") for one in described)
+        """Cluster that trials are planned for, in each shape that they may have, the least first: as declared, or
+        this machine as measured when the study began."""
         self.precision: Precision = self._facts["precision"]
         """Precision of all trainings: this machine's preference when the study began."""
         self.setting = Setting(
@@ -100,7 +104,7 @@ class StudySettings:
             sampler=config.sampler,
             seed=config.seed,
             log=log.summary(),
-            cluster=cluster_summary(self.cluster),
+            cluster=cluster_summary(self.clusters),
             serving=config.serving,
             max_table_bytes=config.max_table_bytes,
             period=config.next_period,
@@ -222,19 +226,21 @@ def _settled(
     facts: dict[str, Any] = {"log": log.fingerprint, "space": space.fingerprint, "seed": config.seed}
     noted = ledger.facts()
     if noted is None or config.cluster not in (LOCAL, THIS):
-        cluster = declared_cluster(
+        cluster, *larger = declared_clusters(
             config.cluster,
-            config.ranks,
+            config.shapes,
             config.hbm,
             side_by_side=side_by_side,
             threads=threads,
             hosts_apart=config.launcher != LAUNCHED_HERE,
             precision=precision_here(config.training),
         )
-        facts["cluster"] = cluster.to_dict()
+        facts |= {"cluster": cluster.to_dict(), LARGER_SHAPES: [one.to_dict() for one in larger]}
     if noted is None:
         return facts | {"created": time.time(), "precision": preferred_precision()}
-    changed = [key for key, value in facts.items() if noted.get(key) != value]
+    noted_now = {LARGER_SHAPES: []} | noted  # older versions had one shape alone
+    different = [key for key, value in facts.items() if noted_now.get(key) != value]
+    changed = dict.fromkeys("cluster" if key == LARGER_SHAPES else key for key in different)
     if changed:
         raise UserError(
             f"{directory} holds a study with another {' and another '.join(changed)}; "

@@ -69,7 +69,7 @@ class TrialRunner:
             for _, trial in latest_first
             if trial.result.outcome.holds_for_equal_jobs
         }
-        self._scheduler = Scheduler[Training](side_by_side)
+        self._scheduler = Scheduler[Training](side_by_side, ranks=trainer.ranks_at_once)
         self._training: set[str] = set()
         """Fingerprints of the jobs that train now."""
         self._cut = set[int]()

@@ -327,5 +327,7 @@ class PlannedCluster(Value):
     """The strategy's name; None where nothing fits."""
     strategies: tuple[StrategyPrice, ...]
     remedy: str | None
+    other_shapes: tuple[str, ...]
+    """Of each other shape of ranks that was tried, why it does not do."""
     faster: str | None
     notes: tuple[str, ...]

@@ -2,7 +2,8 @@
 
 `--json` is a list of plans, one per cluster in the order asked for: `cluster`, `hosts`, `gpus_per_host`,
 `hbm`, `verified`, `examples_per_rank`, `batch_size`, `precision`, `chosen` (a strategy's name, or null
-where none fits), `strategies` (fewer techniques first), `remedy`, `faster` (sentences or null) and `notes`.
+where none fits), `strategies` (fewer techniques first), `remedy`, `faster` (sentences or null), `notes`, and
+`other_shapes` (of each other shape of `--ranks 1x1,1x2` that was tried, why it does not do).
 Each strategy has `name`, `techniques`, `memory` (bytes by item and `total`), `step` (seconds by item and
 `total`), `examples_per_second`, `fits`, `lacking_bytes` and `reason`.
 """
@@ -22,9 +23,9 @@ from dashboards.terminal.plan_ladder import ladder_table, parts_table, reasons, 
 from dashboards.units import byte_size
 from dhen.errors import UserError
 from search.config import HELD_KEYS, held_config, set_override
-from search.plan_request import PlanRequest, fits_nowhere, for_cluster, read_request
+from search.plan_request import PlanRequest, fits_nowhere, in_least_shape, read_request
 from search.planning.attempts import plan_options
-from search.planning.plan_trial import declared_cluster, precision_here
+from search.planning.plan_trial import declared_clusters, precision_here
 from search.verbs.data_option import data_option
 from search.verbs.depth_sweep import depths, sweep
 from search.verbs.output import PlannedCluster, StrategyPrice, print_json
@@ -33,7 +34,7 @@ from trials.cluster.load import THIS
 from trials.cluster.quantity import parse_bytes
 from trials.planner.estimates import PricedStrategy
 from trials.planner.options import PlanOptions
-from trials.planner.plan import Plan, plan
+from trials.planner.plan import Plan
 from trials.strategy import Prefer
 
 OUTPUT = list[PlannedCluster]
@@ -59,6 +60,7 @@ def size(context: click.Context, option: click.Parameter, words: str | None) -> 
     epilog="""\b
 Examples:
   dhen-search plan model.yaml --cluster zionex --ranks 2x8
+  dhen-search plan model.yaml --cluster zionex --ranks 1x1,1x8,2x8
   dhen-search plan runs/mine/best --cluster a100-80gb --cluster h100 --json
   dhen-search plan dcn_v2 --data prepared --cluster ours.yaml training.batch_size=65536
   dhen-search plan model.yaml --cluster zionex --sweep depth=1..40 --out depth.html
@@ -67,7 +69,7 @@ Examples:
 @click.argument("what", metavar="CONFIG.yaml|BUNDLE|MODEL")
 @click.argument("overrides", nargs=-1, metavar="[key=value ...]")
 @click.option("--cluster", "clusters", multiple=True, help="A name, a YAML file, or `this` (the default).")
-@click.option("--ranks", help="Hosts x ranks per host in place of the cluster's own, e.g. 2x4.")
+@click.option("--ranks", help="Hosts x ranks per host in place of the cluster's own, e.g. 2x4 or 1x1,1x2.")
 @click.option("--hbm", callback=size, help="Memory per rank in place of the cluster's own, e.g. 24GiB.")
 @click.option("--prefer", type=click.Choice(["least", "fastest"]), help="least is the default.")
 @data_option("A log that gives the inputs, where CONFIG has no schema.")
@@ -107,15 +109,15 @@ def command(
     options = plan_options(config)
     precision = precision_here(request.training)
     declared = [
-        declared_cluster(name, config.ranks, config.hbm, precision=precision) for name in clusters or (THIS,)
+        declared_clusters(name, config.shapes, config.hbm, precision=precision)
+        for name in clusters or (THIS,)
     ]
     if swept is not None and out is not None:
-        _sweep(request, declared, options, swept, out)
+        if len(config.shapes) > 1:
+            raise UserError(f"--sweep draws one shape of ranks; give one of {config.ranks}.")
+        _sweep(request, [shape for (shape,) in declared], options, swept, out)
         return
-    plans = [
-        plan(request.model, request.schema, for_cluster(request.training, cluster), cluster, options=options)
-        for cluster in declared
-    ]
+    plans = [in_least_shape(request, shapes, options) for shapes in declared]
     if all(fits_nowhere(request, *pair, options) for pair in zip(declared, plans, strict=True)):
         layer = "not even one layer with one example a rank would fit. " if plans[0].strategies else ""
         raise UserError(f"{what}: {layer}{plans[0].remedy}")
@@ -154,6 +156,7 @@ def as_data(cluster_plan: Plan) -> PlannedCluster:
         chosen=cluster_plan.chosen.name if cluster_plan.chosen else None,
         strategies=tuple(_strategy(priced, cluster_plan.batch_size) for priced in cluster_plan.strategies),
         remedy=cluster_plan.remedy,
+        other_shapes=cluster_plan.other_shapes,
         faster=cluster_plan.faster,
         notes=cluster_plan.notes,
     )
@@ -180,6 +183,7 @@ def _show(console: Console, cluster_plan: Plan, *, everything: bool) -> None:
         _show_ladder(console, cluster_plan, everything=everything)
     sentences = (
         cluster_plan.remedy,
+        *(cluster_plan.other_shapes if cluster_plan.chosen else ()),
         *reasons(cluster_plan.strategies, cluster_plan.best),
         cluster_plan.faster,
         *cluster_plan.notes,

@@ -26,7 +26,7 @@ from search.execution.scoring import score_one
 from search.execution.train_one import train_one
 from search.execution.trainer import Trainer
 from search.planning.attempts import execution, plan_options, ranks_here
-from search.planning.plan_trial import LOCAL, declared_cluster, planned
+from search.planning.plan_trial import LOCAL, declared_clusters, planned
 from search.study.baseline import read_configuration
 from search.study.passes import DECAYS, MOST_PASSES, many_passes, open_decays
 from search.terminal import print_notes, step_progress
@@ -208,11 +208,11 @@ def _begun(
         return Trainer(launcher, log, folder), record
     precision = job.training.precision
     assert precision != "auto"
-    cluster = declared_cluster(LOCAL, config.ranks, config.hbm, precision=precision)
-    record = planned(record, job, cluster, plan_options(config))
+    clusters = declared_clusters(LOCAL, config.shapes, config.hbm, precision=precision)
+    record = planned(record, job, clusters, plan_options(config))
     if record.result.outcome is Outcome.INFEASIBLE:
         raise UserError(record.result.error or "no memory technique fits.")
-    return Trainer(launcher, log, folder, execution=execution(config, cluster)), record
+    return Trainer(launcher, log, folder, execution=execution(config, *clusters)), record
 
 
 def _configuration(

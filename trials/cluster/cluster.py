@@ -17,6 +17,7 @@ from trials.cluster.part_costs import PartCosts
 from trials.cluster.quantity import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, byte_words
 
 RANKS = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*)")
+"""A shape: number of hosts, and of ranks per host."""
 Count = Annotated[int, Field(strict=True, gt=0)]
 Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
@@ -96,6 +97,11 @@ class Cluster(Value):
     def ranks(self) -> int:
         """Accelerators of all hosts together: the world size."""
         return self.hosts * self.gpus_per_host
+
+    @property
+    def shape(self) -> str:
+        """Hosts x ranks per host, as `ranks=` has them: `2x4`."""
+        return f"{self.hosts}x{self.gpus_per_host}"
 
     def numbers(self) -> dict[str, float]:
         """Every number of the cluster, by the dotted key that `sources` has for it."""

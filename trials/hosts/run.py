@@ -14,7 +14,7 @@ from pathlib import Path
 from trials.events import START_MARK, Event, Failed, LastWords, RankLogs
 from trials.hosts.agent import RankEnded
 from trials.hosts.hosts import Hosts, Member
-from trials.hosts.placement import Place, Reservation, Reservations, shape
+from trials.hosts.placement import IDLE_SECONDS, Place, Reservation, Reservations, shape
 from trials.processes.replacements import Replacements
 from trials.processes.supervisor import Run, forget_last_run
 from trials.processes.task import Task
@@ -156,7 +156,8 @@ class HostsRun:
 
     def _start_if_reserved(self) -> None:
         self._hosts.hear()
-        self._reservations.drop_idle()
+        # what is kept for others may be what this one waits for
+        self._reservations.drop_idle(IDLE_SECONDS if self._reservation is None else 0.0)
         ready = {member.node.id: member for member in self._hosts.ready()}
         places = self._reserved(ready.keys())
         if places is not None:

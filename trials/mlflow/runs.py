@@ -190,6 +190,7 @@ def _trial_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
         **_own_tags(trial, record),
         "kind": trial.kind.value,
         "outcome": trial.result.outcome.value,
+        "ranks": trial.plan.ranks,
         "technique.planned": trial.plan.technique,
         "technique.executed": trial.result.technique,
         "technique.forced": trial.first_plan.restricted_to if trial.first_plan else None,
@@ -218,6 +219,7 @@ def _attempt_tags(trial: TrialRecord) -> dict[str, Any]:
             "executed": attempt.executed,
             "outcome": attempt.outcome.value,
             "error": attempt.error,
+            "replaced": attempt.replaced,
         }
         tags |= {f"attempt.{number}.{name}": value for name, value in attempt_values.items()}
     return tags

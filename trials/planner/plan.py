@@ -17,6 +17,7 @@ from dhen.schema import FeatureSchema
 from dhen.values import Value
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import Precision
+from trials.cluster.quantity import byte_words
 from trials.job import TrainingConfig
 from trials.planner.choice.priced_ladder import PricedLadder
 from trials.planner.choice.servers_needed import check_technique, too_few, with_servers
@@ -83,6 +84,13 @@ class Plan(Value):
     notes: tuple[str, ...]
     options: PlanOptions = DEFAULT_OPTIONS
     """What was asked of the plan besides."""
+    other_shapes: tuple[str, ...] = ()
+    """Of each other shape of ranks that was tried, why it does not do, in a sentence (`plan_in_least_shape`)."""
+
+    @property
+    def shape(self) -> str:
+        """Hosts x ranks per host, as `ranks=` has them."""
+        return f"{self.hosts}x{self.gpus_per_host}"
 
     @cached_property
     def _unpriced(self) -> tuple[Strategy, ...]:
@@ -106,6 +114,60 @@ class Plan(Value):
         """Returns the strategies with so many techniques at most, priced, in the ladder's order."""
         places = (n for n, strategy in enumerate(self._unpriced) if len(strategy.techniques) <= techniques)
         return [self.strategies[place] for place in places]
+
+
+def plan_in_least_shape(
+    model: ModelConfig,
+    schema: FeatureSchema,
+    training: TrainingConfig,
+    clusters: Sequence[Cluster],
+    *,
+    options: PlanOptions = DEFAULT_OPTIONS,
+) -> Plan:
+    """Plans a model for one cluster in several shapes, the least first, until a strategy fits; says of each shape
+    that was passed over why it does not do.
+
+    Where none fits, the plan is for the shape in which the closest strategy lacks least.
+
+    Args:
+        model: see `plan`.
+        schema: see `plan`.
+        training: see `plan`.
+        clusters: the cluster in each shape.
+        options: what else is asked of plans.
+
+    Raises:
+        UserError: where the model can be planned in no shape, with what the last one says.
+    """
+    unfit: list[Plan] = []
+    why_not: dict[str, str] = {}
+    for cluster in clusters:
+        try:
+            found = plan(model, schema, training, cluster, options=options)
+        except UserError as error:
+            if cluster is clusters[-1] and not unfit:
+                raise
+            first_sentence = str(error).partition(". ")[0].rstrip(".")
+            why_not[cluster.shape] = f"{cluster.shape}: {first_sentence}."
+            continue
+        if found.chosen is not None:
+            return found.replace(other_shapes=tuple(why_not.values()))
+        unfit.append(found)
+        why_not[found.shape] = f"{found.shape}: fits nowhere: {_what_lacks(found)}"
+    closest = min(unfit, key=lambda one: one.lacking_bytes)
+    if len(clusters) == 1:
+        return closest
+    others = tuple(words for shape, words in why_not.items() if shape != closest.shape)
+    remedy = " ".join((f"{closest.shape}: {closest.remedy or 'nothing fits.'}", *others))
+    return closest.replace(other_shapes=others, remedy=remedy)
+
+
+def _what_lacks(unfit: Plan) -> str:
+    """Says what the strategy lacks that lacks least, or the tables alone."""
+    if unfit.closest is None:
+        return unfit.remedy or "the tables do not fit."
+    lacking, available = byte_words(unfit.lacking_bytes), byte_words(unfit.hbm)
+    return f"{unfit.closest.strategy.name} comes closest and lacks {lacking} of {available} per rank."
 
 
 def plan(

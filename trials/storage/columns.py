@@ -32,7 +32,7 @@ BRIEF: Columns = (
 )
 IN_TABLES: Any = {"job": True, "attempts": True, "plan": {"summary"}}
 """Parts of a record that have tables of their own."""
-DETAILS = {"memory_bytes", "step_seconds", "peak_at", "reason", "rejected", "faster", "notes"}
+DETAILS = {"memory_bytes", "step_seconds", "peak_at", "reason", "rejected", "other_shapes", "faster", "notes"}
 """Keys of a plan that stand in its column `details`."""
 
 

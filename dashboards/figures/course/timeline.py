@@ -55,7 +55,8 @@ class TimelineInfo:
     bars: tuple[TimelineBar, ...]
     places: int
     ranks: int | None
-    """Number of ranks of the study's cluster, which all train one candidate; None where no plan is executed."""
+    """Number of ranks of the study's cluster, which all train one candidate; None where no plan is executed, or
+    candidates have one of several shapes."""
     techniques: tuple[str, ...]
     """All techniques of the study, in the order of the ladder."""
     left_out_seconds: float
@@ -78,7 +79,7 @@ def timeline_info(record: StudyRecord) -> TimelineInfo:
         free_at[place : place + 1] = [run.end]
         bars += _bars(run, place)
     cluster = record.cluster
-    executed = cluster is not None and any(_on_ranks(run) for run in found.runs)
+    executed = cluster is not None and not cluster.shapes and any(_on_ranks(run) for run in found.runs)
     return TimelineInfo(
         bars=tuple(bars),
         places=len(free_at),

@@ -33,6 +33,27 @@ def test_eight_cores_are_shared_out(
     assert parallelism(parallel, threads) == Parallelism(*found, sharing=found[0])
 
 
+@pytest.mark.parametrize(
+    ("shapes", "parallel", "threads", "found"),
+    [
+        ((1, 2), None, None, Parallelism(4, 2, sharing=4, ranks=4)),
+        ((1, 2, 8), None, None, Parallelism(4, 1, sharing=4, ranks=8)),
+        ((2, 4), 3, None, Parallelism(3, 1, sharing=3, ranks=6)),
+        ((1, 4), 1, 1, Parallelism(1, 1, sharing=1, ranks=4)),
+    ],
+)
+def test_a_larger_shape_takes_the_places_of_several(
+    monkeypatch: pytest.MonkeyPatch,
+    shapes: tuple[int, ...],
+    parallel: int | None,
+    threads: int | None,
+    found: Parallelism,
+) -> None:
+    monkeypatch.setattr(module, "cores", lambda: 8)
+    monkeypatch.setattr(module, "fastest_threads", lambda limit: limit)
+    assert parallelism(parallel, threads, *shapes[:1], shapes[1:]) == found
+
+
 def test_there_is_a_core() -> None:
     assert cores() >= 1
 
@@ -65,6 +86,30 @@ def test_as_many_train_at_once_as_the_clusters_nodes_hold(
 ) -> None:
     monkeypatch.setattr(module, "fastest_threads", lambda limit: limit)
     assert cluster_parallelism(nodes(*((each, 0.0) for each in cpus)), ranks, parallel, threads) == found
+
+
+@pytest.mark.parametrize(
+    ("larger", "threads", "found"),
+    [
+        ([(1, 4)], None, Parallelism(16, 2, sharing=4, ranks=16)),
+        ([(1, 8)], None, Parallelism(32, 1, sharing=8, ranks=32)),  # all CPUs of a node for its ranks
+        ([(1, 2), (4, 8)], 1, Parallelism(32, 1, sharing=8, ranks=32)),
+        (
+            [(2, 8)],
+            4,
+            Parallelism(8, 4, sharing=2, ranks=16),
+        ),  # too large: that is said when hosts are admitted
+    ],
+)
+def test_on_a_cluster_the_least_shape_says_how_many(
+    monkeypatch: pytest.MonkeyPatch,
+    larger: list[tuple[int, int]],
+    threads: int | None,
+    found: Parallelism,
+) -> None:
+    monkeypatch.setattr(module, "fastest_threads", lambda limit: limit)
+    four = nodes(*[(8.0, 0.0)] * 4)
+    assert cluster_parallelism(four, (1, 1), None, threads, larger) == found
 
 
 def test_devices_say_how_many_train_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

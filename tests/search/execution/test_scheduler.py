@@ -10,6 +10,7 @@ from fake_processes import FakeRun, progress
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from search.execution.late_run import LateRun
 from search.execution.scheduler import Scheduler
 from trials.events import Event
 
@@ -17,8 +18,9 @@ from trials.events import Event
 class Fake:
     """An activity that goes on for some looks."""
 
-    def __init__(self, name: Any, run: FakeRun) -> None:
-        self.name, self.run = name, run
+    def __init__(self, name: Any, processes: FakeRun, ranks: int = 1) -> None:
+        self.name, self.processes = name, processes
+        self.run = LateRun(lambda: processes, ranks)
 
     def take(self, events: list[Event]) -> None:
         pass
@@ -32,6 +34,10 @@ def endless(name: Any) -> Fake:
     return Fake(name, FakeRun([progress(1)], ends=False))
 
 
+def wide(name: Any, ranks: int, looks: int = 1) -> Fake:
+    return Fake(name, FakeRun(*[[progress(look)] for look in range(looks)]), ranks)
+
+
 class FakeWork:
     """Work whose activities are made beforehand; None stands for what needs no processes."""
 
@@ -43,9 +49,11 @@ class FakeWork:
         self.over: list[Any] = []
         self.looks = 0
         self.most = 0
+        self.most_ranks = 0
+        self.trained_at_once: list[list[Any]] = []
 
-    def worked_off(self, places: int = 1) -> FakeWork:
-        self.scheduler = Scheduler[Fake](places, poll_seconds=0.0)
+    def worked_off(self, places: int = 1, ranks: int | None = None) -> FakeWork:
+        self.scheduler = Scheduler[Fake](places, poll_seconds=0.0, ranks=ranks)
         self.scheduler.run(self)
         return self
 
@@ -68,6 +76,9 @@ class FakeWork:
     def looked(self) -> None:
         self.looks += 1
         self.most = max(self.most, len(self.scheduler.running))
+        begun = [activity for activity in self.scheduler.running if activity.run.begun]
+        self.most_ranks = max(self.most_ranks, sum(activity.run.ranks for activity in begun))
+        self.trained_at_once.append([activity.name for activity in begun])
 
 
 def made(*activities: Fake) -> list[Callable[[], Fake]]:
@@ -86,6 +97,53 @@ def test_all_places_are_filled_and_never_more(places: int, lengths: list[int | N
     assert work.scheduler.running == []
     if all(n and n > places for n in lengths):
         assert work.most == min(places, len(lengths))
+
+
+@given(st.integers(1, 4), st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), max_size=12))
+@settings(max_examples=100, deadline=None)
+def test_ranks_have_places_and_all_have_their_turn(places: int, wanted: list[tuple[int, int]]) -> None:
+    """Each asks for a number of ranks and lasts for some looks."""
+    most = max((places, *(ranks for ranks, _ in wanted)))
+    activities = [wide(name, ranks, looks) for name, (ranks, looks) in enumerate(wanted)]
+    work = FakeWork(made(*activities)).worked_off(places, most)
+    assert sorted(work.over) == [*range(len(wanted))]
+    assert work.most_ranks <= most
+    assert all(len(at_once) <= places for at_once in work.trained_at_once)
+    for waiting, activity in enumerate(activities):
+        later = [name for name in work.over[: work.over.index(waiting)] if name > waiting]
+        # what came up while it waited, and what was waiting too when it came up
+        assert len(later) <= 2 * places, (activity.name, work.over)
+
+
+def test_small_ones_train_while_a_large_one_waits_and_it_does_not_starve() -> None:
+    small = [lasting(f"small {number}", 6) for number in range(8)]
+    work = FakeWork(made(small[0], wide("large", 2, 4), *small[1:])).worked_off(places=2, ranks=2)
+    assert ["small 0", "small 1"] in work.trained_at_once  # the large one waits for both places
+    assert ["large"] in work.trained_at_once
+    assert work.over.index("large") <= 3  # as many as there are places have gone before it
+    assert len(work.over) == 9
+
+
+def test_what_has_more_ranks_than_there_are_places_trains_alone() -> None:
+    work = FakeWork(made(lasting("a"), wide("b", 9, 3), lasting("c", 3))).worked_off(places=2, ranks=2)
+    assert ["b"] in work.trained_at_once
+    assert sorted(work.over) == ["a", "b", "c"]
+
+
+def test_what_is_interrupted_while_it_waits_never_begins() -> None:
+    work = FakeWork(made(endless("a"), wide("b", 2)))
+
+    def looked() -> None:
+        if len(work.scheduler.running) == 2:
+            interrupt()
+
+    work.looked = looked  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        work.worked_off(places=2, ranks=2)
+    a, b = work.scheduler.running
+    assert (a.processes.kills, b.processes.kills) == (1, 0)
+    assert (a.run.begun, b.run.begun, b.run.ended) == (True, False, True)
+    assert b.run.seconds == 0.0
 
 
 def test_what_is_settled_without_processes_takes_no_place() -> None:
@@ -176,7 +234,7 @@ def test_ctrl_c_ends_all_that_runs_and_says_what_ran(moment: str) -> None:
         setattr(work, moment, once_both_run)
     with pytest.raises(KeyboardInterrupt):
         work.worked_off(places=3)
-    assert [activity.run.kills for activity in activities] == [1, 1]
+    assert [activity.processes.kills for activity in activities] == [1, 1]
     assert work.scheduler.running == activities
     assert work.over == []
 
@@ -188,7 +246,7 @@ def test_ctrl_c_while_one_is_kept_ends_the_others() -> None:
     work.ended = interrupt  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         work.worked_off(places=2)
-    assert other.run.kills == 1
+    assert other.processes.kills == 1
     assert work.scheduler.running == [other]
 
 
@@ -204,7 +262,7 @@ def test_what_has_begun_in_place_of_another_is_ended_though_the_next_beginning_f
     work.ended = ended  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         work.worked_off()
-    assert first.run.kills == 1
+    assert first.processes.kills == 1
     assert work.scheduler.running == [first]
 
 
@@ -218,7 +276,7 @@ def test_an_error_ends_all_that_runs_too() -> None:
     work.looked = fail  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="full"):
         work.worked_off()
-    assert not activity.run.alive
+    assert not activity.processes.alive
 
 
 def test_a_second_run_knows_nothing_of_an_interrupted_one() -> None:

@@ -122,6 +122,45 @@ def test_nothing_is_left_of_a_study_that_is_killed_or_broken_off(
     assert not (out / MARK).exists()
 
 
+def test_a_candidate_reserves_the_hosts_of_its_own_shape(
+    cluster: Any, on_ray: dict[str, str], tmp_path: Path
+) -> None:
+    """The wide network fits two hosts and not one, on which the others train meanwhile."""
+    out, space = tmp_path / "study", tmp_path / "space.yaml"
+    space.write_text(NARROW_AND_WIDE)
+    words = ("demo.rows=4000", f"space={space}", "ranks=1x1,2x1", "launcher=ray", "hbm=6700KiB", "trials=3")
+    batch = ("sampler=random", "training.epochs=1", "training.batch_size=256", "training.precision=fp32")
+    driver = start(Path("demo"), out, on_ray, *words, *batch, "parallel=null")
+    said, errors = driver.communicate(timeout=300)
+    assert driver.returncode == 0, errors
+    assert "up to 4 candidates train at once on the cluster's nodes" in said
+    record, log = read_study(out), (out / "driver.log").read_text()
+    trained_here = [trial for trial in record.trials if trial.attempts]
+    assert {trial.plan.ranks for trial in trained_here} == {"1x1", "2x1"}
+    for trial in trained_here:
+        assert trial.result.outcome is Outcome.COMPLETED
+        last = trial.attempts[-1]
+        assert last.measured_bytes == pytest.approx(last.predicted_bytes, rel=0.05)
+        ranks = 2 if trial.plan.ranks == "2x1" else 1
+        folder = out / "trials" / f"{trial.number:05d}"
+        assert len([*folder.glob("attempt0.rank*.log")]) == ranks
+        places = re.findall(rf"/{trial.number:05d}: ranks and servers \[.*\] are on node (.*)", log)
+        assert len(set(places[:ranks])) == ranks  # its scores on test come later, wherever there is room
+
+
+NARROW_AND_WIDE = """\
+layers: shared
+depth: [1, 2]
+slots: 1
+modules: {mlp: {mlp: [[64], [1024]]}}
+ensemble: [sum]
+out_embeddings: [4]
+raw_numeric: [false]
+model: {embedding_dim: [16], numeric_mlp: [[16]], head: [[]]}
+start: [{depth: 2, layer.mlp.mlp: "1024"}, {depth: 2, layer.mlp.mlp: "64"}]
+"""
+
+
 @pytest.mark.slow
 def test_a_study_of_a_client_of_the_cluster(
     cluster: Any, on_ray: dict[str, str], click_log: Path, tmp_path: Path

@@ -23,7 +23,7 @@ def admission(
     *trials: TrialRecord, cluster: Cluster = ONE_RANK, executed: bool = True, **serving: Any
 ) -> Admission:
     return Admission(
-        cluster=cluster,
+        clusters=[cluster],
         execution=Execution(cluster if executed else None),
         limits=Limits(serving=ServingConfig(**serving)),
         measure_ms=lambda *_: 5.0,
@@ -116,7 +116,7 @@ def test_the_room_that_is_left_never_shrinks() -> None:
 def test_what_another_study_has_trained_is_judged_without_a_measurement() -> None:
     calls: list[Any] = []
     its = Admission(
-        cluster=ONE_RANK,
+        clusters=[ONE_RANK],
         execution=Execution(),
         limits=Limits(serving=ServingConfig(max_flops=1.0, max_ms=1.0)),
         measure_ms=lambda *given: calls.append(given) or 5.0,

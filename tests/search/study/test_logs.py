@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,12 @@ SPACE = {
 WORDS = ("sampler=random", "baseline_trials=1", "threads=1", "parallel=1", "ranks=1x2", f"hbm={HBM}")
 
 
-def planned_with_room(record: TrialRecord, job: Job, cluster: Cluster, options: PlanOptions) -> TrialRecord:
+def planned_with_room(
+    record: TrialRecord, job: Job, clusters: Sequence[Cluster], options: PlanOptions
+) -> TrialRecord:
     """A planner that is too sure of itself: it takes a rank to have four times the memory that it has."""
-    return plan_trial.planned(record, job, cluster.with_hbm(4 * cluster.hbm), options)
+    roomy = [cluster.with_hbm(4 * cluster.hbm) for cluster in clusters]
+    return plan_trial.planned(record, job, roomy, options)
 
 
 def test_each_attempt_leaves_the_log_of_each_rank(

@@ -25,7 +25,7 @@ from fake_processes import (
 from dashboards.sentences.summary import sentences
 from search.budget.clock import StudyClock
 from search.config import read_study_config, write_config
-from search.execution import running, trainer
+from search.execution import late_run
 from search.read_study import read_study
 from search.study.driver import Study
 from search.study.open_study import open_study
@@ -122,8 +122,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> PreparedLog:
 def studies(tmp_path: Path, log: PreparedLog, monkeypatch: pytest.MonkeyPatch) -> Studies:
     found = Studies(tmp_path / "study", log)
     clock = SimpleNamespace(monotonic=lambda: found.now)
-    for module in (running, trainer):
-        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(late_run, "time", clock)
     return found
 
 

@@ -108,7 +108,7 @@ class Study:
             self.launcher, _Log(directory), directory, threads=1, precision="fp32", execution=execution
         )
         self.admission = Admission(
-            cluster=cluster or ONE_RANK,
+            clusters=[cluster or ONE_RANK],
             execution=execution,
             limits=Limits(),
             measure_ms=lambda *_: 1.0,

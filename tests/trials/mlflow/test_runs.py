@@ -176,6 +176,7 @@ def test_every_attempt_is_there() -> None:
         predicted_bytes=4,
         measured_bytes=3,
         measured_step_seconds=0.5,
+        replaced="rank 1 was killed",
     )
     sheet = trial_sheet(alone(attempts=(short, done)), judged([]))
     assert sheet.tags["attempts"] == "2"
@@ -186,6 +187,7 @@ def test_every_attempt_is_there() -> None:
         "attempt.0.error": "out of memory",
         "attempt.1.strategy": "zero1",
         "attempt.1.outcome": "completed",
+        "attempt.1.replaced": "rank 1 was killed",
     }
     numbers = {key: rest[0].value for key, rest in sheet.series.items() if key.startswith("attempts/")}
     assert numbers == {
