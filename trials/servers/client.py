@@ -8,7 +8,9 @@ Shapes: R rows, U of them that a batch reads, each once, D columns, K keys.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor
 
 from trials.embeddings.growing import NO_TIME
-from trials.servers.connection import Connection
+from trials.servers.connection import SUCCESSOR_SECONDS, Connection
 from trials.servers.dense_piece import piece
 from trials.servers.dispenser import Answer, Losses, Told, told_in
 from trials.servers.messages import DTYPES, Message, Op
@@ -71,13 +73,24 @@ class Servers:
             servers_return: whether servers that are killed come back.
         """
         self.worker, self.workers, self.count = worker, workers, count
-        self._links = [
-            Connection(store, worker, server, comes_back=servers_return) for server in range(count)
-        ]
+        self._links = list[Connection]()
+        for server in range(count):
+            self._links.append(
+                Connection(
+                    store,
+                    worker,
+                    server,
+                    comes_back=servers_return,
+                    while_waiting=self._greet_successors,
+                )
+            )
         self._courier = ThreadPoolExecutor(1, "courier")
         self.behind = dict[int, int]()
         """How often a batch of workers on their own was trained on while so many others were handed out."""
         self._lost_batches = 0
+        self._over = threading.Event()
+        if servers_return:
+            threading.Thread(target=self._look_for_successors, daemon=True).start()
 
     @property
     def restarts(self) -> tuple[int, ...]:
@@ -218,8 +231,21 @@ class Servers:
 
     def leave(self) -> None:
         """Tells servers that this worker has ended well."""
+        self._over.set()
         self.now(lambda: self._send_all(Message(Op.LEAVE)))
         self._courier.shutdown()
+
+    def _look_for_successors(self) -> None:
+        """Looks again and again whether servers were started anew, in a thread of its own."""
+        while not self._over.wait(SUCCESSOR_SECONDS):
+            with contextlib.suppress(RuntimeError):  # this worker has left meanwhile
+                self.now(self._greet_successors)
+
+    def _greet_successors(self) -> None:
+        """Calls servers that were started anew: what waits there for this worker's hello may be what another waits
+        for, whose push or answer this one waits for elsewhere."""
+        for link in self._links:
+            link.greet_successor()
 
     def _split(self, rows: Sequence[Tensor]) -> tuple[OfServer, ...]:
         """Returns which of the rows of every matrix each server has."""

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
-from trials.servers.messages import Link, LinkBrokenError, Message, Op
+from trials.servers.messages import MEETING, Link, LinkBrokenError, Message, Op
 
 LOG = logging.getLogger(__name__)
 LOOK_SECONDS = 0.02
 """Seconds between two looks at the store for a call, or for a server that is ready."""
-SUCCESSOR_SECONDS = 1.0
-"""Seconds between two looks for a server that has taken the place of one that does not answer."""
+SUCCESSOR_SECONDS = 0.5
+"""Seconds between two looks for a server that has taken the place of another."""
 UNFINISHED_CALLS = 8
 """Number of workers that may be killed while they call, and leave a gap in the numbers of calls."""
 
@@ -29,7 +29,9 @@ UNFINISHED_CALLS = 8
 class Connection:
     """A worker's connection to one server; one thread uses it at a time."""
 
-    def __init__(self, store: Any, worker: int, server: int, *, comes_back: bool) -> None:
+    def __init__(
+        self, store: Any, worker: int, server: int, *, comes_back: bool, while_waiting: Callable[[], None]
+    ) -> None:
         """Waits for the server, and calls it.
 
         Args:
@@ -37,8 +39,11 @@ class Connection:
             worker: number of this worker.
             server: number of the server.
             comes_back: whether a server that is killed is started anew.
+            while_waiting: called again and again while an answer is waited for, where servers come back; greets
+                the successors of all servers.
         """
         self._store, self._worker, self._server, self._comes_back = store, worker, server, comes_back
+        self._while_waiting = while_waiting
         self.restarts = 0
         """Number of times that the server was started anew."""
         self.pushed = 0
@@ -48,7 +53,7 @@ class Connection:
         one that it was told of."""
         self.lost_steps = 0
         """Number of steps whose updates of the server's rows were lost, as it came back from what it had saved."""
-        self._asked = Message(Op.HELLO)
+        self._asked, self._asked_after = Message(Op.HELLO), 0
         self._reader = ThreadPoolExecutor(1, "reader")
         self._link = self._called()
 
@@ -62,6 +67,7 @@ class Connection:
         while True:
             try:
                 self._link.send(self._asked)
+                self._asked_after = self.restarts
                 return
             except LinkBrokenError as error:
                 self._wait_for_another(error)
@@ -74,29 +80,46 @@ class Connection:
             LinkBrokenError: where the server is gone, and does not come back.
         """
         while True:
+            if self._asked_after != self.restarts:
+                self.send(self._asked)
             try:
-                return self._answer() if self._comes_back else self._link.receive()
+                if not self._comes_back:
+                    return self._link.receive()
+                if (answer := self._answer()) is not None:
+                    return answer
             except LinkBrokenError as error:
                 self._wait_for_another(error)
-                self.send(self._asked)
 
-    def _answer(self) -> Message:
-        """Returns what the server says. Gloo may miss that the other end is gone, where it goes just when this one
-        begins to wait: a successor in the store tells of it then, and the thread that waits is left behind."""
+    def _answer(self) -> Message | None:
+        """Returns what the server says; None where another has taken its place, and was called.
+
+        Gloo may miss that the other end is gone, where it goes just when this one begins to wait. The thread that
+        waits for it is left behind then.
+        """
         answer = self._reader.submit(self._link.receive)
         while True:
             try:
                 return answer.result(timeout=SUCCESSOR_SECONDS)
             except TimeoutError:
-                if self._store.check([_ready(self._server, self.restarts + 1)]):
-                    self._reader = ThreadPoolExecutor(1, "reader")
-                    raise LinkBrokenError("another one has taken its place") from None
+                self._while_waiting()
+                if self._asked_after != self.restarts:
+                    return None
+
+    def greet_successor(self) -> None:
+        """Calls a server that has taken the place of this one: others may wait there to hear what this worker has
+        pushed."""
+        if self._has_successor():
+            self._wait_for_another(LinkBrokenError("another one has taken its place"))
+
+    def _has_successor(self) -> bool:
+        return bool(self._store.check([_ready(self._server, self.restarts + 1)]))
 
     def _wait_for_another(self, error: LinkBrokenError) -> None:
         if not self._comes_back:
             raise error
         LOG.warning("server %d is gone, and is waited for: %s", self._server, error)
         self.restarts += 1
+        self._reader = ThreadPoolExecutor(1, "reader")  # the one before may wait for good
         self._link = self._called()
         LOG.info("server %d has come back", self._server)
 
@@ -110,11 +133,11 @@ class Connection:
             try:
                 link = Link(self._store, name, server=False)
                 link.send(self._hello())
-                self._note(link.receive())
-            except (
-                LinkBrokenError
-            ) as error:  # of one that is gone for good whoever watches the processes knows
+                self._note(self._reader.submit(link.receive).result(timeout=MEETING.total_seconds()))
+            except (LinkBrokenError, TimeoutError) as error:
+                # of one that is gone for good whoever watches the processes knows
                 LOG.warning("server %d does not answer, and is called again: %s", self._server, error)
+                self._reader = ThreadPoolExecutor(1, "reader")
                 continue
             return link
 
