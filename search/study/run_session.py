@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dashboards.sentences.summary import sentences
+from dhen.atomic_write import remove_left_behind
 from dhen.errors import UserError
 from search.budget.clock import StudyClock
 from search.bundles.export import export
@@ -141,6 +142,7 @@ def _search(
                 session.admit_hosts(shares)
                 record = study.run()
                 if record.front and study.does_the_end:
+                    remove_left_behind(directory / BEST)
                     export(record, log, "best", directory / BEST)
         except BaseException as error:
             # on a full disk the report would find no space either, and its error would hide which file was first
