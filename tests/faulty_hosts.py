@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -40,9 +40,9 @@ NODE = {"node_ip_address": "127.0.0.1", "object_store_memory": 80 * 2**20, "incl
 class FaultyLauncher(Launcher):
     """Its ranks run `faulty_ranks.add_up`."""
 
-    def ranks(self, task: Task, directory: Path) -> list[LocalRank]:
+    def ranks(self, task: Task, directory: Path, processes: Sequence[int] | None = None) -> list[LocalRank]:
         steps = 1_000_000 if directory.name == ENDLESS else 10
-        return self._fork(partial(rank_main, directory.name, steps), task, directory)
+        return self._fork(partial(rank_main, directory.name, steps), task, directory, processes)
 
 
 @contextmanager

@@ -191,7 +191,8 @@ class HostsRun:
             host = host_of[numbers[0]]
             member, there = members[host], its_task.replace(host=host, devices=devices[host] or None)
             member.call("start", self._number, there.to_dict(), str(self._directory), [*numbers])
-            LOG.info("%s: ranks and servers %s are on %s", self._directory, numbers, member.words)
+            named = ", ".join(map(str, numbers))
+            LOG.info("%s: ranks and servers %s are on %s", self._directory, named, member.words)
             return [RemoteRank(member, self._hosts, self._number, number, logs) for number in numbers]
 
         def anew(again: Task, number: int) -> RemoteRank:

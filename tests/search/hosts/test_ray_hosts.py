@@ -144,7 +144,7 @@ def test_a_candidate_reserves_the_hosts_of_its_own_shape(
         ranks = 2 if trial.plan.ranks == "2x1" else 1
         folder = out / "trials" / f"{trial.number:05d}"
         assert len([*folder.glob("attempt0.rank*.log")]) == ranks
-        places = re.findall(rf"/{trial.number:05d}: ranks and servers \[.*\] are on node (.*)", log)
+        places = re.findall(rf"/{trial.number:05d}: ranks and servers .* are on node (.*)", log)
         assert len(set(places[:ranks])) == ranks  # its scores on test come later, wherever there is room
 
 
