@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from dhen.errors import UserError
@@ -10,6 +11,7 @@ from dhen.fingerprint import fingerprint
 from search.config import DEMO, DemoConfig, LogConfig
 from trials.data.cache import PreparedLog
 from trials.data.demo.write import generate
+from trials.data.log_schema import LogSchema
 from trials.data.prepare.prepare_log import prepare
 from trials.data.remote import is_url, local_copy, shown_url
 from trials.data.schema_yaml import read_schema
@@ -18,23 +20,44 @@ from trials.user_cache import user_cache
 OnProgress = Callable[[str, int, int | None], None]
 
 
-def open_log(config: LogConfig, progress: OnProgress | None = None) -> PreparedLog:
+def open_log(
+    config: LogConfig, progress: OnProgress | None = None, schema: LogSchema | None = None
+) -> PreparedLog:
     """The prepared log of a study or a table; known logs are reused, others prepared now.
+
+    Args:
+        config: what the log is of, and how it is read.
+        progress: called with a step's name, what is done and how much there is.
+        schema: what `config.schema_file` holds, where another machine has that file.
 
     Raises:
         UserError: for anything wrong with the files or the schema.
     """
+    if schema is None and config.schema_file:
+        schema = read_schema(Path(config.schema_file))
     paths = log_files(config.data, config.demo, progress)
     return prepare(
         paths,
         format=config.format,
-        schema=read_schema(Path(config.schema_file)) if config.schema_file else None,
+        schema=schema,
         label=config.label,
         skip_bad_rows=config.skip_bad_rows,
         split=config.split,
         growing=config.growing,
         progress=progress,
     )
+
+
+def getter(config: LogConfig) -> Callable[[], PreparedLog] | None:
+    """Returns how another machine gets the same log into a cache of its own; None where it lies in files here.
+
+    Raises:
+        UserError: where the schema's file is missing or wrong.
+    """
+    if list(config.data) != [DEMO] and not all(map(is_url, config.data)):
+        return None
+    schema = read_schema(Path(config.schema_file)) if config.schema_file else None
+    return partial(open_log, config, schema=schema)
 
 
 def log_files(

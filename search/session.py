@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +14,7 @@ from rich.console import Console
 
 from dhen.errors import UserError
 from search.config import LogConfig, StudyConfig, check_directory
-from search.dataset import open_log
+from search.dataset import getter, open_log
 from search.execution.parallelism import Parallelism, study_parallelism
 from search.logs import logged_to
 from search.run_directory import DRIVER_LOG, only_driver, only_writer, study_name
@@ -41,6 +41,8 @@ class Session:
     hosts: Hosts | None
     """Hosts of a Ray cluster, which take part once `admit_hosts` has asked them; None where all ranks are on this
     machine."""
+    get_log: Callable[[], PreparedLog] | None = None
+    """How each of the hosts gets the log for itself; None where all see the one that is here."""
     ranks: tuple[tuple[int, int], ...] = ((1, 1),)
     """Number of hosts of a candidate and number of ranks per host, in each shape that it may have."""
 
@@ -58,7 +60,7 @@ class Session:
             UserError: where fewer can than a candidate needs.
         """
         if self.hosts is not None:
-            self.hosts.open(self.log, self.directory)
+            self.hosts.open(self.log, self.directory, self.get_log)
             for count, ranks_per_host in self.ranks:
                 self.hosts.check(shape(count, ranks_per_host, shares.threads))
             many = (
@@ -115,7 +117,14 @@ def open_session(
                 "dhen-search %s, process %d, log %s", version("dhen-search"), os.getpid(), log.fingerprint
             )
             ranks = (study.declared_ranks if study else ()) or ((1, 1),)
-            yield Session(directory=directory, log=log, launcher=session_launcher, hosts=hosts, ranks=ranks)
+            yield Session(
+                directory=directory,
+                log=log,
+                launcher=session_launcher,
+                hosts=hosts,
+                get_log=getter(config),
+                ranks=ranks,
+            )
 
 
 @contextlib.contextmanager

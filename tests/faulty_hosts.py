@@ -47,7 +47,8 @@ class FaultyLauncher(Launcher):
 
 @contextmanager
 def ray_cluster() -> Iterator[Any]:
-    """A head, which trains nothing, and two nodes; `RAY_ADDRESS` names it meanwhile. Nothing of it is left.
+    """A head, which trains nothing, and two nodes, each with a cache of its own in the cluster's folder;
+    `RAY_ADDRESS` names it meanwhile. Nothing of it is left.
 
     Where grpcio is there, which Ray's extra `client` brings, the head answers clients too, at `client_port`.
     """
@@ -73,7 +74,7 @@ def ray_cluster() -> Iterator[Any]:
         port = {"ray_client_server_port": client_port} if find_spec("grpc") else {}
         given = NODE | {"num_cpus": 0, "temp_dir": folder} | port
         cluster = Cluster(initialize_head=True, head_node_args=given)
-        cluster.client_port = client_port
+        cluster.client_port, cluster.folder = client_port, Path(folder)
         patch.setenv("RAY_ADDRESS", cluster.address)
         try:
             for _ in range(2):
@@ -84,4 +85,6 @@ def ray_cluster() -> Iterator[Any]:
 
 
 def add_node(cluster: Any) -> Any:
-    return cluster.add_node(num_cpus=CPUS, num_gpus=GPUS, **NODE)
+    """A node more, with a cache of its own."""
+    cache = tempfile.mkdtemp(prefix="cache", dir=cluster.folder)
+    return cluster.add_node(num_cpus=CPUS, num_gpus=GPUS, env_vars={"DHEN_SEARCH_CACHE": cache}, **NODE)

@@ -3,50 +3,24 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import fsspec
 import pytest
 from command_line import Run, write_log
+from servers.web_site import Site, web_site
 
 from dhen.errors import UserError
 from search.dataset import log_files, log_name
 from trials.data.remote import local_copy, shown_url
 
 
-class Site:
-    """A folder over HTTP, and what was asked of it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.asked = folder, list[str]()
-        asked = self.asked
-
-        class Handler(SimpleHTTPRequestHandler):
-            def log_message(self, *_: object) -> None:
-                asked.append(self.requestline)
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
-        self.address = f"http://127.0.0.1:{self.server.server_port}"
-
-    def copies(self) -> int:
-        return sum(line.startswith("GET") for line in self.asked)
-
-
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setenv("DHEN_SEARCH_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "site").mkdir()
-    one = Site(tmp_path / "site")
-    thread = threading.Thread(target=one.server.serve_forever)
-    thread.start()
-    yield one
-    one.server.shutdown()
-    thread.join()
-    one.server.server_close()
+    with web_site(tmp_path / "site") as one:
+        yield one
 
 
 def test_a_file_is_copied_once_and_again_when_it_has_changed(site: Site) -> None:

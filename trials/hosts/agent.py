@@ -39,6 +39,8 @@ class StudyThere(NamedTuple):
     log_directory: str
     log: str
     """Fingerprint of the prepared log."""
+    get_log: Callable[[], PreparedLog] | None
+    """How a host gets the log for itself, once for all its ranks; None where it must be in `log_directory`."""
     mark: str
     """A file in the run's directory."""
     mark_text: str
@@ -83,6 +85,8 @@ class Agent:
         """Starts the fork server's imports."""
         self._launcher = make_launcher()
         self._launcher.warm_up()
+        self._log_directory: str | None = None
+        """Where the log is here; None as long as it is where the driver has it."""
         self._runs: dict[int, Started] = {}
         self._never_started: list[RankEnded] = []
         self._given_up: set[int] = set()
@@ -101,6 +105,24 @@ class Agent:
             objection=_objection(study),
         )
 
+    def get_log(self, study: StudyThere) -> str | None:
+        """Gets the study's log for this host, where it is not in its cache yet; ranks then read this one.
+
+        Returns:
+            Why it cannot be had; None where it is there.
+        """
+        assert study.get_log is not None
+        try:
+            log = study.get_log()
+        except (UserError, OSError) as error:
+            return str(error)
+        if log.fingerprint != study.log:
+            return (
+                f"{log.directory} is not the log that the study began with: what it was made of has changed"
+            )
+        self._log_directory = str(log.directory.absolute())
+        return None
+
     def free_port(self, host: str) -> int:
         """Returns a free port of this host: each candidate has its own, as the last one's may be closing still."""
         with socket.socket(family_of(host)) as free:
@@ -114,6 +136,8 @@ class Agent:
         try:
             # without the lock: the first ranks wait for all that the fork server imports
             task = parse(Task, task_data, "the driver's task")
+            if self._log_directory is not None:
+                task = task.replace(log_directory=self._log_directory)
             its = dict(zip(ranks, self._launcher.ranks(task, directory, ranks), strict=True))
         except Exception as error:  # whatever it is, somebody waits for these ranks
             words = LastWords(failed=Failed(error=f"cannot start: {error}"), unix_seconds=time.time())
@@ -192,8 +216,7 @@ def _objection(study: StudyThere) -> str | None:
     """Returns why this host cannot train for the study; None where it can."""
     path = Path(study.log_directory)
     try:
-        log = PreparedLog.open(path)
-        if log.fingerprint != study.log:
+        if study.get_log is None and PreparedLog.open(path).fingerprint != study.log:
             return f"{path} holds another log there than where the study runs. {SHARED}"
     except UserError as error:
         return f"{error} {SHARED}"
@@ -207,5 +230,5 @@ def _objection(study: StudyThere) -> str | None:
 
 SHARED = (
     "All nodes need the prepared log and the run's directory at the same paths, on a file system that they share "
-    "with the machine that runs the study."
+    "with the machine that runs the study; of a log at a URL each node makes a copy of its own."
 )

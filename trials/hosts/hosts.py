@@ -54,6 +54,13 @@ class Node(NamedTuple):
     gpus: float
 
 
+class LogThere(NamedTuple):
+    """A host has tried to get the log for itself."""
+
+    objection: str | None
+    """Why it could not."""
+
+
 class RemoteEnd(Protocol):
     """What is told of the end of a rank on another host."""
 
@@ -73,10 +80,12 @@ class Member:
         self.node, self.agent = node, agent
         self.facts: HostFacts | None = None
         """What the host says of itself; None until it has."""
+        self.has_log = study.get_log is None
+        """Whether the log is there, as far as is known."""
         self.why_gone: str | None = None
         self.ranks: dict[tuple[int, int], RemoteEnd] = {}
         """Ranks of the host that live, by run and rank."""
-        self.news: SimpleQueue[HostFacts | list[RankEnded] | str] = SimpleQueue()
+        self.news: SimpleQueue[HostFacts | LogThere | list[RankEnded] | str] = SimpleQueue()
         """What the listener has heard; a sentence says that the host is gone."""
         threading.Thread(target=self._listen, args=(study, heard), daemon=True).start()
 
@@ -84,6 +93,11 @@ class Member:
     def words(self) -> str:
         """Address of the host and the beginning of its node's id, for sentences."""
         return f"node {self.node.address} ({self.node.id[:8]})"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether ranks can be started there."""
+        return self.facts is not None and self.has_log
 
     def _listen(self, study: StudyThere, heard: Callable[[], None]) -> None:
         """Hears the agent until it is gone."""
@@ -94,6 +108,9 @@ class Member:
             self.news.put(ray.get(self.agent.facts.remote(study), timeout=GREET_SECONDS))
             heard()
             answered = True
+            if study.get_log is not None:  # however long that takes
+                self.news.put(LogThere(ray.get(self.agent.get_log.remote(study))))
+                heard()
             while self.why_gone is None:
                 endings = ray.get(self.agent.ended.remote(), timeout=SILENCE_SECONDS)
                 if endings:
@@ -143,19 +160,32 @@ class Hosts:
         """What `multiprocessing.connection.wait` takes: ready once a host has told something."""
         return self._heard.fileno()
 
-    def open(self, log: PreparedLog, directory: Path) -> None:
-        """Starts an agent on each node for a study of this log in this directory, and waits for their answers."""
+    def open(
+        self, log: PreparedLog, directory: Path, get_log: Callable[[], PreparedLog] | None = None
+    ) -> None:
+        """Starts an agent on each node for a study of this log in this directory, and waits until they are ready:
+        for the log however long it takes.
+
+        Args:
+            log: the log, as it is here.
+            directory: the run's directory, which all hosts see.
+            get_log: has each host get the log for itself; None where all see the one that is here.
+        """
         mark = directory.absolute() / MARK
         self._study = StudyThere(
             log_directory=str(log.directory.absolute()),
             log=log.fingerprint,
+            get_log=get_log,
             mark=str(mark),
             mark_text=secrets.token_hex(16),
         )
         mark.write_text(self._study.mark_text)
         deadline = time.monotonic() + GREET_SECONDS
         self.hear()
-        while any(member.facts is None for member in self._members.values()) and time.monotonic() < deadline:
+        while any(
+            not member.is_ready and (member.facts is not None or time.monotonic() < deadline)
+            for member in self._members.values()
+        ):
             time.sleep(0.02)
             self.hear()
 
@@ -195,13 +225,13 @@ class Hosts:
         for node_id, member in list(self._members.items()):
             if member.why_gone is not None:
                 del self._members[node_id]
-                if member.facts is None:  # another agent there would fare no better
+                if not member.is_ready:  # another agent there would fare no better
                     self._refused[node_id] = f"{member.words} {member.why_gone}"
                 self.tell(f"{member.words} {member.why_gone}", logging.WARNING)
 
     def ready(self) -> list[Member]:
         """Returns the hosts that can start ranks."""
-        return [member for member in self._members.values() if member.facts is not None]
+        return [member for member in self._members.values() if member.is_ready]
 
     def objection(self, facts: HostFacts) -> str | None:
         """Returns why a host cannot take part; None where it can."""
@@ -226,16 +256,22 @@ class Hosts:
         LOG.log(level, "%s", sentence)
         self._say(sentence)
 
-    def _take(self, member: Member, news: HostFacts | list[RankEnded] | str) -> None:
+    def _take(self, member: Member, news: HostFacts | LogThere | list[RankEnded] | str) -> None:
         if isinstance(news, str):
             member.lose(news)
         elif isinstance(news, HostFacts):
             objection = news.objection or self.objection(news)
-            if objection is None:
-                member.facts = news
-                self.tell(f"{member.words} takes part")
-            else:
+            if objection is not None:
                 member.lose(f"cannot take part: {objection}")
+                return
+            member.facts = news
+            self.tell(f"{member.words} takes part" if member.has_log else f"{member.words} gets the log")
+        elif isinstance(news, LogThere):
+            if news.objection is not None:
+                member.lose(f"cannot take part: {news.objection}")
+                return
+            member.has_log = True
+            self.tell(f"{member.words} takes part")
         else:
             for message in news:
                 rank = member.ranks.pop((message.run, message.rank), None)

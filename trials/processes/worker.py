@@ -239,6 +239,7 @@ def _prepare_process(threads: int) -> None:
 
 
 def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
+    LOG.info("log: %s", task.log_directory)
     log = PreparedLog.open(Path(task.log_directory))
     if task.job.origin is not None:
         log = LogAtOrigin(log, task.job.origin)

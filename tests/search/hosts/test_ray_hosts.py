@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import TIMEOUT_SECONDS, run_process, start, wait_for_trials
+from command_line import SMALL, TIMEOUT_SECONDS, run_process, start, wait_for_trials
 from faulty_hosts import ENDLESS, ENVIRONMENT, FaultyLauncher, add_node, ray_cluster
 from faulty_ranks import (
     BAD_RANK,
@@ -29,6 +31,7 @@ from faulty_ranks import (
     task,
     trained,
 )
+from servers.web_site import web_site
 
 from dhen.errors import UserError
 from search.config import read_study_config
@@ -97,6 +100,30 @@ def test_a_node_is_lost_and_its_candidate_goes_on_elsewhere(
     assert second.outcome is Outcome.COMPLETED
     assert "goes on from" in (folder / "attempt1.rank0.log").read_text()
     assert f"INFO trials.hosts.hosts: {words} takes part" in (out / "driver.log").read_text()
+
+
+def test_a_log_at_a_url_is_copied_once_by_each_host(
+    cluster: Any, on_ray: dict[str, str], click_log: Path, tmp_path: Path
+) -> None:
+    with web_site(tmp_path / "site") as site:
+        shutil.copy(click_log, site.folder / "clicks.csv")
+        for times, name in enumerate(("first", "second")):
+            out, words = tmp_path / name, ("--data", f"{site.address}/clicks.csv", "trials=1", *FEW)
+            done = run_process(("run", "--out", out, *words, *SMALL), on_ray, None)
+            assert done.returncode == 0, done.stderr
+            assert done.stdout.count("gets the log") == done.stdout.count("takes part") > 1, times
+            logs = [out / "trials" / "00001" / f"attempt0.rank{rank}.log" for rank in range(2)]
+            assert all(f"log: {cluster.folder}/cache" in file.read_text() for file in logs)
+        hosts = done.stdout.count("takes part")
+    assert site.copies() == 1 + hosts
+    cache = Path(on_ray["DHEN_SEARCH_CACHE"])
+    (log,) = {read_study(tmp_path / name).log.fingerprint for name in ("first", "second")}
+    prepared = [
+        PreparedLog.open(manifest.parent).fingerprint
+        for folder in (cache, *cluster.folder.glob("cache*"))
+        for manifest in folder.glob("*/manifest.json")
+    ]
+    assert prepared.count(log) >= 1 + hosts
 
 
 def test_nothing_is_left_of_a_study_that_is_killed_or_broken_off(
@@ -300,7 +327,7 @@ def test_what_a_node_may_have_that_shuts_it_out(
     import ray
 
     study = StudyThere(
-        str(log.directory), log.fingerprint, str(directory / MARK), (directory / MARK).read_text()
+        str(log.directory), log.fingerprint, None, str(directory / MARK), (directory / MARK).read_text()
     )
     for changes, says in (
         ({"log_directory": str(tmp_path / "none")}, "none"),
@@ -311,6 +338,11 @@ def test_what_a_node_may_have_that_shuts_it_out(
         said = ray.get(member.agent.facts.remote(study._replace(**changes))).objection
         assert says in said
         assert "at the same paths, on a file system that they share" in said
+    changed = study._replace(log="another", get_log=partial(PreparedLog.open, log.directory))
+    assert ray.get(member.agent.facts.remote(changed)).objection is None
+    assert "not the log that the study began with" in ray.get(member.agent.get_log.remote(changed))
+    gone = study._replace(get_log=partial(PreparedLog.open, tmp_path))
+    assert "not a prepared log" in ray.get(member.agent.get_log.remote(gone))
 
 
 def test_a_run_ends_everywhere_when_told(tmp_path: Path, launcher: HostsLauncher) -> None:
