@@ -14,6 +14,7 @@ from typing import get_args
 
 import pytest
 import torch
+from hypothesis import settings
 
 from trials.cluster.machine import Precision, cores
 from trials.cluster.part_costs import PartCosts
@@ -24,6 +25,8 @@ FILE = PartCosts.model_validate_json((Path(__file__).parent / "part_costs.json")
 """What was measured once, on an AMD EPYC; tests rest on no number of it. For hsdp stands fsdp."""
 KEPT, SHARED = FILE.replace(shared=None), FILE.shared
 assert SHARED is not None
+settings.register_profile("unhurried", parent=settings(), deadline=None)
+settings.load_profile("unhurried")  # a machine that does other work too breaks no promise
 MOST_RANKS = 4
 """Hosts, and ranks per host, up to which tests let ranks of this machine share a training."""
 

@@ -11,11 +11,9 @@ M embeddings out, D their dimension, R rows of a matrix.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +22,7 @@ from torch.nn import functional as F
 from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
 from dhen.cost import ELEMENTWISE, LOOKUP, CostRow, Costs, headline_flops
+from dhen.inputs.fresh_rows import fresh_rows
 from dhen.inputs.growing import GrowingRows
 from dhen.inputs.held_schema import held_schema
 from dhen.inputs.lift import MixedEmbeddings, lift_cost, mixed_tape
@@ -41,8 +40,6 @@ from dhen.ops.linear import Linear, linear_tape
 from dhen.ops.parts import mlp, mlp_cost, mlp_tape
 from dhen.schema import FeatureSchema, Table
 
-EMBEDDING_INIT_STD = 0.05
-"""Standard deviation of fresh embeddings; small beside the layers' unit-variance outputs."""
 EMBEDDING_BYTES = 4
 TABLE_UPDATE = "tables"
 """Kind of the parts that stand for the tables' optimizer, which runs after backward: one for each matrix."""
@@ -114,7 +111,7 @@ class EmbeddingTables(TableLookups):
     def __init__(self, schema: FeatureSchema, dim: int, places: Sequence[int] | None = None) -> None:
         """`places` in the schema of those to hold, in order; None for all."""
         super().__init__(schema, places)
-        self.weight = nn.Parameter(_fresh(self.tables, self.starts, dim))
+        self.weight = nn.Parameter(fresh_rows(self.tables, self.starts, dim))
         self.slots: Tensor | None = None
         """Where each row lies in `weight` (int32, in host memory), where that has only some of them; None where it
         has all, in order."""
@@ -130,34 +127,6 @@ class EmbeddingTables(TableLookups):
     def _held(self, rows: Tensor) -> Tensor:
         """Rows of `weight` in place of rows of the tables."""
         return rows if self.slots is None else self.slots[rows.cpu()].long().to(rows.device)
-
-
-_UNFILLED: ContextVar[bool] = ContextVar("unfilled", default=False)
-
-
-@contextlib.contextmanager
-def unfilled_tables() -> Iterator[None]:
-    """A context in which tables are built without memory for their rows, which a file's take the place of
-    (`load_state_dict(..., assign=True)`)."""
-    token = _UNFILLED.set(True)
-    try:
-        yield
-    finally:
-        _UNFILLED.reset(token)
-
-
-def _fresh(tables: Sequence[Table], starts: Sequence[int], dim: int) -> Tensor:
-    """Fresh weights. Rows of growing tables are zero until an id has them; few systems give them memory before."""
-    if _UNFILLED.get():
-        return torch.empty(starts[-1], dim, device="meta")
-    if not any(table.growing for table in tables):
-        # one draw for all: a seed stands for the same weights as it did before tables could grow
-        return nn.init.normal_(torch.empty(starts[-1], dim), std=EMBEDDING_INIT_STD)
-    weight_RD = torch.zeros(starts[-1], dim)
-    for table, start in zip(tables, starts, strict=False):
-        rows = 1 if table.growing else table.rows
-        nn.init.normal_(weight_RD[start : start + rows], std=EMBEDDING_INIT_STD)
-    return weight_RD
 
 
 class MixedTables(nn.ModuleDict):

@@ -29,7 +29,7 @@ from dhen.atomic_write import atomic_folder
 from dhen.averaging import MeanOfNetworks
 from dhen.cost import CostRow
 from dhen.errors import UserError
-from dhen.inputs.features import unfilled_tables
+from dhen.inputs.fresh_rows import unfilled_tables
 from dhen.inputs.int8_tables import use_int8_tables
 from dhen.model import build_model
 from dhen.values import Value, load_json, parse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dhen.values import parse
@@ -33,7 +33,6 @@ def by_name(**config: object) -> dict[str, OrderedAxis]:
     return {axis.name: axis for axis in ordered_axes(space)}
 
 
-@settings(deadline=None)
 @given(st.sampled_from(NAMES), st.integers(0, 10_000))
 def test_a_jobs_values_are_those_of_its_point(name: str, seed: int) -> None:
     """Read from the job, as a trial in brief has no point."""

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dhen.model import named_model, parse_model
@@ -71,7 +71,6 @@ def test_the_shipped_baseline_is_one_layer_of_dlrm_with_its_own_values() -> None
     assert not set(point) & set(space.left_for_tuning)
 
 
-@settings(deadline=None)
 @given(st.sampled_from(NAMES), st.integers(0, 1000))
 def test_a_candidate_of_the_space_is_nearest_to_itself(name: str, seed: int) -> None:
     """But for what waits for the tuning stage, and members' parting, which has several points for one network."""

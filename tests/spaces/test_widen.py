@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dhen.errors import UserError
@@ -59,7 +59,6 @@ def test_the_first_beyond_a_range_is_half_way_to_its_new_end() -> None:
     assert first_label_beyond(widths, (256,), highest=True) == "256"
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(catalog())), st.integers(0, 10_000))
 def test_points_of_before_mean_what_they_meant(name: str, seed: int) -> None:
     space, rng = load_space(name), random.Random(seed)

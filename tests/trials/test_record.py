@@ -141,7 +141,7 @@ records = st.builds(
 
 
 @given(records)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_record_survives_the_way_through_json_whatever_is_in_it(record: TrialRecord) -> None:
     again = TrialRecord.model_validate_json(record.model_dump_json())
     assert repr(again) == repr(record)  # what is no number is not equal to itself

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from dhen.batch import FeatureBatch
-from dhen.inputs.features import EMBEDDING_INIT_STD
+from dhen.inputs.fresh_rows import EMBEDDING_INIT_STD
 from dhen.inputs.growing import GrowingRows
 from dhen.inputs.key_index import EMPTY
 from dhen.schema import Growing

@@ -160,7 +160,7 @@ def test_nothing_from_data_is_markup() -> None:
     assert not any("<" in script for script in embedded)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=30))
 def test_any_name_is_shown_as_it_is(name: str) -> None:
     reader = Reader(render(judged([trial(0, Random(0))], name=f"<{name}>")))

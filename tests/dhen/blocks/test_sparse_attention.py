@@ -78,7 +78,7 @@ def test_it_is_so_in_half_precision_as_far_as_that_goes() -> None:
     assert_equal(configured("bigbird").layout_over(77), torch.bfloat16, rtol=0.1, atol=0.1)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     name=st.sampled_from(sorted(SETTINGS)),
     embeddings=st.integers(1, 40),

@@ -86,7 +86,7 @@ def made(*activities: Fake) -> list[Callable[[], Fake]]:
 
 
 @given(st.integers(1, 4), st.lists(st.integers(1, 4) | st.none(), max_size=9))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_all_places_are_filled_and_never_more(places: int, lengths: list[int | None]) -> None:
     named = list(enumerate(lengths))
     activities = [n and (lambda name=name, n=n: lasting(name, n)) for name, n in named]
@@ -100,7 +100,7 @@ def test_all_places_are_filled_and_never_more(places: int, lengths: list[int | N
 
 
 @given(st.integers(1, 4), st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), max_size=12))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_ranks_have_places_and_all_have_their_turn(places: int, wanted: list[tuple[int, int]]) -> None:
     """Each asks for a number of ranks and lasts for some looks."""
     most = max((places, *(ranks for ranks, _ in wanted)))

@@ -118,7 +118,7 @@ NAMES = ("dp", "zero1", "zero2", "fsdp", "fsdp+full_checkpointing", "fsdp+cpu_of
 
 
 @given(st.lists(st.integers(1, 50), min_size=len(NAMES), max_size=len(NAMES)), st.integers(0, 20))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_climb_ends_and_tries_each_strategy_once_with_falling_need(bytes_: list[int], lacking: int) -> None:
     ladder, needs = planned(*map(rung, NAMES, bytes_)), dict(zip(NAMES, bytes_, strict=True))
     attempts = [tried("dp", needed_bytes=lacking, limit_bytes=0)]

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dhen.batch import FeatureBatch, Keys
-from dhen.inputs.features import EMBEDDING_INIT_STD
+from dhen.inputs.fresh_rows import EMBEDDING_INIT_STD
 from dhen.inputs.growing import GrowingRows
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Growing, Table
@@ -241,7 +241,6 @@ RULES = st.builds(
 HISTORY = st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=12), min_size=1, max_size=12)
 
 
-@settings(deadline=None)
 @given(RULES, HISTORY)
 def test_no_two_keys_have_one_row_and_rows_begin_when_they_change_hands(
     rule: Growing, history: list[list[int]]
@@ -262,7 +261,6 @@ def test_no_two_keys_have_one_row_and_rows_begin_when_they_change_hands(
         assert tables.found(*keys) == rows
 
 
-@settings(deadline=None)
 @given(RULES, HISTORY, HISTORY)
 def test_it_goes_on_alike_from_its_state(
     rule: Growing, before: list[list[int]], after: list[list[int]]

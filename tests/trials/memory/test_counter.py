@@ -103,7 +103,7 @@ def test_kinds_add_up_at_the_peak() -> None:
     assert sum(counter.peak_by_kind.values()) == counter.peak > counter.peak_by_kind["parameters"]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(widths=st.lists(st.integers(1, 40), min_size=1, max_size=4), batch=st.integers(1, 30))
 def test_fake_tensors_count_as_real_ones(widths: list[int], batch: int) -> None:
     def peak() -> int:

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 LENGTHS = st.one_of(st.integers(1, 5 * BLOCK), st.sampled_from([AT_ONCE["cpu"], 2 * AT_ONCE["cpu"] + 77]))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(LENGTHS, st.integers(0, 9))
 def test_what_was_sent_and_what_was_lost_are_what_there_was(numbers: int, seed: int) -> None:
     """Signs are those of the numbers, scales the mean magnitudes of blocks, and the second loss is the

@@ -175,7 +175,7 @@ strategies = st.sampled_from(ladder(2, 8, 64))
 precisions = st.sampled_from(["fp32", "bf16"])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(models, strategies, precisions)
 def test_parts_add_up(model: ModelConfig, strategy: Strategy, precision: Precision) -> None:
     found = peak(model, strategy, 2, 8, 64, precision)
@@ -184,7 +184,7 @@ def test_parts_add_up(model: ModelConfig, strategy: Strategy, precision: Precisi
     assert found.total > 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(models, strategies, precisions)
 def test_more_ranks_never_raise_what_is_sharded(
     model: ModelConfig, strategy: Strategy, precision: Precision
@@ -205,7 +205,7 @@ def test_more_ranks_never_raise_what_is_sharded(
         before = after
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(models, precisions, st.integers(1, 300))
 def test_checkpointing_never_raises_what_is_saved(
     model: ModelConfig, precision: Precision, batch: int
@@ -220,7 +220,7 @@ def _kept(found: tuple[Segment, ...], checkpointing: str) -> int:
     return sum(Activations(found, recomputed(found, strategy)).kept)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(models, strategies, precisions, st.integers(1, 200))
 def test_a_larger_batch_never_needs_less(
     model: ModelConfig, strategy: Strategy, precision: Precision, batch: int

@@ -62,7 +62,7 @@ NEEDS = sorted({each.memory.total for each in made(small(10**12)).strategies})
 """Of the strategies, bytes per rank; there are some between which the choice changes."""
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(NEEDS[0] - 10**6, NEEDS[-1] + 10**6))
 def test_the_least_that_fits_is_chosen_and_the_fastest_among_equals(hbm: int) -> None:
     found = made(small(hbm))
@@ -84,7 +84,7 @@ def test_the_least_that_fits_is_chosen_and_the_fastest_among_equals(hbm: int) ->
         assert order(each.strategy) > least or each.time.total >= found.best.time.total
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(NEEDS[0], NEEDS[-1]), st.integers(0, 10**8))
 def test_more_memory_never_loses_a_strategy(hbm: int, more: int) -> None:
     before, after = made(small(hbm)), made(small(hbm + more))

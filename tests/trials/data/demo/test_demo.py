@@ -87,7 +87,7 @@ def test_the_teacher_depends_on_the_seed_not_on_the_rows(teacher: Teacher, examp
 
 
 @given(rows=st.integers(1, 300), seed=st.integers(0, 2**40))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 def test_any_size_and_seed(tmp_path_factory: pytest.TempPathFactory, rows: int, seed: int) -> None:
     table = pq.read_table(
         generate(DemoLog(rows=rows, seed=seed), tmp_path_factory.mktemp("any") / "a.parquet")

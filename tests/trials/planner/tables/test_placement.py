@@ -55,7 +55,6 @@ def zipf_tables(count: int, seed: int, largest: float = 1e8, most_ids: float = 2
 
 
 @given(some_tables, dims, clusters, batches)
-@settings(deadline=None)
 def test_every_column_lies_on_exactly_one_rank(
     tables: tuple[Table, ...], dim: int, cluster: Cluster, batch: int
 ) -> None:
@@ -76,7 +75,6 @@ def test_every_column_lies_on_exactly_one_rank(
 
 
 @given(some_tables, dims, clusters, batches)
-@settings(deadline=None)
 def test_what_ranks_hold_and_send_adds_up(
     tables: tuple[Table, ...], dim: int, cluster: Cluster, batch: int
 ) -> None:
@@ -95,7 +93,6 @@ def test_what_ranks_hold_and_send_adds_up(
 
 
 @given(some_tables, dims, clusters, batches, st.integers(0, 2**33))
-@settings(deadline=None)
 def test_memory_is_kept_and_what_lacks_is_what_would_do(
     tables: tuple[Table, ...], dim: int, cluster: Cluster, batch: int, memory: int
 ) -> None:
@@ -139,7 +136,7 @@ def test_only_what_is_out_of_balance_is_split() -> None:
 
 
 @given(some_tables, dims, batches)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_twice_the_ranks_never_hold_more(tables: tuple[Table, ...], dim: int, batch: int) -> None:
     for chain in (("1x1", "1x2", "1x4", "1x8", "2x8", "4x8", "8x8"), ("1x3", "2x3", "4x3"), ("1x1", "3x1")):
         heaviest = [
