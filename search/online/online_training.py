@@ -25,18 +25,19 @@ from dhen.errors import UserError
 from search.bundles.bundle import Bundle, check_place, is_bundle, read_bundle, weights_names
 from search.bundles.increments import Increment, IncrementInfo, TrainedPeriod, write_increment
 from search.bundles.whole_copy import copy_whole
+from search.online.table_servers import TableServers
 from trials.checkpoint.checkpointer import Checkpoints
 from trials.checkpoint.optimizer_state import STEPS, put_back
 from trials.checkpoint.training_state import TrainingState
 from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
 from trials.data.periods import Period, Periods
-from trials.job import Job, TrainingConfig
+from trials.job import Job
 from trials.record import Metrics
-from trials.storage.weight_changes import KEYS, apply_changes, changes, without_rows
+from trials.storage.weight_changes import KEYS, apply_changes, without_rows
 from trials.storage.weights_file import Weights, read_optimizer_state
 from trials.training.evaluation import logit_metrics, split_logits
-from trials.training.progressive import in_order_of_time, train_once
+from trials.training.progressive import train_once
 from trials.training.step import ONE_RANK, PLAIN_DP, DivergenceError, Step, fresh_step
 
 LOG = logging.getLogger(__name__)
@@ -44,12 +45,6 @@ CHECKPOINTS = ".online"
 """Folder in the bundle of the checkpoint from which training goes on."""
 LATEST = "latest-period.json"
 """File in it that says which period the checkpoint has been trained on last."""
-
-
-def online_job(bundle: Bundle, training: TrainingConfig) -> Job:
-    """Returns the job of training a bundle's network online: with what the order of time leaves open."""
-    job = bundle.job()
-    return job.replace(training=in_order_of_time(training))
 
 
 def check_network(bundle: Bundle) -> None:
@@ -88,8 +83,15 @@ def opened(source: Bundle, out: Path) -> Bundle:
 class OnlineTraining:
     """The training of a bundle's network, log after log."""
 
-    def __init__(self, bundle: Bundle, job: Job) -> None:
-        """Goes on where the bundle stands."""
+    def __init__(self, bundle: Bundle, job: Job, servers: TableServers | None = None) -> None:
+        """Goes on where the bundle stands.
+
+        Args:
+            bundle: the bundle that is trained.
+            job: the job (`OnlineSettings.job`).
+            servers: starts servers that hold the tables; None where this process does.
+        """
+        self._servers = servers
         self._directory, self._job, self._bundle = bundle.directory, job, bundle
         self.increments = list(bundle.increments)
         """Increments of the bundle, in order."""
@@ -179,15 +181,24 @@ class OnlineTraining:
         written any more. Optimizer state is the checkpoint's, else the bundle's, or fresh where there is none."""
         exported = self._exported()
         fresh = TrainingState(next_evaluation=0, steps=exported)
-        start = {name: tensor.cpu() for name, tensor in self._served.state_dict().items()}
-        step = fresh_step(self._job, start, ONE_RANK, PLAIN_DP, None)
-        if not self.increments:
-            put_back(step, learnt, ONE_RANK)
+        learnt = {} if self.increments else learnt
+        step = self._fresh(learnt)
+        put_back(step, learnt, ONE_RANK)
         state, _ = self._checkpoints.restore(step) or (fresh, None)
-        if state.steps >= exported:
-            return step, state
-        LOG.warning("the checkpoint is older than the newest increment: optimizers begin anew")
-        return fresh_step(self._job, start, ONE_RANK, PLAIN_DP, None), fresh
+        if state.steps < exported:
+            LOG.warning("the checkpoint is older than the newest increment: optimizers begin anew")
+            step, state = self._fresh({}), fresh
+        if state.steps == exported:
+            step.nothing_changed()
+        return step, state
+
+    def _fresh(self, learnt: Weights) -> Step:
+        """Returns a step with the weights of the newest version; servers have optimizer state of tables too."""
+        start = {name: tensor.cpu() for name, tensor in self._served.state_dict().items()}
+        if self._servers is None:
+            return fresh_step(self._job, start, ONE_RANK, PLAIN_DP, None)
+        servers = self._servers.start(start, learnt)
+        return fresh_step(self._job, start, ONE_RANK, self._servers.strategy, None, servers)
 
     def _save(self, log: PreparedLog, number: int) -> None:
         """Makes a checkpoint after a period; which one it was is on disk first."""
@@ -223,15 +234,14 @@ class OnlineTraining:
 
     def _serve(self, trained: TrainedPeriod) -> tuple[IncrementInfo, Weights, Tensor]:
         """Gives the served network what training has changed; returns what makes an increment of it."""
-        served, new = self._served.state_dict(), self._step.weights()
-        old = {name: tensor.cpu() for name, tensor in served.items()}
-        found = changes(old, new)
-        begun = gone = 0
-        if KEYS in new:
-            begun, gone = (
-                len(without_rows(*keys)) for keys in ((new[KEYS], old[KEYS]), (old[KEYS], new[KEYS]))
-            )
+        served = self._served.state_dict()
+        found = self._step.changed({name: tensor.cpu() for name, tensor in served.items()})
+        before = served[KEYS].clone() if KEYS in served else None
         apply_changes(served, found)
+        begun = gone = 0
+        if before is not None:
+            after = served[KEYS]
+            begun, gone = (len(without_rows(*keys)) for keys in ((after, before), (before, after)))
         self._served.load_state_dict(served)  # also makes the index of growing tables
         info = IncrementInfo(
             number=self._version.number + 1,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -12,18 +12,16 @@ from rich.console import Console
 from dashboards.figures.periods import PeriodPoint, periods_figure
 from dashboards.report.page import write_figure
 from dashboards.units import byte_size
-from dhen.errors import unknown_name
-from dhen.values import parse
-from search.bundles.bundle import Bundle, read_bundle
+from search.bundles.bundle import read_bundle
 from search.bundles.increments import Increment
-from search.config import set_override
 from search.dataset import log_files
-from search.online.online_training import OnlineTraining, check_network, online_job, opened, time_of
+from search.online.online_training import CHECKPOINTS, OnlineTraining, check_network, opened, time_of
+from search.online.settings import check_servers, online_settings
+from search.online.table_servers import SERVERS, TableServers
 from search.terminal import print_notes, resumable, step_progress
 from search.verbs.data_option import data_option
 from search.verbs.output import OnlineBundle, OnlineIncrement, json_option, print_json
 from trials.data.cache import PreparedLog
-from trials.data.period_length import DAY, parse_length
 from trials.data.periods import Periods
 from trials.data.prepare.prepare_log import prepare
 from trials.job import TrainingConfig
@@ -42,6 +40,7 @@ Examples:
   dhen-search online runs/demo/best --data july.csv --out live
   dhen-search online runs/demo/best --data august.csv --out live period=6h
   dhen-search online best --data log.csv --out live period=50000 training.learning_rate=0.0005
+  dhen-search online best --data log.csv --out live servers=2 training.tables.synchrony=sync
 """
 )
 @click.argument("bundle", type=click.Path(path_type=Path))
@@ -61,7 +60,8 @@ def command(
     as_json: bool,
 ) -> None:
     """Train a bundle's network on newer rows, period by period in the order of time: each period is scored, then
-    trained on once, and leaves an increment. Keys: period (1d, 6h, 30m, or a number of rows), training.KEY.
+    trained on once, and leaves an increment. Keys: period (1d, 6h, 30m, or a number of rows), servers,
+    training.KEY.
 
     --out begins as a copy of BUNDLE. It is a bundle at every moment: `predict` uses its newest version. The same
     command goes on after Ctrl-C, and with newer --data later.
@@ -69,7 +69,9 @@ def command(
     console = Console(stderr=as_json)
     source = read_bundle(bundle)
     check_network(source)
-    length, training = _settings(source, overrides)
+    settings = online_settings(source, overrides)
+    if settings.servers is not None:
+        check_servers(source.job(), settings.servers)
     with resumable(console, out), step_progress(console) as progress:
         log = prepare(
             log_files(data),
@@ -78,20 +80,25 @@ def command(
             skip_bad_rows=skip_bad_rows,
             progress=progress,
         )
-        periods = Periods.of(log, length)
+        periods = Periods.of(log, settings.period)
         opened_bundle = opened(source, out)
-        notes = _notes(log, periods, training)
-        online = OnlineTraining(opened_bundle, online_job(opened_bundle, training))
-        notes += [NO_STATE] if online.optimizers_begin_anew else []
-        print_notes(console, notes)
-        for increment in online.increments[len(online.increments) - online.done(periods) :]:
-            console.print(_line(increment), soft_wrap=True, highlight=False)
-        try:
-            rows = len(periods.rows)
-            for increment in online.train(periods, lambda done: progress("training", done, rows)):
+        notes = _notes(log, periods, settings.training)
+        job = settings.job(opened_bundle)
+        servers = None
+        if settings.servers is not None:
+            servers = TableServers(job, settings.servers, log.directory, out / CHECKPOINTS / SERVERS)
+        with servers.watched(lambda: _stays(out)) if servers is not None else nullcontext():
+            online = OnlineTraining(opened_bundle, job, servers)
+            notes += [NO_STATE] if online.optimizers_begin_anew else []
+            print_notes(console, notes)
+            for increment in online.increments[len(online.increments) - online.done(periods) :]:
                 console.print(_line(increment), soft_wrap=True, highlight=False)
-        finally:
-            write_figure(periods_figure(_points(online.increments)), out / FIGURE)
+            try:
+                rows = len(periods.rows)
+                for increment in online.train(periods, lambda done: progress("training", done, rows)):
+                    console.print(_line(increment), soft_wrap=True, highlight=False)
+            finally:
+                write_figure(periods_figure(_points(online.increments)), out / FIGURE)
     if as_json:
         newest = online.increments[len(online.increments) - online.done(periods) :]
         number = online.increments[-1].info.number
@@ -110,18 +117,8 @@ def command(
     )
 
 
-def _settings(bundle: Bundle, overrides: Sequence[str]) -> tuple[str, TrainingConfig]:
-    """The length of a period, and the bundle's training with the overrides applied."""
-    given = bundle.job().training
-    data: dict[str, Any] = {"period": bundle.job().period or DAY, "training": given.to_dict()}
-    for word in overrides:
-        set_override(data, word)
-    known = ("period", "training")
-    for unknown in sorted(set(data) - set(known)):
-        raise unknown_name("key", unknown, known)
-    length = str(data["period"])
-    parse_length(length)
-    return length, parse(TrainingConfig, data["training"], "training")
+def _stays(out: Path) -> str:
+    return f"{out} stays at version {read_bundle(out).version.number}; the same command goes on from there."
 
 
 def _notes(log: PreparedLog, periods: Periods, training: TrainingConfig) -> list[str]:

@@ -64,15 +64,19 @@ def put_back(step: Resumable, saved: Weights, ranks: Ranks) -> None:
             whole = saved[f"{OPTIMIZER}{DENSE}{name}"]
             for start, values in one.pieces:
                 values.copy_(whole[start : start + len(values)])
-        own = step.table_state()
-        prefix = f"{OPTIMIZER}{TABLES}"
-        given_tables = {key.removeprefix(prefix): one for key, one in saved.items() if key.startswith(prefix)}
+        own, given_tables = step.table_state(), table_part(saved)
         for name, values in own.items():
             if name.startswith(SUM):
                 values.copy_(sums_of(given_tables, name.removeprefix(SUM)))
             elif name.startswith(COUNTED):
                 values.copy_(given_tables[name])
         step.restored(own, int(saved[STEPS]))
+
+
+def table_part(saved: Weights) -> State:
+    """Returns what of an optimizer state is of the tables, by the names that `put_back` knows a step's by."""
+    prefix = f"{OPTIMIZER}{TABLES}"
+    return {name.removeprefix(prefix): one for name, one in saved.items() if name.startswith(prefix)}
 
 
 def _tables(step: Resumable) -> State:

@@ -55,6 +55,12 @@ class AdmissionFilter:
         self.counts >>= 1
         self.keys.copy_((self.counts[0] > 0).sum())
 
+    def count_on(self, counts: Tensor) -> None:
+        """Goes on from the counts of a filter of as many counters or more, whose places are folded onto the fewer
+        that there are here."""
+        self.counts.copy_(counts.view(2, -1, self._mask + 1).amax(1))
+        self.keys.copy_((self.counts[0] > 0).sum())
+
     def clear(self) -> None:
         """Forgets all counts."""
         self.counts.zero_()

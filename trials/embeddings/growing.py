@@ -64,6 +64,8 @@ KEYS, PROGRESS = "keys", "growing"
 """Prefixes of the names in checkpoints: of the keys of each table, and of all else."""
 TABLE_WEIGHTS = ("weight.", f"{KEYS}.")
 """Beginnings of names in a table state: of weights, and of the keys that rows of growing tables belong to."""
+OF_EACH_ROW, CLOCKS = ("occurred", "seen", "seen_at"), ("steps", "now", "looked_at_time")
+"""What a state has of the key of each row, and what steps and time stamps are counted by; after `PROGRESS`."""
 _GOLDEN, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 """SplitMix64's constants (Steele et al., OOPSLA 2014), as signed numbers."""
 
@@ -177,6 +179,25 @@ class GrowingTables:
         if self._filter is not None:
             named |= {"filter": self._filter.counts, "filtered": self._filter.keys}
         return keys | {f"{PROGRESS}.{name}": tensor for name, tensor in named.items()}
+
+    def count_on(self, counted: State, places: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Goes on from what was counted for all keys, where these tables have some of them; counts of occurrences
+        since the last halving begin anew.
+
+        Args:
+            counted: the state of the tables with all keys; empty where nothing was counted.
+            places: rows here, and the rows that their keys have there.
+        """
+        own = self.state()
+        counted = {name: values for name, values in counted.items() if name.startswith(f"{PROGRESS}.")}
+        for name in own.keys() & counted.keys():
+            kind = name.removeprefix(f"{PROGRESS}.")
+            if kind in CLOCKS:
+                own[name].copy_(counted[name])
+            for row_N, there_N in places if kind in OF_EACH_ROW else ():
+                own[name][row_N] = counted[name][there_N]
+        if self._filter is not None and counted:
+            self._filter.count_on(counted[f"{PROGRESS}.filter"])
 
     def restored(self) -> None:
         """Goes on from what was loaded into `state()`."""

@@ -32,6 +32,9 @@ class Task(Value):
     """Request to the model whose time is measured, in place of training."""
     start_from: str | None = None
     """A weights file to start training from in place of fresh weights."""
+    start_learnt: bool = False
+    """Whether servers of tables start with the optimizer state that is beside these weights too, where there is
+    any."""
     attempt: int = Field(default=0, ge=0)
     """Which execution of its trial this is: 0 for the first, as in names of logs and in MLflow's tags."""
     restarts: int = Field(default=0, ge=0)

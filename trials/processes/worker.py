@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from dhen.errors import UserError
 from dhen.values import parse
+from trials.checkpoint.optimizer_state import table_part
 from trials.checkpoint.whole import newest_whole
 from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
@@ -56,7 +57,7 @@ from trials.servers.client import Servers
 from trials.servers.server import Server
 from trials.servers.shares import Share
 from trials.storage.disk_full import disk_full, is_disk_full
-from trials.storage.weights_file import read_weights, save_weights
+from trials.storage.weights_file import read_optimizer_state, read_weights, save_weights
 from trials.strategy import Strategy
 from trials.training.latency import candidate_time
 from trials.training.loop import train
@@ -123,15 +124,17 @@ def _run_body(body: Body, task: Task, ranks: Ranks, folder: Path) -> None:
 
 def _serve(task: Task, folder: Path, number: int) -> None:
     """Runs a server of embedding tables until all ranks have left."""
-    weights = None
+    weights, learnt = None, dict[str, torch.Tensor]()
     if task.score_split is not None:
         weights = read_weights(folder / WEIGHTS)
     elif task.start_from is not None:
         weights = read_weights(Path(task.start_from))
+        if task.start_learnt:
+            learnt = table_part(read_optimizer_state(Path(task.start_from)))
     workers, strategy = task.hosts * task.gpus_per_host, task.strategy
     share = Share(number, strategy.servers)
-    server = Server(task.job, share, workers, strategy.server_level, weights)
-    del weights
+    server = Server(task.job, share, workers, strategy.server_level, weights, learnt)
+    del weights, learnt
     if task.restarts:
         assert task.resume_from is not None
         server.go_on(*newest_whole(Path(task.resume_from)))

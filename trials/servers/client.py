@@ -3,7 +3,7 @@
 What is pushed is on its way while the worker goes on, and so are the next batch's rows where they may be pulled
 ahead. One thread has all links, so that each server gets a worker's messages in their order.
 
-Shapes: R rows, U of them that a batch reads, each once, D columns, K keys.
+Shapes: R rows, U of them that a batch reads, each once, N that have changed, D columns, K keys.
 """
 
 from __future__ import annotations
@@ -61,7 +61,14 @@ class Servers:
     """The servers of a training, as one worker asks them."""
 
     def __init__(
-        self, store: Any, worker: int, workers: int, count: int, *, servers_return: bool = False
+        self,
+        store: Any,
+        worker: int,
+        workers: int,
+        count: int,
+        *,
+        servers_return: bool = False,
+        watch: Callable[[], None] | None = None,
     ) -> None:
         """Connects to all servers, and waits until they are ready.
 
@@ -71,6 +78,7 @@ class Servers:
             workers: number of all.
             count: number of servers.
             servers_return: whether servers that are killed come back.
+            watch: as `Connection` takes it.
         """
         self.worker, self.workers, self.count = worker, workers, count
         self._links = list[Connection]()
@@ -82,6 +90,7 @@ class Servers:
                     server,
                     comes_back=servers_return,
                     while_waiting=self._greet_successors,
+                    watch=watch,
                 )
             )
         self._courier = ThreadPoolExecutor(1, "courier")
@@ -215,6 +224,29 @@ class Servers:
             row_K, key_K = answer.tensors
             key_R[row_K] = key_K
         return key_R
+
+    def changed(self, number: int) -> tuple[Tensor, Tensor]:
+        """Returns row_U of a matrix that have changed since this was asked last, in order, and their weights in
+        fp32; for the number behind those of all, growing rows whose keys have changed, and the keys.
+
+        They come in parts, between which the thread that has the links does what else it is given.
+        """
+        rows, values, more = list[Tensor](), list[Tensor](), True
+        while more:
+            answers = self.now(lambda: self._ask_all(Message(Op.CHANGED, number=number)))
+            for answer in answers:
+                row_U, value_U = answer.tensors
+                rows.append(row_U)
+                values.append(value_U)
+            more = any(answer.number for answer in answers)
+        row_N, order_N = torch.cat(rows).sort(stable=True)
+        is_newest_N = torch.ones_like(row_N, dtype=torch.bool)
+        is_newest_N[:-1] = row_N[1:] != row_N[:-1]  # a row that has changed meanwhile comes again
+        return row_N[is_newest_N], torch.cat(values)[order_N[is_newest_N]]
+
+    def all_told(self) -> None:
+        """Has all rows and keys, as they are, count as asked for."""
+        self.now(lambda: self._ask_all(Message(Op.CHANGED, number=-1)))
 
     def save(self, folder: Path) -> None:
         """Has each server write its part into a folder."""

@@ -8,9 +8,11 @@ not answered. Where servers do not come back (`TablesConfig.servers_return`) a b
 from __future__ import annotations
 
 import logging
+import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -30,7 +32,14 @@ class Connection:
     """A worker's connection to one server; one thread uses it at a time."""
 
     def __init__(
-        self, store: Any, worker: int, server: int, *, comes_back: bool, while_waiting: Callable[[], None]
+        self,
+        store: Any,
+        worker: int,
+        server: int,
+        *,
+        comes_back: bool,
+        while_waiting: Callable[[], None],
+        watch: Callable[[], None] | None = None,
     ) -> None:
         """Waits for the server, and calls it.
 
@@ -41,9 +50,11 @@ class Connection:
             comes_back: whether a server that is killed is started anew.
             while_waiting: called again and again while an answer is waited for, where servers come back; greets
                 the successors of all servers.
+            watch: called again and again while the server is waited for, where nobody else watches its process and
+                ends this one; raises `LinkBrokenError` where it is gone.
         """
         self._store, self._worker, self._server, self._comes_back = store, worker, server, comes_back
-        self._while_waiting = while_waiting
+        self._while_waiting, self._watch = while_waiting, watch
         self.restarts = 0
         """Number of times that the server was started anew."""
         self.pushed = 0
@@ -54,7 +65,7 @@ class Connection:
         self.lost_steps = 0
         """Number of steps whose updates of the server's rows were lost, as it came back from what it had saved."""
         self._asked, self._asked_after = Message(Op.HELLO), 0
-        self._reader = ThreadPoolExecutor(1, "reader")
+        self._reader = Reader()
         self._link = self._called()
 
     def send(self, message: Message, *, to_another: Message | None = None) -> None:
@@ -83,7 +94,7 @@ class Connection:
             if self._asked_after != self.restarts:
                 self.send(self._asked)
             try:
-                if not self._comes_back:
+                if not self._comes_back and self._watch is None:
                     return self._link.receive()
                 if (answer := self._answer()) is not None:
                     return answer
@@ -101,7 +112,7 @@ class Connection:
             try:
                 return answer.result(timeout=SUCCESSOR_SECONDS)
             except TimeoutError:
-                self._while_waiting()
+                self._look()
                 if self._asked_after != self.restarts:
                     return None
 
@@ -119,13 +130,14 @@ class Connection:
             raise error
         LOG.warning("server %d is gone, and is waited for: %s", self._server, error)
         self.restarts += 1
-        self._reader = ThreadPoolExecutor(1, "reader")  # the one before may wait for good
+        self._reader = Reader()  # the one before may wait for good
         self._link = self._called()
         LOG.info("server %d has come back", self._server)
 
     def _called(self) -> Link:
         """Returns a link to the newest server under this number, which both have said hello through."""
         while True:
+            self._look_at_process()
             self.restarts = self._newest_ready()
             call = self._store.add(f"{_place(self._server, self.restarts)}.calls", 1)
             name = _call(self._server, self.restarts, call)
@@ -137,14 +149,25 @@ class Connection:
             except (LinkBrokenError, TimeoutError) as error:
                 # of one that is gone for good whoever watches the processes knows
                 LOG.warning("server %d does not answer, and is called again: %s", self._server, error)
-                self._reader = ThreadPoolExecutor(1, "reader")
+                self._reader = Reader()
                 continue
             return link
+
+    def _look(self) -> None:
+        """Does what there is to do while an answer is waited for."""
+        self._look_at_process()
+        if self._comes_back:
+            self._while_waiting()
+
+    def _look_at_process(self) -> None:
+        if self._watch is not None:
+            self._watch()
 
     def _newest_ready(self) -> int:
         """Returns the number of restarts of the newest server that is ready; waits for the one that is due."""
         newest = self.restarts
         while not self._store.check([_ready(self._server, newest)]):
+            self._look_at_process()
             time.sleep(LOOK_SECONDS)
         while self._store.check([_ready(self._server, newest + 1)]):
             newest += 1
@@ -157,6 +180,30 @@ class Connection:
     def _note(self, answer: Message) -> None:
         if answer.step >= 0:
             self.lost_steps += max(0, max(self.pushed, self.handed_out) - answer.step)
+
+
+class Reader:
+    """A thread that waits for what a server says; a process that ends does not wait for it, as for those of a
+    `ThreadPoolExecutor`."""
+
+    def __init__(self) -> None:
+        """Starts the thread."""
+        self._calls = queue.SimpleQueue[tuple[Callable[[], Message], Future[Message]]]()
+        threading.Thread(target=self._run, daemon=True, name="reader").start()
+
+    def submit(self, call: Callable[[], Message]) -> Future[Message]:
+        """Has the thread make a call, after those that it was given before."""
+        future = Future[Message]()
+        self._calls.put((call, future))
+        return future
+
+    def _run(self) -> None:
+        while True:
+            call, future = self._calls.get()
+            try:
+                future.set_result(call())
+            except Exception as error:
+                future.set_exception(error)
 
 
 class Calls:

@@ -25,7 +25,7 @@ MOST_TENSORS = (HEADER - FIELDS) // SHAPE
 ALIGNED = 8
 """Bytes of which the place of each tensor in the buffer is a multiple."""
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.float64)
-VERSION = 2
+VERSION = 3
 """Version of these messages; a worker and a server of different ones do not speak to each other."""
 MEETING = datetime.timedelta(seconds=10)
 """Time that one side waits for the other to make the connection, which both are about to do."""
@@ -60,6 +60,9 @@ class Op(IntEnum):
     """The number of the batch to train on, of server 0."""
     FULL = auto()
     """Some rows of a matrix one after another, or keys, to copy tables whole."""
+    CHANGED = auto()
+    """Some rows of a matrix, or keys, that have changed since they were asked for last; for a number below 0 all,
+    as they are, count as told: number -> whether there may be more, row_U, weight_UD."""
     EXPORT = auto()
     """Writes the server's part into a folder."""
     IMPORT = auto()

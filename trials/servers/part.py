@@ -19,17 +19,18 @@ import torch
 from torch import Tensor
 
 from dhen.errors import UserError
-from dhen.inputs.features import Tables, matrices
+from dhen.inputs.features import EmbeddingTables, Tables, matrices
 from dhen.inputs.growing import GrowingRows
 from dhen.inputs.key_index import EMPTY
 from dhen.schema import FeatureSchema
-from trials.embeddings.blocks import Block, HeldBlock, State
+from trials.embeddings.blocks import Block, HeldBlock, State, sums_of
 from trials.embeddings.growing import PROGRESS, Begun, GrowingTables, begin_rows
 from trials.embeddings.levels.row_cache import on_ssd
 from trials.job import TrainingConfig
 from trials.optim.rowwise_adagrad import log_shrink, missed_shrink, row_steps
 from trials.optim.stochastic_rounding import StochasticRounding
 from trials.ranks import Ranks
+from trials.servers.changed_rows import ChangedRows
 from trials.servers.shares import (
     Share,
     growing_shares,
@@ -41,7 +42,7 @@ from trials.strategy import ServerLevel
 
 LOG = logging.getLogger(__name__)
 ROWS_AT_ONCE = 1 << 18
-"""Rows that are settled at a time."""
+"""Rows that are settled, or told of as changed, at a time."""
 FILES = "tables-server"
 """Beginning of the names of servers' files."""
 WEIGHT, SUM, ROUNDING = "weight.", "sum.", "rounding"
@@ -105,6 +106,7 @@ class ServerPart:
         share: Share,
         level: ServerLevel,
         workers: int,
+        learnt: State | None = None,
     ) -> None:
         """Keeps the server's rows of whole tables.
 
@@ -116,6 +118,8 @@ class ServerPart:
             share: which server this is.
             level: where the rows lie.
             workers: number of ranks that read and update them.
+            learnt: sums of all rows and counts of growing ones, as one process has them
+                (`trials.embeddings.blocks`, `GrowingTables.state`); None for fresh ones.
 
         Raises:
             UserError: where a growing table has fewer rows than there are servers.
@@ -129,10 +133,12 @@ class ServerPart:
         half = config.table_precision == "fp16"
         self._rounding = StochasticRounding(self._seed) if half else None
         self._weights, self._sums = dict[str, Tensor](), dict[str, Tensor]()
+        self._changed: ChangedRows | None = None
+        sums = {name: _sums(matrix, learnt) for name, matrix in whole.items()} if learnt else {}
         for name, matrix in whole.items():
             weight_RD = share.part(matrix.weight.detach())
             weight_RD = weight_RD.half() if half else weight_RD.float()
-            self._hold(name, weight_RD, torch.zeros(len(weight_RD)))
+            self._hold(name, weight_RD, share.part(sums[name]) if sums else torch.zeros(len(weight_RD)))
         self._growing: GrowingTables | None = None
         self.given = 0
         """How many times rows were given to keys."""
@@ -147,7 +153,8 @@ class ServerPart:
         }
         self._growing = GrowingTables(self._own_rows, Ranks())
         if rows.keys.any():
-            self._take_keys(rows.keys, {name: matrix.weight.detach() for name, matrix in whole.items()}, {})
+            weights = {name: matrix.weight.detach() for name, matrix in whole.items()}
+            self._take_keys(rows.keys, weights, sums, learnt or {})
 
     @property
     def held_bytes(self) -> int:
@@ -165,6 +172,8 @@ class ServerPart:
         dropped = 0
         if self._decay is not None:
             self._decay.step(gradients.rate)
+            if self._changed is not None:
+                self._changed.note_all()
         for name, row_U, gradient_UD in zip(self.names, gradients.rows, gradients.gradients, strict=True):
             if self._growing is not None:
                 same = self._given_at[name][row_U] <= gradients.read_at
@@ -210,6 +219,23 @@ class ServerPart:
         row_K = self._own_rows.keys.nonzero().squeeze(1)
         return self._number_R[row_K], self._own_rows.keys[row_K]
 
+    def changed(self, matrix: int, most: int) -> tuple[Tensor, Tensor]:
+        """Returns rows of a matrix, as all servers' are numbered, that have changed since this returned them last,
+        so many at most, and their weights in fp32; for the number behind those of all, growing rows whose keys
+        have changed, and the keys. All have, where they were never asked for, or were read from a folder since.
+        """
+        changed = self._noted()
+        if matrix < len(self.names):
+            name = self.names[matrix]
+            row_U = changed.take(name, most)
+            return row_U * self._share.servers + self._share.server, self._read(name, row_U)
+        row_K = changed.take_keys(self._own_rows.keys, most)
+        return self._number_R[row_K], self._own_rows.keys[row_K]
+
+    def all_told(self) -> None:
+        """Takes rows and keys, as they are, for returned by `changed`."""
+        self._noted().all_told(self._own_rows.keys if self._growing is not None else None)
+
     def save(self, folder: Path, beside: Mapping[str, Tensor]) -> None:
         """Writes a file of the folder with the server's part, and with what else is given."""
         self._settle()
@@ -235,7 +261,7 @@ class ServerPart:
             UserError: where files are missing or damaged.
         """
         files = _files(folder)
-        saved = len(files)
+        saved, self._changed = len(files), None
         if saved == self._share.servers:
             self._load_own(files[self._share.server])
             return files
@@ -253,6 +279,14 @@ class ServerPart:
                 key_R[file[NUMBERS]] = file[KEYS]
             self._take_keys(key_R, whole, sums)
         return files
+
+    def _noted(self) -> ChangedRows:
+        """Returns what has changed; it is noted from the first call on."""
+        if self._changed is None:
+            rows = {name: len(held) for name, held in self._weights.items()}
+            keys = self._own_rows.keys if self._growing is not None else None
+            self._changed = ChangedRows(rows, keys)
+        return self._changed
 
     def _counted(self) -> State:
         """Returns what growing tables count, but for their keys."""
@@ -275,6 +309,8 @@ class ServerPart:
         return weight_UD if self._decay is None else weight_UD.mul_(self._decay.due(name, row_U))
 
     def _write(self, name: str, row_U: Tensor, weight_UD: Tensor) -> None:
+        if self._changed is not None:
+            self._changed.note(name, row_U)
         if self._rounding is not None:
             self._rounding.write(self._weights[name], row_U, weight_UD)
         else:
@@ -303,7 +339,13 @@ class ServerPart:
         if self._decay is not None:
             self._decay.begin(name, len(weight_RD))
 
-    def _take_keys(self, key_R: Tensor, whole: Mapping[str, Tensor], sums: Mapping[str, Tensor]) -> None:
+    def _take_keys(
+        self,
+        key_R: Tensor,
+        whole: Mapping[str, Tensor],
+        sums: Mapping[str, Tensor],
+        counts: Mapping[str, Tensor] | None = None,
+    ) -> None:
         """Gives the server's first rows to those of all keys that are the server's, with the rows that they had
         among all.
 
@@ -311,15 +353,18 @@ class ServerPart:
             key_R: the key of each row, as all servers' rows are numbered; 0 where it is free.
             whole: all rows of each matrix.
             sums: their sums; empty for fresh ones.
+            counts: what one process has counted of all keys, to go on from; None or empty to count anew.
         """
         assert self._growing is not None
+        places = list[tuple[Tensor, Tensor]]()
         for its, span, own in zip(self._shares, self._spans, self._own_rows.spans, strict=True):
             key_T = key_R[span]
             row_K = ((key_T != EMPTY) & self._share.own_keys(key_T)).nonzero().squeeze(1)
             if len(row_K) > its.count:
                 LOG.warning("%d of %d keys find no row on this server", len(row_K) - its.count, len(row_K))
                 row_K = row_K[: its.count]
-            self._own_rows.keys[own.start : own.start + len(row_K)] = key_T[row_K]
+            places.append((own.start + torch.arange(len(row_K)), span.start + row_K))
+            self._own_rows.keys[places[-1][0]] = key_T[row_K]
             place = slice(its.place, its.place + len(row_K))
             in_matrix = row_K + its.start + 1  # row 0 of the table is the default row
             self._weights[its.matrix][place] = whole[its.matrix][in_matrix].to(
@@ -327,6 +372,7 @@ class ServerPart:
             )
             if sums:
                 self._sums[its.matrix][place] = sums[its.matrix][in_matrix]
+        self._growing.count_on(dict(counts or {}), places)
         self._growing.restored()
 
     def _begin(self, begun: Begun) -> None:
@@ -339,10 +385,18 @@ class ServerPart:
             if table.name in begun.tables:
                 given = begun.rows[begun.tables[table.name]] - 1
                 self._given_at[its.matrix][rows][given] = self.given
+                if self._changed is not None:
+                    self._changed.note(its.matrix, given + its.place)
                 if self._decay is not None:
                     self._decay.done(its.matrix, given + its.place)
         # rows of a server's table follow one another without the default row before them
         begin_rows(held, begun._replace(rows=begun.rows - 1))
+
+
+def _sums(matrix: EmbeddingTables, learnt: State) -> Tensor:
+    """Returns the sums of all rows of a matrix (R)."""
+    columns = matrix.weight.shape[1]
+    return torch.cat([sums_of(learnt, Block(table.name, 0, columns).name) for table in matrix.tables])
 
 
 def file_name(share: Share) -> str:

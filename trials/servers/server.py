@@ -23,6 +23,7 @@ from torch import Tensor
 from dhen.inputs.held_schema import held_schema
 from dhen.model import build_model
 from trials.distributed.table_split import take_growing, take_tables
+from trials.embeddings.blocks import State
 from trials.embeddings.growing import NO_TIME
 from trials.job import Job
 from trials.optim.master_weights import MasterWeights
@@ -30,7 +31,7 @@ from trials.servers.connection import LOOK_SECONDS, Calls
 from trials.servers.dense_piece import DensePiece
 from trials.servers.dispenser import Dispenser, Losses
 from trials.servers.messages import DTYPES, Link, LinkBrokenError, Message, Op
-from trials.servers.part import Gradients, ServerPart
+from trials.servers.part import ROWS_AT_ONCE, Gradients, ServerPart
 from trials.servers.shares import Share
 from trials.servers.synchrony import Keys, synchronised
 from trials.storage.weights_file import Weights
@@ -47,7 +48,13 @@ class Server:
     """One of several servers of a training's tables."""
 
     def __init__(
-        self, job: Job, share: Share, workers: int, level: ServerLevel, weights: Weights | None = None
+        self,
+        job: Job,
+        share: Share,
+        workers: int,
+        level: ServerLevel,
+        weights: Weights | None = None,
+        learnt: State | None = None,
     ) -> None:
         """Makes the server's part of fresh tables, which follow from the job's seed, or of given weights.
 
@@ -57,6 +64,7 @@ class Server:
             workers: number of ranks that train.
             level: where rows lie.
             weights: of the whole model; None for fresh ones.
+            learnt: the tables' optimizer state, as `ServerPart` takes it; None for a fresh one.
         """
         config = job.training
         torch.manual_seed(job.seed)
@@ -67,7 +75,7 @@ class Server:
         assert tables is not None
         self._lock = threading.Condition()
         schema = held_schema(job.model, job.features)
-        self._part = ServerPart(tables, rows, schema, config, share, level, workers)
+        self._part = ServerPart(tables, rows, schema, config, share, level, workers, learnt)
         self._synchrony = synchronised(config.tables, self._part, workers, self._lock)
         self._alone, self._share, self._workers = config.tables.synchrony == "async", share, workers
         self._dense: DensePiece | None = None
@@ -234,6 +242,13 @@ class Server:
             return Message(request.op, tensors=(self._part.rows_from(request.number, first, most),))
         return Message(request.op, tensors=self._part.keys())
 
+    def _changed(self, worker: int, number: int, request: Message) -> Message:
+        if request.number < 0:
+            self._part.all_told()
+            return Message(request.op)
+        rows, values = self._part.changed(request.number, ROWS_AT_ONCE)
+        return Message(request.op, number=int(len(rows) == ROWS_AT_ONCE), tensors=(rows, values))
+
     def _export(self, worker: int, number: int, request: Message) -> Message:
         dense = self._dense.state() if self._dense is not None else {}
         self._part.save(_path(request), dense)
@@ -274,6 +289,7 @@ _ANSWERS: dict[Op, Callable[[Server, int, int, Message], Message | None]] = {
     Op.DENSE: Server._dense_weights,
     Op.NEXT: Server._next,
     Op.FULL: Server._full,
+    Op.CHANGED: Server._changed,
     Op.EXPORT: Server._export,
     Op.IMPORT: Server._import,
 }

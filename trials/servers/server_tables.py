@@ -31,7 +31,9 @@ from trials.embeddings.engine import backward, leaves
 from trials.embeddings.growing import Begun
 from trials.job import TrainingConfig
 from trials.memory.limit import count_on_device
+from trials.servers.changed_weights import ChangedWeights
 from trials.servers.client import Pulled, Servers
+from trials.storage.weights_file import Weights
 
 SENT_IN = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -86,8 +88,10 @@ class ServerTables:
         """
         self._names = {name: tuple(matrix.weight.shape) for name, matrix in matrices(tables).items()}
         self._parts = [PulledRows(matrix) for matrix in matrices(tables).values()]
+        self._changed = ChangedWeights(servers, matrices(tables), growing)
         self._growing, self.servers, self._where = growing, servers, where
         self._sent_in = SENT_IN[config.all_to_all_precision]
+        self._half = config.table_precision == "fp16"
         self._ahead: _Ahead | None = None
         self._following: Batch | None = None
         self._pulls_ahead = config.tables.pulls_ahead
@@ -213,6 +217,18 @@ class ServerTables:
         """Returns the key of each growing row (1 + R), 0 where it is free."""
         assert self._growing is not None
         return self.servers.keys(len(self._names), len(self._growing.keys))
+
+    def nothing_changed(self) -> None:
+        """Has servers tell later of rows that change from now on; of all where they may have rounded some to fp16
+        when they took the tables over."""
+        if not self._half:
+            self.servers.all_told()
+
+    def changed(self, before: Mapping[str, Tensor], prefix: str) -> Weights:
+        """Returns what the tables became since an earlier state that has all changes which were returned before,
+        see `ChangedWeights`."""
+        self.settle()
+        return self._changed.since(before, prefix)
 
     def found(self, features: FeatureBatch) -> FeatureBatch:
         """Returns inputs with rows in place of keys, those that the keys have; to score them."""

@@ -31,14 +31,33 @@ def changes(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Weights:
         row_N = _changed(old[name], tensor)
         if not len(row_N):
             continue
-        row_bytes = tensor[0].numel() * tensor.element_size() if tensor.dim() else 0
-        if len(row_N) * (row_bytes + row_N.element_size()) < tensor.numel() * tensor.element_size():
+        if _rows_are_less(tensor, row_N):
             found[f"{name}{ROWS}"], found[f"{name}{VALUES}"] = row_N, tensor[row_N].clone()
         else:
             found[name] = tensor.clone()
     if KEYS in new and len(gone := without_rows(old[KEYS], new[KEYS])):
         found[f"{KEYS}{GONE}"] = gone
     return found
+
+
+def row_changes(name: str, old: Tensor, row_N: Tensor, new: Tensor) -> Weights:
+    """Returns what makes of a tensor what it became, of which only these rows, in order, may have changed.
+
+    Args:
+        name: the tensor's name.
+        old: all rows as they were.
+        row_N: the rows that may have changed, each once.
+        new: these rows as they are.
+    """
+    differ = _changed(old[row_N], new)
+    row_N, new = row_N[differ], new[differ]
+    if not len(row_N):
+        return {}
+    if _rows_are_less(old, row_N):
+        return {f"{name}{ROWS}": row_N, f"{name}{VALUES}": new}
+    whole = old.clone()
+    whole[row_N] = new
+    return {name: whole}
 
 
 def apply_changes(weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
@@ -62,6 +81,12 @@ def without_rows(old_R: Tensor, new_R: Tensor) -> Tensor:
     """Returns the keys (N) that have a row of growing tables in the old state and none in the new one."""
     had = old_R[old_R != 0]
     return had[~torch.isin(had, new_R)].sort().values
+
+
+def _rows_are_less(tensor: Tensor, row_N: Tensor) -> bool:
+    """Tells whether rows of a tensor, with their numbers, have fewer bytes than the whole tensor."""
+    row_bytes = tensor[0].numel() * tensor.element_size() if tensor.dim() else 0
+    return len(row_N) * (row_bytes + row_N.element_size()) < tensor.numel() * tensor.element_size()
 
 
 def _changed(old: Tensor, new: Tensor) -> Tensor:

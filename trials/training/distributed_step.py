@@ -11,7 +11,7 @@ Shapes: B examples, T categorical tables, K numeric inputs, N rows of a split.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -61,6 +61,7 @@ from trials.record import Metrics
 from trials.servers.client import Servers
 from trials.servers.served_dense import ServedDense
 from trials.servers.server_tables import ServerTables
+from trials.storage.weight_changes import changes
 from trials.storage.weights_file import Weights
 from trials.strategy import Strategy, data_ranks
 from trials.training.evaluation import Keep, eval_rows, logits_over_ranks, metrics_over_ranks
@@ -303,6 +304,18 @@ class DistributedStep:
         if self._rows is not None and self._ranks.first:
             weights[f"{GROWING}keys"] = self._rows.keys.clone()
         return weights
+
+    def nothing_changed(self) -> None:
+        """Is told that the state which `changed` will be given next is the model's as it is now."""
+        if self._served is not None:
+            self._served.nothing_changed()
+
+    def changed(self, before: Mapping[str, Tensor]) -> Weights:
+        """Returns what makes of an earlier state of the plain model, which has all changes that were returned
+        before, what it is; on rank 0. Servers tell of rows that have changed alone."""
+        if self._served is None:
+            return changes(before, self.weights())
+        return changes(before, self._engine.weights()) | self._served.changed(before, TABLES)
 
     def dense_state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
         """Returns this rank's dense state for `trials.checkpoint.checkpointer`, to save it; with `saved`, to load

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
@@ -25,6 +25,7 @@ from trials.optim.master_weights import MasterWeights, all_finite, embedding_tab
 from trials.optim.rowwise_adagrad import RowWiseAdagrad
 from trials.ranks import Ranks
 from trials.record import Metrics
+from trials.storage.weight_changes import changes
 from trials.storage.weights_file import Weights
 from trials.strategy import Strategy
 from trials.training.evaluation import eval_rows, evaluate, split_logits
@@ -130,6 +131,13 @@ class TrainStep:
             name: tensor.float() if tensor.is_floating_point() else tensor
             for name, tensor in self._master.weights().items()
         }
+
+    def nothing_changed(self) -> None:
+        """Does nothing: states are compared whole."""
+
+    def changed(self, before: Mapping[str, Tensor]) -> Weights:
+        """Returns what makes of an earlier state of the model what it is."""
+        return changes(before, self.weights())
 
     def evaluate(self, log: PreparedLog, split_name: str) -> Metrics:
         """Evaluates on a split of the log; under a declared memory with no more rows at a time than training

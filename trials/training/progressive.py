@@ -11,10 +11,13 @@ Shapes: N rows of a split.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dhen.errors import UserError
 from dhen.model import build_model
@@ -73,7 +76,12 @@ def train_once(step: Step, rows: Split, job: Job, ranks: Ranks) -> int:
     batches = even_batches(
         rows, most=job.training.batch_size, rank=data.rank, ranks=data.ranks, timed=job.features.timed
     )
-    losses = [step(batch) for batch in on_device(batches, device())]
+    losses = list[Tensor]()
+    for batch, following in itertools.pairwise(itertools.chain(on_device(batches, device()), (None,))):
+        assert batch is not None
+        if following is not None:
+            step.ahead(following)
+        losses.append(step(batch))
     step.settle()
     if not (torch.stack(losses).isfinite().all() and step.is_finite()):
         raise DivergenceError(len(losses), float(losses[-1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -83,6 +84,13 @@ class Step(Resumable, Protocol):
 
     def weights(self) -> Weights:
         """Returns a copy of the model's weights on the CPU, in fp32; on rank 0, empty on others."""
+
+    def nothing_changed(self) -> None:
+        """Is told that the state which `changed` will be given next is the model's as it is now."""
+
+    def changed(self, before: Mapping[str, Tensor]) -> Weights:
+        """Returns what makes of an earlier state of the model what it is, as `trials.storage.weight_changes` has
+        it; on rank 0. `before`, on the CPU in fp32, must have all changes that were returned earlier."""
 
 
 def fresh_step(

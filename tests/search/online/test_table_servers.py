@@ -1,0 +1,418 @@
+"""`online` with the tables on servers: the increments are those of training without, however it was broken off."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import COMMAND, TIMEOUT_SECONDS, Run, write_log
+from torch import Tensor
+
+from dhen.inputs.growing import GrowingRows
+from search.bundles.bundle import Bundle, read_bundle
+from search.bundles.increments import IncrementInfo
+from search.online.online_training import CHECKPOINTS, OnlineTraining
+from search.online.table_servers import SERVERS, START
+from trials.checkpoint.folders import checkpoints_in
+from trials.data.cache import PreparedLog
+from trials.data.periods import Period
+from trials.embeddings.growing import growing_rows
+from trials.optim.master_weights import embedding_tables
+from trials.storage.weight_changes import GONE, KEYS, ROWS
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MODEL = """model: {family: dhen, embedding_dim: 4, table_dim_exponent: 0.5, \
+layers: [{modules: [{kind: dlrm}, {kind: linear}]}]}"""
+"""With tables of several lengths, and so several matrices."""
+TRAINED, LATER = 3000, 6600
+"""Numbers of the rows that the bundles are trained on, and of those and the later ones; a row is a minute."""
+ROUNDING = 1e-4
+SYNC = ("servers=2", "training.tables.synchrony=sync")
+SEMI = ("servers=2", "training.tables.synchrony=semi", "training.tables.staleness=2")
+SLOWLY = ("training.learning_rate=0.0005", "training.embedding_learning_rate=0.01")
+"""Rates that do not amplify rounding."""
+AHEAD = ("objective=next_period", "period=12h")
+KINDS = ("static", "growing")
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Earlier rows, and later ones."""
+    folder = tmp_path_factory.mktemp("logs")
+    header, *rows = write_log(folder / "all.csv", LATER).read_text().splitlines()
+    earlier, later = folder / "earlier.csv", folder / "later.csv"
+    earlier.write_text("\n".join([header, *rows[:TRAINED]]) + "\n")
+    later.write_text("\n".join([header, *rows[TRAINED:]]) + "\n")
+    return earlier, later
+
+
+@pytest.fixture(scope="module")
+def bundles(
+    dhen_search: Run, logs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """A network with static tables, whose optimizers' state is beside it, and one whose users' table grows, with
+    room for all ids that occur, some of which give their rows back."""
+    folder = tmp_path_factory.mktemp("bundles")
+    (folder / "model.yaml").write_text(MODEL)
+    dhen_search("prepare", logs[0], "--out", folder / "inferred")
+    schema = (folder / "inferred" / "schema.yaml").read_text()
+    fixed = "user: {role: categorical, min_count: 2, hash_buckets: auto}"
+    assert fixed in schema
+    growing = "user: {role: categorical, table: {growing: {capacity: 900, ttl: 12h}}}"
+    made = {}
+    for kind, text in (("static", schema), ("growing", schema.replace(fixed, growing))):
+        (folder / kind).mkdir()
+        (folder / kind / "schema.yaml").write_text(text)
+        dhen_search("prepare", logs[0], "--out", folder / kind)
+        made[kind] = folder / f"{kind}-bundle"
+        words = (
+            "training.order=log",
+            "training.epochs=1",
+            "objective=next_period",
+            "period=12h",
+            "training.precision=fp32",
+        )
+        dhen_search(
+            "train", folder / "model.yaml", "--data", folder / kind, "--out", made[kind], *words, *AHEAD
+        )
+    return made
+
+
+@pytest.fixture(scope="module")
+def alone(
+    dhen_search: Run,
+    logs: tuple[Path, Path],
+    bundles: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Path]:
+    """Trained online without servers."""
+    out = tmp_path_factory.mktemp("alone")
+    for kind, bundle in bundles.items():
+        online(dhen_search, bundle, logs[1], out / kind)
+    return {kind: out / kind for kind in bundles}
+
+
+def online(dhen_search: Run, bundle: Path, log: Path, out: Path, *words: str, code: int = 0) -> str:
+    """What the command says."""
+    done = dhen_search("online", bundle, "--data", log, "--out", out, *SLOWLY, "period=1d", *words, code=code)
+    assert not servers_of(out)
+    return done.stdout + done.stderr
+
+
+def servers_of(out: Path) -> list[int]:
+    """The processes that run as servers of a bundle's tables, as their logs have them."""
+    alive = []
+    for log in (out / CHECKPOINTS / SERVERS).glob("*.log"):
+        for pid in re.findall(r"process (\d+),", log.read_text()):
+            state = subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True).stdout
+            alive += [int(pid)] if state.strip() and "Z" not in state else []
+    return alive
+
+
+def infos(folder: Path) -> list[IncrementInfo]:
+    return [one.info for one in read_bundle(folder).increments]
+
+
+def by_key(bundle: Bundle, number: int) -> dict[str, Tensor]:
+    """What the weights are after so many increments: rows of growing tables by their key, all else by its name."""
+    model = dataclasses.replace(bundle, increments=bundle.increments[:number]).model()
+    found = {name: values for name, values in model.state_dict().items() if name != KEYS}
+    rows = growing_rows(model)
+    if rows is None:
+        return found
+    for matrix in embedding_tables(model):
+        for table, start in zip(matrix.tables, matrix.starts, strict=False):
+            if table.growing:
+                found |= of_keys(rows, table.name, matrix.weight.detach(), start)
+                matrix.weight.detach()[start + 1 : start + table.rows] = 0.0
+    return found
+
+
+def of_keys(rows: GrowingRows, table: str, weight_RD: Tensor, start: int) -> dict[str, Tensor]:
+    keys, its = rows.held([one.name for one in rows.tables].index(table))
+    return {
+        f"{table}:{int(key)}": weight_RD[start + int(row)].clone() for key, row in zip(keys, its, strict=True)
+    }
+
+
+def assert_alike(out: Path, other: Path, tolerance: float = ROUNDING) -> None:
+    """That two bundles have the same increments: of the same periods, with the same rows and values."""
+    mine, others = read_bundle(out), read_bundle(other)
+    assert len(mine.increments) == len(others.increments) == 3
+    for number, (one, its) in enumerate(zip(mine.increments, others.increments, strict=True), start=1):
+        assert (one.info.begun, one.info.gone, one.info.steps) == (
+            its.info.begun,
+            its.info.gone,
+            its.info.steps,
+        )
+        assert one.info.period.online.ne == pytest.approx(its.info.period.online.ne, abs=1e-5)
+        assert one.info.period.frozen == its.info.period.frozen
+        weights, expected = by_key(mine, number), by_key(others, number)
+        assert weights.keys() == expected.keys()
+        for name, values in weights.items():
+            assert torch.allclose(values, expected[name], atol=tolerance), (number, name)
+
+
+def rows_of(bundle: Bundle, number: int) -> dict[str, set[int]]:
+    """The numbers of the rows of weights in an increment."""
+    changes = bundle.increments[number].changes()
+    names = [name for name in changes if name.endswith(ROWS) and not name.startswith(KEYS)]
+    return {name: set(changes[name].tolist()) for name in names}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sync_gives_the_increments_of_training_without_servers(
+    dhen_search: Run,
+    logs: tuple[Path, Path],
+    bundles: dict[str, Path],
+    alone: dict[str, Path],
+    tmp_path: Path,
+    kind: str,
+) -> None:
+    out = tmp_path / "live"
+    online(dhen_search, bundles[kind], logs[1], out, *SYNC)
+    assert_alike(out, alone[kind])
+    mine, others = read_bundle(out), read_bundle(alone[kind])
+    for number in range(3):
+        assert mine.increments[number].changes().keys() == others.increments[number].changes().keys()
+        its, expected = rows_of(mine, number), rows_of(others, number)
+        if kind == "static":
+            assert its == expected
+        else:  # a row that was given and given back within a period has changed, and is nobody's
+            assert all(
+                len(expected[name]) - 10 < len(rows) <= len(expected[name]) for name, rows in its.items()
+            )
+    if kind == "growing":
+        assert all(one.begun and one.gone for one in infos(out))
+        assert any(f"{KEYS}{GONE}" in one.changes() for one in mine.increments)
+    said = dhen_search("verify", out, "--data", logs[0]).stdout
+    assert "version 3" in said
+
+
+def test_semi_trains_with_rows_that_are_behind(
+    dhen_search: Run,
+    logs: tuple[Path, Path],
+    bundles: dict[str, Path],
+    alone: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its increments bring a copy of the bundle to the same version."""
+    behind = Counter[int]()
+    whole = OnlineTraining._train
+
+    def counted(self: OnlineTraining, period: Period) -> None:
+        whole(self, period)
+        behind.update(self._step.staleness)
+
+    monkeypatch.setattr(OnlineTraining, "_train", counted)
+    out, served = tmp_path / "live", tmp_path / "served"
+    delayed = (*SEMI, "training.tables.deterministic_delay=true")
+    for kind, words in (("growing", SEMI), ("static", delayed)):
+        online(dhen_search, bundles[kind], logs[1], out / kind, *words)
+        mine, others = read_bundle(out / kind), read_bundle(alone[kind])
+        assert mine.increments[-1].info.period.online.ne == pytest.approx(
+            others.increments[-1].info.period.online.ne, abs=0.02
+        )
+        assert "version 3" in dhen_search("verify", out / kind, "--data", logs[0]).stdout
+    assert behind[2] > behind[0]
+    with pytest.raises(AssertionError):
+        assert_alike(out / "static", alone["static"], 1e-7)
+    shutil.copytree(bundles["growing"], served)
+    dhen_search("apply", served, *(out / "growing" / "increments" / f"{number:06d}" for number in (1, 2, 3)))
+    assert_alike(served, out / "growing", 0.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("when", ["_train", "_serve"])
+def test_it_goes_on_after_ctrl_c(
+    dhen_search: Run,
+    logs: tuple[Path, Path],
+    bundles: dict[str, Path],
+    alone: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    when: str,
+) -> None:
+    """In the second period, or when it has been trained on and its increment has not been asked for. With another
+    number of servers growing tables count anew which ids occur often; static ones do not mind."""
+    out, again = tmp_path / "live", tmp_path / "again"
+    in_second_period(monkeypatch, when, _raise_interrupt)
+    said = online(dhen_search, bundles[kind], logs[1], out, *SYNC, code=130)
+    assert "the same command goes on" in said
+    assert len(infos(out)) == 1
+    monkeypatch.undo()
+    shutil.copytree(out, again)
+    online(dhen_search, bundles[kind], logs[1], out, *SYNC)
+    assert_alike(out, alone[kind])
+    online(dhen_search, bundles[kind], logs[1], again, "servers=3", SYNC[1])
+    if kind == "static":
+        assert_alike(again, alone[kind])
+    assert "version 3" in dhen_search("verify", again).stdout
+
+
+def in_second_period(monkeypatch: pytest.MonkeyPatch, name: str, then: Callable[[], None]) -> None:
+    whole, calls = getattr(OnlineTraining, name), []
+
+    def called(self: OnlineTraining, given: object) -> object:
+        calls.append(given)
+        if len(calls) == 2:
+            then()
+        return whole(self, given)
+
+    monkeypatch.setattr(OnlineTraining, name, called)
+
+
+def _raise_interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("when", ["_train", "_serve", "_save"])
+def test_a_killed_server_ends_the_command_which_then_goes_on(
+    dhen_search: Run,
+    logs: tuple[Path, Path],
+    bundles: dict[str, Path],
+    alone: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    when: str,
+) -> None:
+    out = tmp_path / "live"
+    if when == "_save":
+        whole = OnlineTraining._save
+
+        def killed_first(self: OnlineTraining, log: PreparedLog, number: int) -> None:
+            if number == 1:
+                kill_one(out)
+            whole(self, log, number)
+
+        monkeypatch.setattr(OnlineTraining, "_save", killed_first)
+    else:
+        in_second_period(monkeypatch, when, lambda: kill_one(out))
+    said = " ".join(online(dhen_search, bundles["growing"], logs[1], out, *SYNC, code=2).split())
+    assert "server 1 of the tables was killed by signal 9 (SIGKILL)" in said
+    assert "stays at version 1; the same command goes on from there" in said
+    assert "attempt0.server1.log" in said
+    monkeypatch.undo()
+    online(dhen_search, bundles["growing"], logs[1], out, *SYNC)
+    assert_alike(out, alone["growing"])
+
+
+def kill_one(out: Path) -> None:
+    log = (out / CHECKPOINTS / SERVERS / "attempt0.server1.log").read_text()
+    os.kill(int(re.findall(r"process (\d+),", log)[-1]), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL], ids=str)
+def test_no_server_is_left_by_a_command_that_ends(
+    dhen_search: Run,
+    logs: tuple[Path, Path],
+    bundles: dict[str, Path],
+    environment: dict[str, str],
+    tmp_path: Path,
+    sent: int,
+) -> None:
+    out, slow = tmp_path / "live", "training.batch_size=1"
+    words = ("online", bundles["static"], "--data", logs[1], "--out", out, "period=6h", slow, *SLOWLY, *SYNC)
+    process = subprocess.Popen(
+        [COMMAND, *map(str, words)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_until(lambda: (out / "increments" / "000001").exists())
+    assert len(servers_of(out)) == 2
+    process.send_signal(sent)
+    said, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == (130 if sent == signal.SIGTERM else -sent)
+    assert ("the same command goes on" in said) == (sent == signal.SIGTERM)
+    wait_until(lambda: not servers_of(out))
+    assert not (out / CHECKPOINTS / SERVERS / START).exists()
+    dhen_search("verify", out)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_without_its_checkpoint_servers_begin_with_the_newest_version(
+    dhen_search: Run,
+    logs: tuple[Path, Path],
+    bundles: dict[str, Path],
+    alone: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    """Also where the checkpoint is older than the newest increment."""
+    out, old = tmp_path / "live", tmp_path / "old"
+    online(dhen_search, bundles["growing"], logs[1], out, *SYNC)
+    shutil.copytree(out, old)
+    shutil.rmtree(out / CHECKPOINTS)
+    shutil.rmtree(out / "increments" / "000003")
+    shutil.rmtree(checkpoints_in(old / CHECKPOINTS)[0])
+    header, *rows = write_log(tmp_path / "more.csv", LATER + 300).read_text().splitlines()
+    (tmp_path / "more.csv").write_text("\n".join([header, *rows[LATER:]]) + "\n")
+    online(dhen_search, bundles["growing"], tmp_path / "more.csv", old, *SYNC)
+    online(dhen_search, bundles["growing"], logs[1], out, *SYNC)
+    for folder, count in ((out, 3), (old, 4)):
+        assert len(infos(folder)) == count
+        assert f"version {count}" in dhen_search("verify", folder).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("servers=0", SYNC[1]), "servers: Input should be greater than 0 (received 0)"),
+        (("servers=-2", SYNC[1]), "servers: Input should be greater than 0 (received -2)"),
+        (("servers=two", SYNC[1]), "servers: Input should be a valid integer"),
+        (("servers=2",), "training.tables.synchrony=local has them in the trainer"),
+        ((SYNC[1],), "give servers=1 or more too"),
+        (("servers=1", "training.tables.synchrony=async"), "give training.tables.synchrony=semi or sync"),
+        ((*SYNC, "training.tables.staleness=1"), "has none that are old"),
+        ((*SYNC, "synchrony=sync"), "unknown key 'synchrony'"),
+        (
+            ("servers=901", SYNC[1]),
+            "servers=901: table 'user' has 900 row(s) to share; give servers=900 at most",
+        ),
+    ],
+)
+def test_what_cannot_be_is_said(
+    dhen_search: Run,
+    logs: tuple[Path, Path],
+    bundles: dict[str, Path],
+    tmp_path: Path,
+    words: tuple[str, ...],
+    says: str,
+) -> None:
+    out = tmp_path / "live"
+    said = online(dhen_search, bundles["growing"], logs[1], out, *words, code=2)
+    assert says in " ".join(said.split())
+    assert not out.exists()
+
+
+def test_the_tables_may_not_change_places(
+    dhen_search: Run,
+    logs: tuple[Path, Path],
+    bundles: dict[str, Path],
+    alone: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    """What was trained without servers goes on without, as it does with the same other settings."""
+    said = online(dhen_search, bundles["static"], logs[1], alone["static"], *SYNC, code=2)
+    assert "another job" in said
+    assert len(infos(alone["static"])) == 3
