@@ -15,6 +15,9 @@ from dhen.batch import FeatureBatch
 from dhen.inputs.features import FeatureProcessing, Tables
 from dhen.inputs.growing import GrowingRows
 
+TABLES = "features.tables."
+"""Beginning of the names of tables' weights in a model."""
+
 
 class DenseInputs(NamedTuple):
     """What the dense part sees of B examples."""

@@ -11,7 +11,7 @@ T rows of a table.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,6 +68,14 @@ class Gradients(NamedTuple):
     since then is left out."""
 
 
+class _Rows(NamedTuple):
+    """Some rows of a matrix as they were saved."""
+
+    weight_KD: Tensor
+    sum_K: Tensor | None
+    """Their sums; None for fresh ones."""
+
+
 class TableDecay:
     """Decoupled decay of all rows at each step, applied to a row when it is read or updated; it is exact
     (`trials.optim.rowwise_adagrad`)."""
@@ -106,18 +114,21 @@ class ServerPart:
         share: Share,
         level: ServerLevel,
         workers: int,
+        given: Mapping[str, Tensor] | None = None,
         learnt: State | None = None,
     ) -> None:
-        """Keeps the server's rows of whole tables.
+        """Takes the server's rows of tables over.
 
         Args:
-            tables: with weights; they may go afterwards.
+            tables: with the server's rows of fresh ones (`dhen.inputs.fresh_rows.part_of_tables`); without any
+                where weights are given.
             rows: which keys have which rows so far; None where no table grows.
             schema: the tables', as the model holds them.
             config: resolved.
             share: which server this is.
             level: where the rows lie.
             workers: number of ranks that read and update them.
+            given: all rows of each matrix, of which the server's are copied; None for fresh ones.
             learnt: sums of all rows and counts of growing ones, as one process has them
                 (`trials.embeddings.blocks`, `GrowingTables.state`); None for fresh ones.
 
@@ -127,16 +138,15 @@ class ServerPart:
         self._share, self._level, self._seed = share, level, torch.initial_seed()
         turns = workers if config.tables.synchrony == "semi" else 1
         self._decay = TableDecay(config.table_decay / turns) if config.table_decay else None
-        whole = matrices(tables)
-        self.names = tuple(whole)
-        self._rows_of_all = {name: len(matrix.weight) for name, matrix in whole.items()}
+        built = matrices(tables)
+        self.names = tuple(built)
         half = config.table_precision == "fp16"
         self._rounding = StochasticRounding(self._seed) if half else None
         self._weights, self._sums = dict[str, Tensor](), dict[str, Tensor]()
         self._changed: ChangedRows | None = None
-        sums = {name: _sums(matrix, learnt) for name, matrix in whole.items()} if learnt else {}
-        for name, matrix in whole.items():
-            weight_RD = share.part(matrix.weight.detach())
+        sums = {name: _sums(matrix, learnt) for name, matrix in built.items()} if learnt else {}
+        for name, matrix in built.items():
+            weight_RD = matrix.weight.detach() if given is None else share.part(given[name])
             weight_RD = weight_RD.half() if half else weight_RD.float()
             self._hold(name, weight_RD, share.part(sums[name]) if sums else torch.zeros(len(weight_RD)))
         self._growing: GrowingTables | None = None
@@ -144,7 +154,7 @@ class ServerPart:
         """How many times rows were given to keys."""
         if rows is None:
             return
-        self._shares = growing_shares(whole, rows, share)
+        self._shares = growing_shares(built, rows, share)
         self._own_rows = GrowingRows(schema_of_shares(schema, rows, self._shares, turns))
         self._number_R = numbers_of(rows, self._own_rows, self._shares, share)
         self._spans = rows.spans
@@ -152,9 +162,12 @@ class ServerPart:
             name: torch.zeros(len(held), dtype=torch.int64) for name, held in self._weights.items()
         }
         self._growing = GrowingTables(self._own_rows, Ranks())
-        if rows.keys.any():
-            weights = {name: matrix.weight.detach() for name, matrix in whole.items()}
-            self._take_keys(rows.keys, weights, sums, learnt or {})
+        if given is not None and rows.keys.any():
+
+            def of_file(name: str, row_K: Tensor) -> _Rows:
+                return _Rows(given[name][row_K], sums[name][row_K] if sums else None)
+
+            self._take_keys(rows.keys, of_file, learnt or {})
 
     @property
     def held_bytes(self) -> int:
@@ -265,19 +278,20 @@ class ServerPart:
         if saved == self._share.servers:
             self._load_own(files[self._share.server])
             return files
-        whole, sums = dict[str, Tensor](), dict[str, Tensor]()
-        for name, count in self._rows_of_all.items():
-            held = self._weights[name]
-            whole[name], sums[name] = torch.empty(count, held.shape[1], dtype=held.dtype), torch.empty(count)
-            for number, file in enumerate(files):
-                Share(number, saved).put(file[f"{WEIGHT}{name}"], whole[name])
-                Share(number, saved).put(file[f"{SUM}{name}"], sums[name])
-            self._hold(name, self._share.part(whole[name]), self._share.part(sums[name]))
+
+        def of_files(name: str, row_K: Tensor) -> _Rows:
+            return _Rows(_of_all(files, f"{WEIGHT}{name}", row_K), _of_all(files, f"{SUM}{name}", row_K))
+
+        for name, held in self._weights.items():
+            row_R = torch.arange(len(held)) * self._share.servers + self._share.server
+            weight_RD, sum_R = of_files(name, row_R)
+            assert sum_R is not None
+            self._hold(name, weight_RD, sum_R)
         if self._growing is not None:
             key_R = torch.zeros(1 + self._spans[-1].stop, dtype=torch.int64)
             for file in files:
                 key_R[file[NUMBERS]] = file[KEYS]
-            self._take_keys(key_R, whole, sums)
+            self._take_keys(key_R, of_files)
         return files
 
     def _noted(self) -> ChangedRows:
@@ -342,8 +356,7 @@ class ServerPart:
     def _take_keys(
         self,
         key_R: Tensor,
-        whole: Mapping[str, Tensor],
-        sums: Mapping[str, Tensor],
+        rows_of: Callable[[str, Tensor], _Rows],
         counts: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Gives the server's first rows to those of all keys that are the server's, with the rows that they had
@@ -351,8 +364,7 @@ class ServerPart:
 
         Args:
             key_R: the key of each row, as all servers' rows are numbered; 0 where it is free.
-            whole: all rows of each matrix.
-            sums: their sums; empty for fresh ones.
+            rows_of: returns rows of a matrix, by its name, as all are numbered.
             counts: what one process has counted of all keys, to go on from; None or empty to count anew.
         """
         assert self._growing is not None
@@ -367,11 +379,10 @@ class ServerPart:
             self._own_rows.keys[places[-1][0]] = key_T[row_K]
             place = slice(its.place, its.place + len(row_K))
             in_matrix = row_K + its.start + 1  # row 0 of the table is the default row
-            self._weights[its.matrix][place] = whole[its.matrix][in_matrix].to(
-                self._weights[its.matrix].dtype
-            )
-            if sums:
-                self._sums[its.matrix][place] = sums[its.matrix][in_matrix]
+            weight_KD, sum_K = rows_of(its.matrix, in_matrix)
+            self._weights[its.matrix][place] = weight_KD.to(self._weights[its.matrix].dtype)
+            if sum_K is not None:
+                self._sums[its.matrix][place] = sum_K
         self._growing.count_on(dict(counts or {}), places)
         self._growing.restored()
 
@@ -397,6 +408,16 @@ def _sums(matrix: EmbeddingTables, learnt: State) -> Tensor:
     """Returns the sums of all rows of a matrix (R)."""
     columns = matrix.weight.shape[1]
     return torch.cat([sums_of(learnt, Block(table.name, 0, columns).name) for table in matrix.tables])
+
+
+def _of_all(files: Sequence[Weights], name: str, row_K: Tensor) -> Tensor:
+    """Returns rows of a matrix, or of its sums, by their numbers among all, from the files of all servers."""
+    of_first = files[0][name]
+    found_K = torch.empty(len(row_K), *of_first.shape[1:], dtype=of_first.dtype)
+    for number, file in enumerate(files):
+        its_K = row_K % len(files) == number
+        found_K[its_K] = file[name][row_K[its_K] // len(files)]
+    return found_K
 
 
 def file_name(share: Share) -> str:

@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dhen.inputs.fresh_rows import part_of_tables
 from dhen.inputs.held_schema import held_schema
 from dhen.model import build_model
-from trials.distributed.table_split import take_growing, take_tables
+from trials.distributed.table_split import TABLES, take_growing, take_tables
 from trials.embeddings.blocks import State
 from trials.embeddings.growing import NO_TIME
 from trials.job import Job
@@ -34,7 +35,7 @@ from trials.servers.messages import DTYPES, Link, LinkBrokenError, Message, Op
 from trials.servers.part import ROWS_AT_ONCE, Gradients, ServerPart
 from trials.servers.shares import Share
 from trials.servers.synchrony import Keys, synchronised
-from trials.storage.weights_file import Weights
+from trials.storage.weights_file import Weights, with_own
 from trials.strategy import ServerLevel
 
 LOG = logging.getLogger(__name__)
@@ -63,19 +64,22 @@ class Server:
             share: which server this is.
             workers: number of ranks that train.
             level: where rows lie.
-            weights: of the whole model; None for fresh ones.
+            weights: of the whole model, best mapped from a file; None for fresh ones.
             learnt: the tables' optimizer state, as `ServerPart` takes it; None for a fresh one.
         """
         config = job.training
         torch.manual_seed(job.seed)
-        model = build_model(job.model, job.features).train()
+        with part_of_tables(share.server if weights is None else None, share.servers):
+            model = build_model(job.model, job.features).train()
+        given = None
         if weights is not None:
-            model.load_state_dict(weights)
+            model.load_state_dict(with_own(model, weights, TABLES))
+            given = {name.removeprefix(TABLES): weights[name] for name in weights if name.startswith(TABLES)}
         tables, rows = take_tables(model), take_growing(model)
         assert tables is not None
         self._lock = threading.Condition()
         schema = held_schema(job.model, job.features)
-        self._part = ServerPart(tables, rows, schema, config, share, level, workers, learnt)
+        self._part = ServerPart(tables, rows, schema, config, share, level, workers, given, learnt)
         self._synchrony = synchronised(config.tables, self._part, workers, self._lock)
         self._alone, self._share, self._workers = config.tables.synchrony == "async", share, workers
         self._dense: DensePiece | None = None

@@ -80,13 +80,15 @@ class ServerTables:
         """Takes over what tables there are; their weights are the servers'.
 
         Args:
-            tables: the model's; their weights are dropped.
+            tables: the model's, best without rows; those are the servers'.
             growing: what is known of growing ones, the rows of keys apart; None where there are none.
             config: resolved.
             servers: the servers, which have made the same weights from the same seed.
             where: this process's device.
         """
-        self._names = {name: tuple(matrix.weight.shape) for name, matrix in matrices(tables).items()}
+        self._names = {
+            name: (matrix.starts[-1], matrix.weight.shape[1]) for name, matrix in matrices(tables).items()
+        }
         self._parts = [PulledRows(matrix) for matrix in matrices(tables).values()]
         self._changed = ChangedWeights(servers, matrices(tables), growing)
         self._growing, self.servers, self._where = growing, servers, where

@@ -74,13 +74,20 @@ def named_tensor(weights: Mapping[str, Tensor], name: str, path: Path) -> Tensor
     return weights[name]
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Puts a file's weights into a model.
+def load_weights(model: nn.Module, path: Path, *, own: str | None = None) -> None:
+    """Puts a file's weights into a model, but for those whose names begin with `own`.
 
     Raises:
         UserError: when the file is missing, damaged, or of another model.
     """
-    _load(model, read_weights(path), path, assign=False)
+    weights = read_weights(path)
+    _load(model, weights if own is None else with_own(model, weights, own), path, assign=False)
+
+
+def with_own(model: nn.Module, weights: Weights, prefix: str) -> Weights:
+    """Returns weights with a model's own in the place of those whose names begin with `prefix`."""
+    own = model.state_dict()
+    return {name: own.get(name, one) if name.startswith(prefix) else one for name, one in weights.items()}
 
 
 def adopt_weights(model: nn.Module, path: Path, *, mapped: bool) -> None:

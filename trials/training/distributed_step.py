@@ -33,7 +33,7 @@ from trials.distributed.executed_strategy import executed_strategy
 from trials.distributed.parallelize import ParallelStep, device_mesh, parallelize
 from trials.distributed.pipeline.lookups import PipelineLookups
 from trials.distributed.pipeline.step import PipelineStep, pipelined
-from trials.distributed.table_split import DenseBatch, DenseInputs, take_growing, take_tables
+from trials.distributed.table_split import TABLES, DenseBatch, DenseInputs, take_growing, take_tables
 from trials.distributed.tensor_parallel import Shared, TensorParallel
 from trials.distributed.zero_offload import ZeroOffload
 from trials.embeddings.blocks import State
@@ -67,8 +67,8 @@ from trials.strategy import Strategy, data_ranks
 from trials.training.evaluation import Keep, eval_rows, logits_over_ranks, metrics_over_ranks
 
 LOG = logging.getLogger(__name__)
-TABLES, GROWING = "features.tables.", "features.growing."
-"""Prefixes of the names of a model's tables, and of what is known of growing ones."""
+GROWING = "features.growing."
+"""Beginning of the names of what a model knows of growing tables."""
 
 
 class DistributedStep:

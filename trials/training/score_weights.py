@@ -6,6 +6,7 @@ Where the job has a `period`, the weights go on learning from the split while th
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dhen.atomic_write import atomic_file
+from dhen.inputs.fresh_rows import part_of_tables
 from dhen.model import build_model
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
+from trials.distributed.table_split import TABLES
 from trials.job import Job
 from trials.optim.master_weights import compute_in
 from trials.ranks import Ranks
@@ -69,9 +72,10 @@ def score(
             cluster=cluster,
             keep=keep,
         )
-    model = build_model(job.model, job.features)
+    with nullcontext() if servers is None else part_of_tables(None):
+        model = build_model(job.model, job.features)
     if ranks.first:
-        load_weights(model, weights)
+        load_weights(model, weights, own=None if servers is None else TABLES)
     if ranks.world == 1 and servers is None:
         return evaluate(compute_in(model.to(device()), job.training.precision), log, split, keep=keep)
     if ranks.world > 1:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from dhen.errors import UserError
+from dhen.inputs.fresh_rows import part_of_tables
 from dhen.model import build_model
 from trials.checkpoint.checkpointer import Resumable
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import device
 from trials.data.cache import PreparedLog, Split
 from trials.data.loader import Batch
+from trials.distributed.table_split import TABLES
 from trials.embeddings.fp16 import store_tables_in_half
 from trials.embeddings.levels.row_cache import CacheUse
 from trials.job import Job
@@ -23,7 +26,7 @@ from trials.memory.limit import on_device_for_good, on_host
 from trials.ranks import Ranks
 from trials.record import Metrics
 from trials.servers.client import Servers
-from trials.storage.weights_file import Weights
+from trials.storage.weights_file import Weights, with_own
 from trials.strategy import COMPRESSING, DELAYING, Strategy
 from trials.training.distributed_step import DistributedStep
 from trials.training.local_step import TrainStep
@@ -121,9 +124,10 @@ def fresh_step(
         )
     torch.manual_seed(job.seed)
     with on_host():
-        model = build_model(job.model, job.features).train()
+        with nullcontext() if servers is None else part_of_tables(None):
+            model = build_model(job.model, job.features).train()
         if start_from is not None:
-            model.load_state_dict(start_from)
+            model.load_state_dict(start_from if servers is None else with_own(model, start_from, TABLES))
         if job.training.table_precision == "fp16":
             store_tables_in_half(model)  # before a device would need room for them in fp32
     plain = not job.training.frequency_decay and job.training.optimizer == "adamw" and servers is None
