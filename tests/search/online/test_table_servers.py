@@ -231,6 +231,20 @@ def test_sync_gives_the_increments_of_training_without_servers(
     assert "version 3" in said
 
 
+def test_decay_and_half_precision_are_in_the_increments(
+    dhen_search: Run, logs: tuple[Path, Path], bundles: dict[str, Path], tmp_path: Path
+) -> None:
+    """Decay changes all rows at each step; servers round all rows to fp16 when they take the tables over."""
+    decays, half = "training.table_decay=0.01", "training.table_precision=fp16"
+    for name, words in (("decays", (*SYNC, decays)), ("alone", (decays,)), ("half", (*SYNC, half))):
+        online(dhen_search, bundles["static"], logs[1], tmp_path / name, *words)
+        assert "version 3" in dhen_search("verify", tmp_path / name, "--data", logs[0]).stdout
+    assert_alike(tmp_path / "decays", tmp_path / "alone")
+    first = by_key(read_bundle(tmp_path / "half"), 1)
+    tables = [values for name, values in first.items() if name.startswith("features.tables")]
+    assert all(torch.equal(values, values.half().float()) for values in tables)
+
+
 def test_semi_trains_with_rows_that_are_behind(
     dhen_search: Run,
     logs: tuple[Path, Path],
