@@ -69,11 +69,13 @@ class TableServers:
         task = self._task.replace(start_from=str(start), start_learnt=True)
         numbers = [number for number in task.processes_here if task.server(number) is not None]
         forget_last_run(self._folder, task.processes_here)
-        started = self._launcher.ranks(task, self._folder, numbers)
-        self._processes = dict(zip(numbers, started, strict=True))
-        store = meeting_of_servers(self._folder, None, makes=False)
-        self._servers = Servers(store, 0, 1, self.strategy.servers, watch=self._check)
-        start.unlink()
+        try:
+            started = self._launcher.ranks(task, self._folder, numbers)
+            self._processes = dict(zip(numbers, started, strict=True))
+            store = meeting_of_servers(self._folder, None, makes=False)
+            self._servers = Servers(store, 0, 1, self.strategy.servers, watch=self._check)
+        finally:
+            start.unlink()
         return self._servers
 
     @contextlib.contextmanager

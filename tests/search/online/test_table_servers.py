@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import COMMAND, TIMEOUT_SECONDS, Run, write_log
+from servers.served import CSV, Server, session
 from torch import Tensor
 
 from dhen.inputs.growing import GrowingRows
@@ -28,6 +29,7 @@ from trials.data.cache import PreparedLog
 from trials.data.periods import Period
 from trials.embeddings.growing import growing_rows
 from trials.optim.master_weights import embedding_tables
+from trials.servers.client import Servers
 from trials.storage.weight_changes import GONE, KEYS, ROWS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -171,6 +173,35 @@ def rows_of(bundle: Bundle, number: int) -> dict[str, set[int]]:
     return {name: set(changes[name].tolist()) for name in names}
 
 
+def test_servers_tell_the_rows_that_changed_and_no_others(
+    dhen_search: Run,
+    logs: tuple[Path, Path],
+    bundles: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where a later command goes on with what an earlier one left."""
+    told, whole = list[list[int]](), Servers.changed
+
+    def noted(self: Servers, number: int) -> tuple[Tensor, Tensor]:
+        rows, values = whole(self, number)
+        told.append(rows.tolist())
+        return rows, values
+
+    monkeypatch.setattr(Servers, "changed", noted)
+    header, *rows = logs[1].read_text().splitlines()
+    for name, part in (("a.csv", rows[:1500]), ("b.csv", rows[1500:])):
+        (tmp_path / name).write_text("\n".join([header, *part]) + "\n")
+        online(dhen_search, bundles["static"], tmp_path / name, tmp_path / "live", *SYNC)
+    bundle, changed = read_bundle(tmp_path / "live"), list[list[int]]()
+    for number in range(len(bundle.increments)):
+        before, after = (by_key(bundle, version) for version in (number, number + 1))
+        for name in (name for name in before if name.startswith("features.tables")):
+            changed.append((before[name] != after[name]).any(dim=1).nonzero().squeeze(1).tolist())
+    assert told == changed
+    assert any(len(told[0]) > len(later) for later in told)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_sync_gives_the_increments_of_training_without_servers(
     dhen_search: Run,
@@ -198,6 +229,20 @@ def test_sync_gives_the_increments_of_training_without_servers(
         assert any(f"{KEYS}{GONE}" in one.changes() for one in mine.increments)
     said = dhen_search("verify", out, "--data", logs[0]).stdout
     assert "version 3" in said
+
+
+def test_decay_and_half_precision_are_in_the_increments(
+    dhen_search: Run, logs: tuple[Path, Path], bundles: dict[str, Path], tmp_path: Path
+) -> None:
+    """Decay changes all rows at each step; servers round all rows to fp16 when they take the tables over."""
+    decays, half = "training.table_decay=0.01", "training.table_precision=fp16"
+    for name, words in (("decays", (*SYNC, decays)), ("alone", (decays,)), ("half", (*SYNC, half))):
+        online(dhen_search, bundles["static"], logs[1], tmp_path / name, *words)
+        assert "version 3" in dhen_search("verify", tmp_path / name, "--data", logs[0]).stdout
+    assert_alike(tmp_path / "decays", tmp_path / "alone")
+    first = by_key(read_bundle(tmp_path / "half"), 1)
+    tables = [values for name, values in first.items() if name.startswith("features.tables")]
+    assert all(torch.equal(values, values.half().float()) for values in tables)
 
 
 def test_semi_trains_with_rows_that_are_behind(
@@ -416,3 +461,32 @@ def test_the_tables_may_not_change_places(
     said = online(dhen_search, bundles["static"], logs[1], alone["static"], *SYNC, code=2)
     assert "another job" in said
     assert len(infos(alone["static"])) == 3
+
+
+def test_what_serves_a_copy_follows_by_its_increments(
+    dhen_search: Run,
+    environment: dict[str, str],
+    logs: tuple[Path, Path],
+    bundles: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    out, served = tmp_path / "live", tmp_path / "served"
+    online(dhen_search, bundles["growing"], logs[1], out, *SEMI)
+    shutil.copytree(bundles["growing"], served)
+    increments = [out / "increments" / f"{number:06d}" for number in (1, 2, 3)]
+    server = Server((served,), environment, tmp_path)
+    try:
+        server.until(lambda: " answers at " in server.said())
+        before = server.post(logs[1].read_bytes(), CSV)
+        dhen_search("apply", served, *increments)
+        version = read_bundle(out).version
+        server.until_all_serve(f"{version.number}-{version.identity[:12]}")
+        after = server.post(logs[1].read_bytes(), CSV)
+    finally:
+        for pid in session(server.process.pid):
+            os.kill(pid, signal.SIGKILL)
+        server.process.wait()
+    dhen_search("predict", out, "--data", logs[1], "--out", tmp_path / "scores.csv")
+    scores = [float(line.split(",")[1]) for line in (tmp_path / "scores.csv").read_text().splitlines()[1:]]
+    assert after.data["predictions"] == pytest.approx(scores, rel=1e-6)
+    assert before.data["predictions"] != pytest.approx(scores, rel=1e-2)
