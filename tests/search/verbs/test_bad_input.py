@@ -49,7 +49,10 @@ from trials.record import Outcome, TrialKind
         (("run", "--data", "{log}", "storage=sqlite:////no/such/folder/x.db"), "cannot be used"),
         (("run", "--data", "{log}", "storage=nonsense"), "cannot be used"),
         (("run", "--data", "{log}", "confirm=2", "block_by=clik"), "a categorical column of the log: site"),
-        (("run", "--data", "{log}", "ranks=0x2"), "such as 2x4, or several such shapes: 1x1,1x2 (received '0x2')"),
+        (
+            ("run", "--data", "{log}", "ranks=0x2"),
+            "such as 2x4, or several such shapes: 1x1,1x2 (received '0x2')",
+        ),
         (("run", "--data", "{log}", "hbm=abc"), "such as 80GiB (received 'abc')"),
         (("run", "--data", "{log}", "ranks=2x2", "launcher=nowhere"), "expected local, ray"),
         (("run", "--data", "{log}", "ranks=2x2", "training.batch_size=3"), "give at least 4"),
