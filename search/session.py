@@ -15,7 +15,7 @@ from rich.console import Console
 from dhen.errors import UserError
 from search.config import LogConfig, StudyConfig, check_directory
 from search.dataset import getter, open_log
-from search.execution.parallelism import Parallelism, study_parallelism
+from search.execution.parallelism import Parallelism, most_servers, study_parallelism
 from search.logs import logged_to
 from search.run_directory import DRIVER_LOG, only_driver, only_writer, study_name
 from search.terminal import print_notes, step_progress
@@ -45,6 +45,8 @@ class Session:
     """How each of the hosts gets the log for itself; None where all see the one that is here."""
     ranks: tuple[tuple[int, int], ...] = ((1, 1),)
     """Number of hosts of a candidate and number of ranks per host, in each shape that it may have."""
+    servers: int | None = 0
+    """The most servers of tables that a candidate has; None: as many as hosts."""
 
     def shares(self, config: StudyConfig) -> Parallelism:
         """The shares that a study's trials have of this machine, or of the cluster's nodes as they are now."""
@@ -62,7 +64,7 @@ class Session:
         if self.hosts is not None:
             self.hosts.open(self.log, self.directory, self.get_log)
             for count, ranks_per_host in self.ranks:
-                self.hosts.check(shape(count, ranks_per_host, shares.threads))
+                self.hosts.check(shape(count, ranks_per_host, shares.threads, self.servers))
             many = (
                 f"up to {shares.side_by_side} candidates train"
                 if shares.side_by_side > 1
@@ -124,6 +126,7 @@ def open_session(
                 hosts=hosts,
                 get_log=getter(config),
                 ranks=ranks,
+                servers=most_servers(study) if study else 0,
             )
 
 

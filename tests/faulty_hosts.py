@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,13 @@ from trials.processes.rank_process import LocalRank
 from trials.processes.task import Task
 
 ENDLESS = "endless"
+MARKS = [
+    pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
+    # Ray leaves the log of its server for clients open
+    pytest.mark.filterwarnings("ignore:.*ray_client_server:pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:unclosed file .*ray_client_server:ResourceWarning"),
+]
+"""Marks of tests with a cluster."""
 ROOT = Path(__file__).parents[1]
 CPUS, GPUS = 2, 3
 """What a node declares; there are no GPUs."""
@@ -46,9 +54,9 @@ class FaultyLauncher(Launcher):
 
 
 @contextmanager
-def ray_cluster() -> Iterator[Any]:
-    """A head, which trains nothing, and two nodes, each with a cache of its own in the cluster's folder;
-    `RAY_ADDRESS` names it meanwhile. Nothing of it is left.
+def ray_cluster(cpus: Sequence[int] = (CPUS, CPUS)) -> Iterator[Any]:
+    """A head, which trains nothing, and nodes that declare so many CPUs, each with a cache of its own in the
+    cluster's folder; `RAY_ADDRESS` names it meanwhile. Nothing of it is left.
 
     Where grpcio is there, which Ray's extra `client` brings, the head answers clients too, at `client_port`.
     """
@@ -77,14 +85,14 @@ def ray_cluster() -> Iterator[Any]:
         cluster.client_port, cluster.folder = client_port, Path(folder)
         patch.setenv("RAY_ADDRESS", cluster.address)
         try:
-            for _ in range(2):
-                add_node(cluster)
+            for count in cpus:
+                add_node(cluster, count)
             yield cluster
         finally:
             cluster.shutdown()
 
 
-def add_node(cluster: Any) -> Any:
+def add_node(cluster: Any, cpus: int = CPUS) -> Any:
     """A node more, with a cache of its own."""
     cache = tempfile.mkdtemp(prefix="cache", dir=cluster.folder)
-    return cluster.add_node(num_cpus=CPUS, num_gpus=GPUS, env_vars={"DHEN_SEARCH_CACHE": cache}, **NODE)
+    return cluster.add_node(num_cpus=cpus, num_gpus=GPUS, env_vars={"DHEN_SEARCH_CACHE": cache}, **NODE)

@@ -12,6 +12,7 @@ from search.planning.attempts import shapes_here
 from trials.cluster.machine import cores, device, fastest_threads
 from trials.hosts.hosts import Node
 from trials.hosts.placement import most_at_once, room_for, shape
+from trials.strategy import named
 
 MOST = 4
 """Largest number of trials side by side where the study does not say
@@ -56,6 +57,7 @@ def cluster_parallelism(
     parallel: int | None,
     threads: int | None,
     larger: Sequence[tuple[int, int]] = (),
+    servers: int | None = 0,
 ) -> Parallelism:
     """Trials side by side and threads per rank on nodes of a cluster; what is not given follows from them.
 
@@ -67,20 +69,33 @@ def cluster_parallelism(
         threads: number of threads per rank; None: as on one machine, of each trial's share of a node's CPUs as
             many as are found to gain.
         larger: the same numbers as `ranks` in other shapes that trials may have.
+        servers: number of servers of tables of a trial, each with as many threads as a rank; None: see `shape`.
     """
     hosts, ranks_per_host = ranks
-    widest = max(per_host for _, per_host in (ranks, *larger))
+    on_host = [per_host + _servers_per_host(servers, count) for count, per_host in (ranks, *larger)]
+    processes, widest = on_host[0], max(on_host)
     if threads is None:
         cpus = int(min((node.cpus for node in nodes if node.cpus >= widest), default=1))
         beside = MOST if parallel is None else math.ceil(parallel * hosts / max(1, len(nodes)))
-        on_a_node = max(1, min(beside, cpus // ranks_per_host))
-        threads = fastest_threads(max(1, cpus // max(widest, ranks_per_host * on_a_node)))
-    wanted = shape(hosts, ranks_per_host, threads)
+        on_a_node = max(1, min(beside, cpus // processes))
+        threads = fastest_threads(max(1, cpus // max(widest, processes * on_a_node)))
+    wanted = shape(hosts, ranks_per_host, threads, servers)
     rooms = [room_for(wanted, node.cpus, node.gpus) for node in nodes]
     parallel = parallel or max(1, most_at_once(hosts, rooms))  # where none has room, that is said later
     at_once = max(parallel * hosts * ranks_per_host, *map(math.prod, larger), 1)
     sharing = max(1, min(parallel, max(rooms, default=1)))
     return Parallelism(parallel, threads, sharing, at_once if larger else None)
+
+
+def most_servers(config: StudyConfig) -> int | None:
+    """Returns the most servers of tables that a trial has; None for as many as hosts, where none are asked for."""
+    if not config.training.tables.on_servers:
+        return 0
+    return config.servers or (named(config.technique).servers if config.technique else 0) or None
+
+
+def _servers_per_host(servers: int | None, hosts: int) -> int:
+    return 1 if servers is None else -(-servers // hosts)
 
 
 def study_parallelism(config: StudyConfig, nodes: Sequence[Node] | None = None) -> Parallelism:
@@ -103,6 +118,6 @@ def study_parallelism(config: StudyConfig, nodes: Sequence[Node] | None = None) 
     parallel = 1 if alone else config.parallel
     if nodes is not None:
         least, *more = config.declared_ranks or ((1, 1),)
-        return cluster_parallelism(nodes, least, parallel, config.threads, more)
+        return cluster_parallelism(nodes, least, parallel, config.threads, more, most_servers(config))
     least_here, *more_here = shapes_here(config)
     return parallelism(parallel, config.threads, least_here, more_here)

@@ -1,10 +1,11 @@
-"""A study on the hosts of a Ray cluster of its own, which is a head and two nodes, and faults of these."""
+"""A study on the hosts of a Ray cluster of its own, which is a head and some nodes, and faults of these."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
@@ -13,7 +14,7 @@ from typing import Any
 from chaos import processes
 from chaos.hit import Hit
 from chaos.scenes import Scene
-from faulty_hosts import ENVIRONMENT, add_node, ray_cluster
+from faulty_hosts import CPUS, ENVIRONMENT, add_node, ray_cluster
 
 NEW_NODE_SECONDS = 2.0
 HOSTS = ("ranks=2x1", "launcher=ray")
@@ -22,11 +23,12 @@ RAYS_OWN = Path("/tmp/ray")
 
 
 class OnRay(Scene):
-    """One driver; each candidate has a rank on each of two nodes."""
+    """One driver; each candidate has a rank on each of two nodes, where nothing else is said."""
 
-    def __init__(self, *given: Any) -> None:
+    def __init__(self, *given: Any, cpus: Sequence[int] = (CPUS, CPUS)) -> None:
+        """Starts the cluster, whose nodes declare so many CPUs."""
         super().__init__(*given)
-        self._stack = ExitStack()
+        self._stack, self._cpus = ExitStack(), cpus
         self.words = HOSTS
         self.cluster_up()
 
@@ -34,7 +36,7 @@ class OnRay(Scene):
         """Starts a cluster, whose processes have the mark too, as ranks are theirs."""
         os.environ[processes.MARK] = self.mark
         RAYS_OWN.mkdir(exist_ok=True)
-        self.cluster = self._stack.enter_context(ray_cluster())
+        self.cluster = self._stack.enter_context(ray_cluster(self._cpus))
         self.environment |= {name: os.environ[name] for name in (*ENVIRONMENT, "RAY_ADDRESS")}
 
     def cluster_down(self) -> None:

@@ -195,13 +195,12 @@ class Hosts:
         Raises:
             UserError: where fewer nodes can train than it needs.
         """
-        able = [
-            member
-            for member in self.ready()
-            if member.node.cpus >= wanted.cpus and member.node.gpus >= wanted.gpus
-        ]
-        if len(able) < wanted.hosts:
-            raise UserError(self._too_few(wanted, len(able)))
+        nodes = [member.node for member in self.ready() if member.node.gpus >= wanted.gpus]
+        cpus = sorted((node.cpus for node in nodes), reverse=True)
+        # the host with the most servers is the first
+        able = sum(has >= wanted.cpus_of(host) for has, host in zip(cpus, range(wanted.hosts), strict=False))
+        if able < wanted.hosts:
+            raise UserError(self._too_few(wanted, able))
 
     def close(self) -> None:
         """Ends all agents, and their ranks with them."""
@@ -314,9 +313,10 @@ class Hosts:
             or f"node {node.address} ({node.id[:8]}) has {node.cpus:g} CPU(s) and {node.gpus:g} GPU(s)"
             for node in nodes_alive()
         ]
+        fewer = " fewer servers=," if wanted.servers else ""
         return (
             f"a candidate needs {wanted.words}, and {able} of the cluster's can train: {'; '.join(there)}. "
-            "Give smaller ranks= or threads=, or add nodes (`ray start --address=HOST:6379`)."
+            f"Give smaller ranks= or threads=,{fewer} or add nodes (`ray start --address=HOST:6379`)."
         )
 
 

@@ -24,28 +24,44 @@ class Shape(NamedTuple):
 
     hosts: int
     cpus: float
-    """Number of CPUs per host."""
+    """Number of CPUs per host, for its ranks."""
     gpus: float
     """Number of GPUs per host."""
+    servers: int = 0
+    """Number of servers of tables, which are on the hosts in turn."""
+    server_cpus: float = 0.0
+    """Number of CPUs per server."""
+
+    def cpus_of(self, host: int) -> float:
+        """Returns the CPUs of one of the hosts, with those of its servers; the first host has the most."""
+        return self.cpus + len(range(host, self.servers, self.hosts)) * self.server_cpus
 
     @property
     def words(self) -> str:
         """The shape for sentences."""
         gpus = f" and {self.gpus:g} GPU(s)" if self.gpus else ""
-        return f"{self.hosts} node(s) with {self.cpus:g} CPU(s){gpus} each"
+        served = (
+            f", with {self.server_cpus:g} CPU(s) more for each of {self.servers} server(s) of tables"
+            if self.servers
+            else ""
+        )
+        return f"{self.hosts} node(s) with {self.cpus:g} CPU(s){gpus} each{served}"
 
 
-def shape(hosts: int, ranks_per_host: int, threads: int) -> Shape:
-    """Returns what a candidate needs: on machines with CUDA devices one per rank, and a CPU; else a CPU per
-    thread."""
+def shape(hosts: int, ranks_per_host: int, threads: int, servers: int | None = 0) -> Shape:
+    """Returns what a candidate needs: on machines with CUDA devices one per rank, and a CPU per process; else a
+    CPU per thread of each. `servers` is the number of servers of tables; None: as many as hosts, the most that a
+    plan takes unless it is asked for more."""
+    servers = hosts if servers is None else servers
     if devices_here() is not None:
-        return Shape(hosts, float(ranks_per_host), float(ranks_per_host))
-    return Shape(hosts, float(ranks_per_host * threads), 0.0)
+        return Shape(hosts, float(ranks_per_host), float(ranks_per_host), servers, 1.0)
+    return Shape(hosts, float(ranks_per_host * threads), 0.0, servers, float(threads))
 
 
 def room_for(wanted: Shape, cpus: float, gpus: float) -> int:
-    """Returns how many candidates can be at once on a node with so many CPUs and GPUs, one host of each."""
-    by_cpus = int(cpus / wanted.cpus)
+    """Returns how many candidates can be at once on a node with so many CPUs and GPUs, one host of each, which has
+    as many servers as any."""
+    by_cpus = int(cpus / wanted.cpus_of(0))
     return min(by_cpus, int(gpus / wanted.gpus)) if wanted.gpus else by_cpus
 
 
@@ -86,10 +102,10 @@ class Reservation:
         from ray.util.placement_group import placement_group
 
         self.shape, self.nodes = wanted, frozenset(nodes)
-        bundle = {"CPU": wanted.cpus} | ({"GPU": wanted.gpus} if wanted.gpus else {})
+        gpus = {"GPU": wanted.gpus} if wanted.gpus else {}
         of_ready_nodes = {"ray.io/node-id": f"in({','.join(sorted(nodes))})"}
         self._group = placement_group(
-            [bundle] * wanted.hosts,
+            [{"CPU": wanted.cpus_of(host)} | gpus for host in range(wanted.hosts)],
             strategy="STRICT_SPREAD",
             bundle_label_selector=[of_ready_nodes] * wanted.hosts,
         )

@@ -320,7 +320,8 @@ class DistributedStep:
     def dense_state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
         """Returns this rank's dense state for `trials.checkpoint.checkpointer`, to save it; with `saved`, to load
         what a checkpoint has under these names into."""
-        return self._engine.state(saved)
+        with on_host() if self._offload else nullcontext():  # moments that there are none of yet
+            return self._engine.state(saved)
 
     def dense_moments(self, steps: int) -> dict[str, FlatPieces]:
         """Returns the dense part's two moments as AdamW would have them after so many steps, on this rank; a

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from search.config import read_study_config
 from search.execution import parallelism as module
-from search.execution.parallelism import Parallelism, cluster_parallelism, parallelism
+from search.execution.parallelism import Parallelism, cluster_parallelism, most_servers, parallelism
 from trials.cluster.machine import cores
 from trials.hosts import placement
 from trials.hosts.hosts import Node
@@ -110,6 +111,43 @@ def test_on_a_cluster_the_least_shape_says_how_many(
     monkeypatch.setattr(module, "fastest_threads", lambda limit: limit)
     four = nodes(*[(8.0, 0.0)] * 4)
     assert cluster_parallelism(four, (1, 1), None, threads, larger) == found
+
+
+@pytest.mark.parametrize(
+    ("cpus", "ranks", "servers", "threads", "found"),
+    [
+        ([4, 4, 4, 4], (2, 1), 2, 1, Parallelism(4, 1, sharing=2)),
+        ([4, 4, 4, 4], (2, 1), None, 1, Parallelism(4, 1, sharing=2)),  # one per host at most
+        ([4, 4, 4, 4], (2, 1), 3, 1, Parallelism(2, 1, sharing=1)),  # two of them are on one host
+        ([4, 4], (1, 1), 3, None, Parallelism(2, 1, sharing=1)),
+        ([8, 8], (1, 1), 1, 4, Parallelism(2, 4, sharing=1)),
+    ],
+)
+def test_servers_of_tables_take_cpus_too(
+    monkeypatch: pytest.MonkeyPatch,
+    cpus: list[float],
+    ranks: tuple[int, int],
+    servers: int | None,
+    threads: int | None,
+    found: Parallelism,
+) -> None:
+    monkeypatch.setattr(module, "fastest_threads", lambda limit: limit)
+    there = nodes(*((each, 0.0) for each in cpus))
+    assert cluster_parallelism(there, ranks, None, threads, servers=servers) == found
+
+
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [
+        ((), 0),
+        (("training.tables.synchrony=sync",), None),
+        (("training.tables.synchrony=sync", "servers=3"), 3),
+        (("training.tables.synchrony=semi", "technique=dp+servers2=ssd"), 2),
+        (("training.tables.synchrony=semi", "technique=zero1"), None),
+    ],
+)
+def test_the_most_servers_of_a_study(words: tuple[str, ...], most: int | None) -> None:
+    assert most_servers(read_study_config(None, words)) == most
 
 
 def test_devices_say_how_many_train_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

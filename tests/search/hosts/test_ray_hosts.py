@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from command_line import SMALL, TIMEOUT_SECONDS, run_process, start, wait_for_trials
-from faulty_hosts import ENDLESS, ENVIRONMENT, FaultyLauncher, add_node, ray_cluster
+from faulty_hosts import ENDLESS, ENVIRONMENT, MARKS, FaultyLauncher, add_node, ray_cluster
 from faulty_ranks import (
     BAD_RANK,
     HOSTS,
@@ -45,12 +45,7 @@ from trials.hosts.placement import Shape
 from trials.hosts.run import HostsLauncher, HostsRun
 from trials.record import Outcome
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
-    # Ray leaves the log of its server for clients open
-    pytest.mark.filterwarnings("ignore:.*ray_client_server:pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore:unclosed file .*ray_client_server:ResourceWarning"),
-]
+pytestmark = MARKS
 FAULTS = {
     "raise": f"rank {BAD_RANK} failed after 3 of 10 examples: ValueError: a fault of its own",
     "SIGKILL": f"rank {BAD_RANK} was killed by signal 9",
