@@ -34,6 +34,7 @@ from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
 from trials.events import Event
 from trials.job import Job
+from trials.memory.limit import limited_memory
 from trials.ranks import Ranks
 from trials.strategy import Strategy
 from trials.training.distributed_step import DistributedStep
@@ -171,6 +172,22 @@ def test_one_rank_goes_on_with_other_techniques(
     with pytest.raises(Interrupted):
         run(job, log, Told(at=1500), tmp_path)
     assert gap(run(job, log, Told(), tmp_path, strategy=strategy).answer, undisturbed.answer) < TOLERANCE
+
+
+@pytest.mark.parametrize("strategy", [Strategy(), Strategy(dense="zero_offload")], ids=lambda each: each.name)
+def test_what_goes_on_needs_no_more_memory(shared: Path, tmp_path: Path, strategy: Strategy) -> None:
+    log = PreparedLog.open(shared / "log")
+    job = one_pass(log)
+    peaks = []
+    for at in (1500, None):
+        # what is looked at below is the count, not the limit
+        with limited_memory(2**40, torch.device("cpu")) as peak:
+            told = Told() if at is None else Told(at=at)
+            with contextlib.nullcontext() if at is None else pytest.raises(Interrupted):
+                run(job, log, told, tmp_path, strategy=strategy)
+            peaks.append(peak())
+    fresh, gone_on = peaks
+    assert gone_on == pytest.approx(fresh, rel=0.01)
 
 
 @pytest.mark.parametrize("examples", [1500, 2600], ids="after {} examples".format)
