@@ -301,9 +301,9 @@ def trained(case: Case, here: Ranks) -> dict[str, Any]:
     return {"losses": losses, "weights": weights, "equal": alike(copied)}
 
 
-def engine_of(case: Case, here: Ranks) -> TableEngine:
-    where = placement(case, here.world)
-    built = table_engine(tables(case), case.schema, case.config, here, where, CPU)
+def engine_of(case: Case, here: Ranks, made: Tables | None = None) -> TableEngine:
+    where = placement(case, here.world) if here.world > 1 else None
+    built = table_engine(made or tables(case), case.schema, case.config, here, where, CPU)
     assert built is not None
     return built
 
@@ -319,19 +319,16 @@ def alike(tensors: list[Tensor]) -> bool:
 
 
 def moved(here: Ranks) -> dict[str, Any]:
-    """The full matrix out and in again; a lookup without gradients needs no update after it."""
+    """The full matrix in and out again; a lookup without gradients needs no update after it."""
     case = CASES["table decay"]
+    peer = tables(case)
+    assert isinstance(peer, EmbeddingTables)
+    weight = peer.weight.detach().clone()
     engine = engine_of(case, here)
-    train(engine, case.schema, here.rank, here.world, range(3))
-    weight = torch.randn(case.schema.total_rows, DIM, generator=torch.Generator().manual_seed(7))
-    engine.load_full({"weight": weight})
     full = engine.full_weights()
     batch = examples(case.schema, 1, here.rank, here.world)
     with torch.no_grad():
         looked_up = engine.lookup(batch)
-        peer = tables(case)
-        assert isinstance(peer, EmbeddingTables)
-        peer.weight.copy_(weight)
         right = all(torch.allclose(a, b, atol=1e-6) for a, b in zip(looked_up, peer(batch), strict=True))
     return {
         "round trip": full is None or torch.equal(full["weight"], weight),
@@ -365,18 +362,21 @@ def saved(name: str, here: Ranks) -> list[float]:
     train(engine, case.schema, here.rank, here.world, range(half))
     path = Path(os.environ["FOLDER"]) / name
     dcp.save({"tables": engine.state_dict()}, checkpoint_id=path)
-    return go_on(engine_of(case, here), case, here, path, range(half, STEPS))
+    return go_on(case, here, path, range(half, STEPS))[1]
 
 
-def go_on(engine: TableEngine, case: Case, here: Ranks, path: Path, steps: range) -> list[float]:
-    """Losses after a checkpoint of any placement was loaded."""
-    engine.load_full({name: torch.zeros_like(weight) for name, weight in tables(case).state_dict().items()})
+def go_on(case: Case, here: Ranks, path: Path, steps: range) -> tuple[TableEngine, list[float]]:
+    """An engine into which a checkpoint of any placement was loaded, and its losses from then on."""
+    zeros = tables(case)
+    for weight in zeros.parameters():
+        torch.nn.init.zeros_(weight)
+    engine = engine_of(case, here, zeros)
     metadata = dcp.FileSystemReader(path).read_metadata()
     names = {key.removeprefix("tables.") for key in metadata.state_dict_metadata}
     state = engine.state_dict(names)
     dcp.load({"tables": state}, checkpoint_id=path)
     engine.load_state_dict(state)
-    return train(engine, case.schema, here.rank, here.world, steps)
+    return engine, train(engine, case.schema, here.rank, here.world, steps)
 
 
 # What is expected of it
@@ -437,9 +437,7 @@ def test_one_process_goes_on_from_a_checkpoint_of_ranks(
     """With the weights as they were: column blocks are put together again."""
     assert found
     case = CASES[name]
-    engine = table_engine(tables(case), case.schema, case.config, Ranks(), None, CPU)
-    assert engine is not None
-    go_on(engine, case, Ranks(), folder / name, range(0))
+    engine, _ = go_on(case, Ranks(), folder / name, range(0))
     _, weights = reference(case, blocks_of(case, ranks), STEPS // 2)
     torch.testing.assert_close(engine.full_weights(), weights, rtol=10 * SAVED[name], atol=10 * SAVED[name])
 

@@ -224,10 +224,8 @@ class Checkpoints:
         self._last, self.newest_steps = time.perf_counter(), stand.training.steps
         if not best.exists():
             return stand.training, None
-        with on_host():  # as they are when an evaluation keeps them
-            return stand.training, read_all(
-                best
-            ) if self._ranks.first else {}  # as a step has them on each rank
+        with on_host():  # as they are when an evaluation keeps them, on the first rank alone
+            return stand.training, read_all(best) if self._ranks.first else {}
 
     def drop(self) -> None:
         """Removes all checkpoints, when the training has ended."""

@@ -45,9 +45,6 @@ class TableEngine(Protocol):
     def full_weights(self) -> dict[str, Tensor] | None:
         """Returns the tables' `state_dict` on rank 0 alone: each matrix whole, fp32 on the CPU, a copy."""
 
-    def load_full(self, weights: Mapping[str, Tensor]) -> None:
-        """Takes all tables over from whole matrices, which every rank is given alike."""
-
     def state_dict(self, saved: Collection[str] | None = None) -> State:
         """Returns this rank's table parts by name (`trials.embeddings.blocks`), to save them; with `saved`, what
         it needs of a checkpoint that has these keys, written by any engine on any number of ranks."""

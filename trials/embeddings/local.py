@@ -74,12 +74,6 @@ class LocalTables:
         weights = {name: matrix.weight.detach() for name, matrix in self._matrices.items()}
         return {name: weight.to("cpu", torch.float32, copy=True) for name, weight in weights.items()}
 
-    def load_full(self, weights: Mapping[str, Tensor]) -> None:
-        """See `TableEngine`."""
-        self.settle()
-        for name, matrix in self._matrices.items():
-            matrix.weight.detach().copy_(weights[name])
-
     def state_dict(self, saved: Collection[str] | None = None) -> State:
         """See `TableEngine`; also holds what makes a resumed training equal to the bit."""
         self.settle()

@@ -97,7 +97,9 @@ class ShardedTables:
         self._rate, self._scale = config.embedding_learning_rate, 1.0
         self._next = self._next_update()
         self._looked_up: list[Tensor] = []
-        self.load_full({name: matrix.weight.detach() for name, matrix in matrix_of.items()})
+        weights = {name: matrix.weight.detach() for name, matrix in matrix_of.items()}
+        for block, weight_RC, _ in self._held:
+            weight_RC.copy_(self._part_of(weights, block))
         LOG.info(
             "tables: %d on every rank, %d shards of others, %s bytes here",
             len(placement.replicated),
@@ -172,12 +174,6 @@ class ShardedTables:
             elif shard.rank == self._ranks.rank != 0:
                 _send(mine[part])
         return full if self._ranks.first else None
-
-    def load_full(self, weights: Mapping[str, Tensor]) -> None:
-        """See `TableEngine`."""
-        self.settle()
-        for part, weight_RC, _ in self._held:
-            weight_RC.copy_(self._part_of(weights, part))
 
     def state_dict(self, saved: Collection[str] | None = None) -> State:
         """See `TableEngine`."""

@@ -194,10 +194,6 @@ class ServerTables:
             for number, (name, shape) in enumerate(self._names.items())
         }
 
-    def load_full(self, weights: Mapping[str, Tensor]) -> None:
-        """Is of tables that ranks hold; servers read weights themselves."""
-        raise NotImplementedError("servers are given weights when they start")
-
     def state_dict(self, saved: Collection[str] | None = None) -> State:
         """Returns nothing: servers save their parts themselves (`save`)."""
         return {}

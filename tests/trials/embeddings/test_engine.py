@@ -42,6 +42,12 @@ def tables() -> EmbeddingTables:
     return EmbeddingTables(SCHEMA, DIM)
 
 
+def ones() -> EmbeddingTables:
+    made = tables()
+    torch.nn.init.ones_(made.weight)
+    return made
+
+
 def mixed_tables() -> MixedTables:
     torch.manual_seed(0)
     return MixedTables(ModelConfig(family="", embedding_dim=DIM, table_dim_exponent=0.6), SCHEMA)
@@ -164,8 +170,7 @@ def test_updates_below_fp16s_resolution_add_up() -> None:
         config = TrainingConfig.model_validate(
             {"embedding_learning_rate": 1e-4, "table_precision": precision}
         )
-        each = engine(config)
-        each.load_full({"weight": torch.ones(SCHEMA.total_rows, DIM)})
+        each = engine(config, ones)
         for _ in range(1000):
             embeddings = each.lookup(batch(0))
             for e in embeddings:

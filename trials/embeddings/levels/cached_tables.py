@@ -144,12 +144,6 @@ class CachedTables:
         with on_host():
             return {name: weight.to("cpu", torch.float32, copy=True) for name, weight in weights.items()}
 
-    def load_full(self, weights: Mapping[str, Tensor]) -> None:
-        """See `TableEngine`."""
-        for name, matrix in matrices(self._whole).items():
-            matrix.weight.detach().copy_(weights[name])
-        self._forget()
-
     def state_dict(self, saved: Collection[str] | None = None) -> State:
         """See `TableEngine`; also holds what makes a resumed training equal to the bit."""
         self.settle()
