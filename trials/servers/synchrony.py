@@ -14,9 +14,10 @@ and the next pulls wait for it.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,44 +38,42 @@ class Keys(NamedTuple):
     """Newest time stamp of the step."""
 
 
-class Synchronised(Protocol):
+class Synchronised(ABC):
     """One of the three ways."""
 
-    lost: int
-    """Number of rows whose update was left out, as they had gone to other keys."""
+    def __init__(self, part: ServerPart) -> None:
+        """`part` has the server's rows."""
+        self._part = part
+        self.lost = 0
+        """Number of rows whose update was left out, as they had gone to other keys."""
 
-    def hear(self, worker: int, pushed: int) -> None:
+    def hear(self, worker: int, pushed: int) -> None:  # noqa: B027, most have nothing to do
         """Notes that a worker has connected, which has pushed the updates of so many steps, be it to a server that
-        this one is in the place of."""
+        this one is in the place of: nothing to do where no step waits for another, or no server comes back."""
 
     def admit(self, worker: int, step: int, keys: Keys) -> Tensor:
         """Returns the rows of a worker's keys."""
+        return self._part.admit(*keys)
 
+    @abstractmethod
     def pull(self, step: int, rows: Sequence[Tensor], dtype: torch.dtype) -> tuple[tuple[Tensor, ...], int]:
         """Returns rows for a step, and the number of earlier steps whose updates they lack."""
 
+    @abstractmethod
     def push(self, worker: int, step: int, gradients: Gradients) -> None:
         """Takes a worker's part of a step's gradients."""
 
+    @abstractmethod
     def drain(self, step: int) -> None:
         """Waits until the updates of all steps before `step` are in the tables."""
 
+    @abstractmethod
     def begin(self, step: int) -> None:
         """Goes on from the tables as they are after so many steps."""
 
 
-class Async:
+class Async(Synchronised):
     """Every worker on its own."""
-
-    def __init__(self, part: ServerPart) -> None:
-        self._part, self.lost = part, 0
-
-    def hear(self, worker: int, pushed: int) -> None:
-        """Does nothing: no step waits for another."""
-
-    def admit(self, worker: int, step: int, keys: Keys) -> Tensor:
-        """See `Synchronised`."""
-        return self._part.admit(*keys)
 
     def pull(self, step: int, rows: Sequence[Tensor], dtype: torch.dtype) -> tuple[tuple[Tensor, ...], int]:
         """See `Synchronised`; how many updates of others rows lack is told by server 0, which hands out
@@ -92,11 +91,12 @@ class Async:
         """Does nothing: no step waits for another."""
 
 
-class Semi:
+class Semi(Synchronised):
     """At most so many steps behind."""
 
     def __init__(self, part: ServerPart, workers: int, staleness: int, lock: threading.Condition) -> None:
-        self._part, self._staleness, self._lock, self.lost = part, staleness, lock, 0
+        super().__init__(part)
+        self._staleness, self._lock = staleness, lock
         self._pushed = [0] * workers
         """Number of steps whose updates each worker has pushed."""
 
@@ -108,10 +108,6 @@ class Semi:
         """See `Synchronised`: what was pushed to a server that is gone counts, as nobody pushes it again."""
         self._pushed[worker] = max(self._pushed[worker], pushed)
         self._lock.notify_all()
-
-    def admit(self, worker: int, step: int, keys: Keys) -> Tensor:
-        """See `Synchronised`."""
-        return self._part.admit(*keys)
 
     def pull(self, step: int, rows: Sequence[Tensor], dtype: torch.dtype) -> tuple[tuple[Tensor, ...], int]:
         """See `Synchronised`."""
@@ -133,21 +129,15 @@ class Semi:
         self._pushed = [step] * len(self._pushed)
 
 
-class Delayed:
+class Delayed(Synchronised):
     """Exactly so many steps behind."""
 
     def __init__(self, part: ServerPart, workers: int, staleness: int, lock: threading.Condition) -> None:
-        self._part, self._workers, self._staleness, self._lock = part, workers, staleness, lock
-        self._version, self._drained, self.lost = 0, 0, 0
+        super().__init__(part)
+        self._workers, self._staleness, self._lock = workers, staleness, lock
+        self._version = self._drained = 0
         self._waiting = defaultdict[int, dict[int, Gradients]](dict)
         self._pulled = Counter[int]()
-
-    def hear(self, worker: int, pushed: int) -> None:
-        """Does nothing: a server of such a training does not come back."""
-
-    def admit(self, worker: int, step: int, keys: Keys) -> Tensor:
-        """See `Synchronised`."""
-        return self._part.admit(*keys)
 
     def pull(self, step: int, rows: Sequence[Tensor], dtype: torch.dtype) -> tuple[tuple[Tensor, ...], int]:
         """See `Synchronised`."""
@@ -189,18 +179,15 @@ class Delayed:
         return self._version < self._drained or self._pulled[readers] == self._workers
 
 
-class Sync:
+class Sync(Synchronised):
     """One update per step, of all workers' gradients together."""
 
     def __init__(self, part: ServerPart, workers: int, lock: threading.Condition) -> None:
-        self._part, self._workers, self._lock = part, workers, lock
-        self._version, self.lost = 0, 0
+        super().__init__(part)
+        self._workers, self._lock, self._version = workers, lock, 0
         self._keys = defaultdict[int, dict[int, Keys]](dict)
         self._rows = dict[int, dict[int, Tensor]]()
         self._waiting = dict[int, Gradients]()
-
-    def hear(self, worker: int, pushed: int) -> None:
-        """Does nothing: a server of such a training does not come back."""
 
     def admit(self, worker: int, step: int, keys: Keys) -> Tensor:
         """See `Synchronised`: the keys of the whole batch are admitted together, as on ranks that hold tables."""
