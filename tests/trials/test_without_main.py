@@ -11,7 +11,7 @@ import math
 from trials.profiling.processes import _at_once
 
 print("the program")
-print(_at_once(math.sqrt, [(4.0,), (9.0,)]))
+print(_at_once(math.sqrt, [(4.0,), (9.0,)], print))
 """
 
 

@@ -30,7 +30,7 @@ from trials.cluster.shared_costs import SharedCosts
 from trials.data.prepare.locked_directory import locked
 from trials.profiling.fit import fitted
 from trials.profiling.on_ranks import SharedSetting, has_torchrec
-from trials.profiling.processes import measured_at_once, measured_on_ranks
+from trials.profiling.processes import Say, measured_at_once, measured_on_ranks
 from trials.profiling.shared_fit import shared_costs_of
 from trials.profiling.timing import Measured
 from trials.user_cache import user_cache
@@ -40,28 +40,27 @@ FORMAT, SHARED_FORMAT = 3, 2
 C = TypeVar("C", bound=Value)
 
 
-def part_costs(
-    precision: Precision, *, threads: int, processes: int, say: Callable[[str], None]
-) -> PartCosts:
+def part_costs(precision: Precision, *, threads: int, processes: int, say: Say) -> PartCosts:
     """Returns what parts take on this CPU; the first time they are measured, which takes half a minute or so.
 
     Args:
         precision: of the dense part.
         threads: threads of a process.
         processes: processes that train at the same time.
-        say: takes a line for the user before the machine is measured, and one where nothing can be kept.
+        say: takes a line for the user before the machine is measured, others while that takes long, and one where
+            nothing can be kept.
     """
     at_once = f", {processes} processes at once" if processes > 1 else ""
     return _once(
         PartCosts,
         kept_at(precision, threads, processes),
         f"Measuring what parts of models take on this CPU ({precision}{at_once})",
-        lambda: measured_costs(precision, threads=threads, processes=processes),
+        lambda: measured_costs(precision, say, threads=threads, processes=processes),
         say,
     )
 
 
-def shared_costs(setting: SharedSetting, say: Callable[[str], None]) -> SharedCosts:
+def shared_costs(setting: SharedSetting, say: Say) -> SharedCosts:
     """Returns what ranks that share a training take on this CPU beside their parts; the first time it is measured,
     which takes a quarter of a minute or so. `say` takes lines as in `part_costs`."""
     counted = ", with their memory counted" if setting.counted else ""
@@ -69,12 +68,12 @@ def shared_costs(setting: SharedSetting, say: Callable[[str], None]) -> SharedCo
         SharedCosts,
         shared_kept_at(setting),
         f"Measuring what {setting.world} ranks of one training take on this CPU ({setting.precision}{counted})",
-        lambda: shared_costs_of(measured_on_ranks(setting), setting),
+        lambda: shared_costs_of(measured_on_ranks(setting, say), setting),
         say,
     )
 
 
-def _once(costs: type[C], path: Path, what: str, measure: Callable[[], C], say: Callable[[str], None]) -> C:
+def _once(costs: type[C], path: Path, what: str, measure: Callable[[], C], say: Say) -> C:
     """Returns the costs that a file holds, else those that are measured, and keeps them."""
     if (kept := _kept(costs, path)) is not None:
         return kept
@@ -102,7 +101,7 @@ def _kept(costs: type[C], path: Path) -> C | None:
         return None
 
 
-def _keep(costs: Value, path: Path, say: Callable[[str], None]) -> None:
+def _keep(costs: Value, path: Path, say: Say) -> None:
     """Writes costs for later commands, as far as the disk allows."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,9 +129,9 @@ def _file(folder: str, what: Sequence[object]) -> Path:
     return user_cache() / folder / f"{name}.json"
 
 
-def measured_costs(precision: Precision, *, threads: int, processes: int) -> PartCosts:
+def measured_costs(precision: Precision, say: Say, *, threads: int, processes: int) -> PartCosts:
     """Measures in so many processes at the same time, and fits the means of what they found."""
-    together = _mean(measured_at_once(precision, threads=threads, processes=processes))
+    together = _mean(measured_at_once(precision, say, threads=threads, processes=processes))
     kinds = fitted(together.cases, together.networks, precision)
     return PartCosts(precision=precision, threads=threads, processes=processes, kinds=kinds)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context, resource_tracker
@@ -22,32 +23,45 @@ from trials.profiling.timing import Measured, time_everything
 from trials.without_main import without_main
 
 T = TypeVar("T")
+Say = Callable[[str], None]
+"""A function that takes a line for the user."""
+SAY_SECONDS = 20.0
+"""Seconds between two lines."""
 
 
-def measured_at_once(precision: Precision, *, threads: int, processes: int) -> list[Measured]:
-    """Returns what each of so many processes has timed while the others did too.
+def measured_at_once(precision: Precision, say: Say, *, threads: int, processes: int) -> list[Measured]:
+    """Returns what each of so many processes has timed while the others did too; says now and then that it goes
+    on.
 
     Raises:
         UserError: when one of them ended before it had measured.
     """
-    return _at_once(time_everything, [(precision, threads)] * processes)
+    return _at_once(time_everything, [(precision, threads)] * processes, say)
 
 
-def measured_on_ranks(setting: SharedSetting) -> list[SharedMeasured]:
-    """Returns what each rank has timed.
+def measured_on_ranks(setting: SharedSetting, say: Say) -> list[SharedMeasured]:
+    """Returns what each rank has timed; says now and then that it goes on.
 
     Raises:
         UserError: when one of them ended before it had measured.
     """
     with tempfile.TemporaryDirectory() as folder:
-        return _at_once(time_rank, [(setting, rank, folder) for rank in range(setting.world)])
+        return _at_once(time_rank, [(setting, rank, folder) for rank in range(setting.world)], say)
 
 
-def _at_once(measure: Callable[..., T], of_each: Sequence[tuple[Any, ...]]) -> list[T]:
+def _at_once(measure: Callable[..., T], of_each: Sequence[tuple[Any, ...]], say: Say) -> list[T]:
+    began = time.monotonic()
+
+    def received(end: Connection) -> T:
+        while not end.poll(SAY_SECONDS):
+            say(f"... measuring, after {time.monotonic() - began:.0f} s; other programs make it longer")
+        found: T = end.recv()
+        return found
+
     with ExitStack() as stack:
         ends = [stack.enter_context(_measuring(measure, arguments)) for arguments in of_each]
         try:
-            return [end.recv() for end in ends]
+            return [received(end) for end in ends]
         except EOFError:
             raise UserError(
                 f"one of {len(ends)} processes that measure this CPU ended early. Where it left no message, it "

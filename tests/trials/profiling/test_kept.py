@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from conftest import KEPT, SHARED
 from trials.cluster.machine import Precision
 from trials.cluster.part_costs import PartCosts
 from trials.cluster.shared_costs import SharedCosts
-from trials.profiling import kept
+from trials.profiling import kept, processes
 from trials.profiling.on_ranks import SharedMeasured, SharedSetting
+from trials.profiling.processes import Say
 
 Measured = list[int]
 
@@ -23,7 +25,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measured:
     """Nothing is kept yet; each measurement, which is known here, leaves its number of processes."""
     found: Measured = []
 
-    def measure(precision: Precision, *, threads: int, processes: int) -> PartCosts:
+    def measure(precision: Precision, say: Say, *, threads: int, processes: int) -> PartCosts:
         found.append(processes)
         return KEPT.replace(precision=precision, threads=threads, processes=processes)
 
@@ -46,7 +48,7 @@ def test_ranks_that_share_a_training_are_measured_once_for_each_setting(
 ) -> None:
     asked: list[SharedSetting] = []
 
-    def measure(setting: SharedSetting) -> list[SharedMeasured]:
+    def measure(setting: SharedSetting, say: Say) -> list[SharedMeasured]:
         asked.append(setting)
         return []
 
@@ -112,10 +114,10 @@ def test_of_two_commands_one_measures_and_both_have_it(
 ) -> None:
     at_it, go_on, quickly = threading.Event(), threading.Event(), kept.measured_costs
 
-    def slowly(precision: Precision, *, threads: int, processes: int) -> PartCosts:
+    def slowly(precision: Precision, say: Say, *, threads: int, processes: int) -> PartCosts:
         at_it.set()
         assert go_on.wait(20)
-        return quickly(precision, threads=threads, processes=processes)
+        return quickly(precision, say, threads=threads, processes=processes)
 
     monkeypatch.setattr(kept, "measured_costs", slowly)
     found: list[PartCosts] = []
@@ -131,3 +133,11 @@ def test_of_two_commands_one_measures_and_both_have_it(
     assert len(found) == 2
     assert found[0] == found[1]
     assert measured == [3]
+
+
+def test_a_long_measurement_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "SAY_SECONDS", 0.2)
+    said: list[str] = []
+    assert processes._at_once(time.sleep, [(0.1,), (1.0,)], said.append) == [None, None]
+    assert said
+    assert all(line.startswith("... measuring, after ") for line in said)
