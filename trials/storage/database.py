@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+
+# whole before there are threads: queries ask what another one has imported of it, as MLflow's store does
+import sqlalchemy.orm
 from sqlalchemy.exc import (
     ArgumentError,
     DatabaseError,
