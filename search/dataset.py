@@ -33,8 +33,7 @@ def open_log(
     Raises:
         UserError: for anything wrong with the files or the schema.
     """
-    if schema is None and config.schema_file:
-        schema = read_schema(Path(config.schema_file))
+    schema = schema or _given_schema(config)
     paths = log_files(config.data, config.demo, progress)
     return prepare(
         paths,
@@ -48,7 +47,7 @@ def open_log(
     )
 
 
-def getter(config: LogConfig) -> Callable[[], PreparedLog] | None:
+def log_getter(config: LogConfig) -> Callable[[], PreparedLog] | None:
     """Returns how another machine gets the same log into a cache of its own; None where it lies in files here.
 
     Raises:
@@ -56,8 +55,11 @@ def getter(config: LogConfig) -> Callable[[], PreparedLog] | None:
     """
     if list(config.data) != [DEMO] and not all(map(is_url, config.data)):
         return None
-    schema = read_schema(Path(config.schema_file)) if config.schema_file else None
-    return partial(open_log, config, schema=schema)
+    return partial(open_log, config, schema=_given_schema(config))
+
+
+def _given_schema(config: LogConfig) -> LogSchema | None:
+    return read_schema(Path(config.schema_file)) if config.schema_file else None
 
 
 def log_files(

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from dhen.errors import UserError
 from search.config import LogConfig, StudyConfig, check_directory
-from search.dataset import getter, open_log
+from search.dataset import log_getter, open_log
 from search.execution.parallelism import Parallelism, most_servers, study_parallelism
 from search.logs import logged_to
 from search.run_directory import DRIVER_LOG, only_driver, only_writer, study_name
@@ -124,7 +124,7 @@ def open_session(
                 log=log,
                 launcher=session_launcher,
                 hosts=hosts,
-                get_log=getter(config),
+                get_log=log_getter(config),
                 ranks=ranks,
                 servers=most_servers(study) if study else 0,
             )

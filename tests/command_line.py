@@ -28,6 +28,8 @@ from search.cli import main
 ROOT = Path(__file__).parents[1]
 COMMAND = Path(sys.executable).parent / "dhen-search"
 TIMEOUT_SECONDS = 300
+TRAINED, LATER = 3000, 6600
+"""Numbers of the earlier rows of two logs, and of all rows of both."""
 SMALL = ("space=tiny", "training.epochs=2", "baseline_trials=1", "threads=1", "parallel=1")
 """Settings that make a study of seconds, the same on every machine."""
 
@@ -105,6 +107,15 @@ def wait_for_trials(out: Path, number: int) -> None:
             return
         time.sleep(0.02)
     raise AssertionError("the study did not get that far")
+
+
+def write_two_logs(folder: Path) -> tuple[Path, Path]:
+    """Writes earlier rows and later ones, `TRAINED` and `LATER` - `TRAINED` of them, a row a minute."""
+    header, *rows = write_log(folder / "all.csv", LATER).read_text().splitlines()
+    earlier, later = folder / "earlier.csv", folder / "later.csv"
+    earlier.write_text("\n".join([header, *rows[:TRAINED]]) + "\n")
+    later.write_text("\n".join([header, *rows[TRAINED:]]) + "\n")
+    return earlier, later
 
 
 def write_log(path: Path, rows: int, *, seed: int = 0, label: bool = True) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import torch
-from command_line import Run, write_log
+from command_line import LATER, TRAINED, Run
 
 from search.bundles.bundle import read_bundle
 from search.bundles.increments import IncrementInfo
@@ -20,20 +20,7 @@ from trials.data.encoding.hashing import hash64
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 MODEL = "model: {family: dhen, embedding_dim: 4, layers: [{modules: [{kind: dlrm}, {kind: linear}]}]}"
-TRAINED, LATER = 3000, 6600
-"""Numbers of the rows that the bundle is trained on, and of those and the later ones; a row is a minute."""
 PERIODS = ["2026-01-03 02:00", "2026-01-04 00:00", "2026-01-05 00:00"]
-
-
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Earlier rows, and later ones."""
-    folder = tmp_path_factory.mktemp("logs")
-    header, *rows = write_log(folder / "all.csv", LATER).read_text().splitlines()
-    earlier, later = folder / "earlier.csv", folder / "later.csv"
-    earlier.write_text("\n".join([header, *rows[:TRAINED]]) + "\n")
-    later.write_text("\n".join([header, *rows[TRAINED:]]) + "\n")
-    return earlier, later
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import COMMAND, TIMEOUT_SECONDS, Run, write_log
+from command_line import COMMAND, LATER, TIMEOUT_SECONDS, Run, write_log
 from servers.served import CSV, Server, session
 from torch import Tensor
 
@@ -37,8 +37,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 MODEL = """model: {family: dhen, embedding_dim: 4, table_dim_exponent: 0.5, \
 layers: [{modules: [{kind: dlrm}, {kind: linear}]}]}"""
 """With tables of several lengths, and so several matrices."""
-TRAINED, LATER = 3000, 6600
-"""Numbers of the rows that the bundles are trained on, and of those and the later ones; a row is a minute."""
 ROUNDING = 1e-4
 SYNC = ("servers=2", "training.tables.synchrony=sync")
 SEMI = ("servers=2", "training.tables.synchrony=semi", "training.tables.staleness=2")
@@ -46,17 +44,6 @@ SLOWLY = ("training.learning_rate=0.0005", "training.embedding_learning_rate=0.0
 """Rates that do not amplify rounding."""
 AHEAD = ("objective=next_period", "period=12h")
 KINDS = ("static", "growing")
-
-
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Earlier rows, and later ones."""
-    folder = tmp_path_factory.mktemp("logs")
-    header, *rows = write_log(folder / "all.csv", LATER).read_text().splitlines()
-    earlier, later = folder / "earlier.csv", folder / "later.csv"
-    earlier.write_text("\n".join([header, *rows[:TRAINED]]) + "\n")
-    later.write_text("\n".join([header, *rows[TRAINED:]]) + "\n")
-    return earlier, later
 
 
 @pytest.fixture(scope="module")
@@ -78,42 +65,43 @@ def bundles(
         (folder / kind / "schema.yaml").write_text(text)
         dhen_search("prepare", logs[0], "--out", folder / kind)
         made[kind] = folder / f"{kind}-bundle"
-        words = (
-            "training.order=log",
-            "training.epochs=1",
-            "objective=next_period",
-            "period=12h",
-            "training.precision=fp32",
-        )
-        dhen_search(
-            "train", folder / "model.yaml", "--data", folder / kind, "--out", made[kind], *words, *AHEAD
-        )
+        words = ("training.order=log", "training.epochs=1", "training.precision=fp32", *AHEAD)
+        dhen_search("train", folder / "model.yaml", "--data", folder / kind, "--out", made[kind], *words)
     return made
 
 
+@dataclasses.dataclass(frozen=True)
+class Scene:
+    """The bundles, and the logs that they are trained on."""
+
+    run: Run
+    logs: tuple[Path, Path]
+    bundles: dict[str, Path]
+
+    def online(self, kind: str, out: Path, *words: str, log: Path | None = None, code: int = 0) -> str:
+        """Trains a bundle online, on the later rows where nothing else is said; returns what the command says."""
+        given = ("--data", log or self.logs[1], "--out", out, *SLOWLY, "period=1d", *words)
+        done = self.run("online", self.bundles[kind], *given, code=code)
+        assert not servers_of(out)
+        return done.stdout + done.stderr
+
+
 @pytest.fixture(scope="module")
-def alone(
-    dhen_search: Run,
-    logs: tuple[Path, Path],
-    bundles: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, Path]:
-    """Trained online without servers."""
+def scene(dhen_search: Run, logs: tuple[Path, Path], bundles: dict[str, Path]) -> Scene:
+    return Scene(dhen_search, logs, bundles)
+
+
+@pytest.fixture(scope="module")
+def alone(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Bundles that were trained online without servers."""
     out = tmp_path_factory.mktemp("alone")
-    for kind, bundle in bundles.items():
-        online(dhen_search, bundle, logs[1], out / kind)
-    return {kind: out / kind for kind in bundles}
-
-
-def online(dhen_search: Run, bundle: Path, log: Path, out: Path, *words: str, code: int = 0) -> str:
-    """What the command says."""
-    done = dhen_search("online", bundle, "--data", log, "--out", out, *SLOWLY, "period=1d", *words, code=code)
-    assert not servers_of(out)
-    return done.stdout + done.stderr
+    for kind in KINDS:
+        scene.online(kind, out / kind)
+    return {kind: out / kind for kind in KINDS}
 
 
 def servers_of(out: Path) -> list[int]:
-    """The processes that run as servers of a bundle's tables, as their logs have them."""
+    """Returns the processes that run as servers of a bundle's tables, as their logs have them."""
     alive = []
     for log in (out / CHECKPOINTS / SERVERS).glob("*.log"):
         for pid in re.findall(r"process (\d+),", log.read_text()):
@@ -127,7 +115,7 @@ def infos(folder: Path) -> list[IncrementInfo]:
 
 
 def by_key(bundle: Bundle, number: int) -> dict[str, Tensor]:
-    """What the weights are after so many increments: rows of growing tables by their key, all else by its name."""
+    """Returns the weights after so many increments: rows of growing tables by their key, all else by its name."""
     model = dataclasses.replace(bundle, increments=bundle.increments[:number]).model()
     found = {name: values for name, values in model.state_dict().items() if name != KEYS}
     rows = growing_rows(model)
@@ -149,7 +137,7 @@ def of_keys(rows: GrowingRows, table: str, weight_RD: Tensor, start: int) -> dic
 
 
 def assert_alike(out: Path, other: Path, tolerance: float = ROUNDING) -> None:
-    """That two bundles have the same increments: of the same periods, with the same rows and values."""
+    """Checks that two bundles have the same increments: of the same periods, with the same rows and values."""
     mine, others = read_bundle(out), read_bundle(other)
     assert len(mine.increments) == len(others.increments) == 3
     for number, (one, its) in enumerate(zip(mine.increments, others.increments, strict=True), start=1):
@@ -167,16 +155,14 @@ def assert_alike(out: Path, other: Path, tolerance: float = ROUNDING) -> None:
 
 
 def rows_of(bundle: Bundle, number: int) -> dict[str, set[int]]:
-    """The numbers of the rows of weights in an increment."""
+    """Returns the numbers of the rows of weights in an increment."""
     changes = bundle.increments[number].changes()
     names = [name for name in changes if name.endswith(ROWS) and not name.startswith(KEYS)]
     return {name: set(changes[name].tolist()) for name in names}
 
 
 def test_servers_tell_the_rows_that_changed_and_no_others(
-    dhen_search: Run,
-    logs: tuple[Path, Path],
-    bundles: dict[str, Path],
+    scene: Scene,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -189,10 +175,10 @@ def test_servers_tell_the_rows_that_changed_and_no_others(
         return rows, values
 
     monkeypatch.setattr(Servers, "changed", noted)
-    header, *rows = logs[1].read_text().splitlines()
+    header, *rows = scene.logs[1].read_text().splitlines()
     for name, part in (("a.csv", rows[:1500]), ("b.csv", rows[1500:])):
         (tmp_path / name).write_text("\n".join([header, *part]) + "\n")
-        online(dhen_search, bundles["static"], tmp_path / name, tmp_path / "live", *SYNC)
+        scene.online("static", tmp_path / "live", *SYNC, log=tmp_path / name)
     bundle, changed = read_bundle(tmp_path / "live"), list[list[int]]()
     for number in range(len(bundle.increments)):
         before, after = (by_key(bundle, version) for version in (number, number + 1))
@@ -204,15 +190,13 @@ def test_servers_tell_the_rows_that_changed_and_no_others(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sync_gives_the_increments_of_training_without_servers(
-    dhen_search: Run,
-    logs: tuple[Path, Path],
-    bundles: dict[str, Path],
+    scene: Scene,
     alone: dict[str, Path],
     tmp_path: Path,
     kind: str,
 ) -> None:
     out = tmp_path / "live"
-    online(dhen_search, bundles[kind], logs[1], out, *SYNC)
+    scene.online(kind, out, *SYNC)
     assert_alike(out, alone[kind])
     mine, others = read_bundle(out), read_bundle(alone[kind])
     for number in range(3):
@@ -227,18 +211,16 @@ def test_sync_gives_the_increments_of_training_without_servers(
     if kind == "growing":
         assert all(one.begun and one.gone for one in infos(out))
         assert any(f"{KEYS}{GONE}" in one.changes() for one in mine.increments)
-    said = dhen_search("verify", out, "--data", logs[0]).stdout
+    said = scene.run("verify", out, "--data", scene.logs[0]).stdout
     assert "version 3" in said
 
 
-def test_decay_and_half_precision_are_in_the_increments(
-    dhen_search: Run, logs: tuple[Path, Path], bundles: dict[str, Path], tmp_path: Path
-) -> None:
+def test_decay_and_half_precision_are_in_the_increments(scene: Scene, tmp_path: Path) -> None:
     """Decay changes all rows at each step; servers round all rows to fp16 when they take the tables over."""
     decays, half = "training.table_decay=0.01", "training.table_precision=fp16"
     for name, words in (("decays", (*SYNC, decays)), ("alone", (decays,)), ("half", (*SYNC, half))):
-        online(dhen_search, bundles["static"], logs[1], tmp_path / name, *words)
-        assert "version 3" in dhen_search("verify", tmp_path / name, "--data", logs[0]).stdout
+        scene.online("static", tmp_path / name, *words)
+        assert "version 3" in scene.run("verify", tmp_path / name, "--data", scene.logs[0]).stdout
     assert_alike(tmp_path / "decays", tmp_path / "alone")
     first = by_key(read_bundle(tmp_path / "half"), 1)
     tables = [values for name, values in first.items() if name.startswith("features.tables")]
@@ -246,14 +228,12 @@ def test_decay_and_half_precision_are_in_the_increments(
 
 
 def test_semi_trains_with_rows_that_are_behind(
-    dhen_search: Run,
-    logs: tuple[Path, Path],
-    bundles: dict[str, Path],
+    scene: Scene,
     alone: dict[str, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its increments bring a copy of the bundle to the same version."""
+    """Increments of semi bring a copy of the bundle to the same version."""
     behind = Counter[int]()
     whole = OnlineTraining._train
 
@@ -265,26 +245,24 @@ def test_semi_trains_with_rows_that_are_behind(
     out, served = tmp_path / "live", tmp_path / "served"
     delayed = (*SEMI, "training.tables.deterministic_delay=true")
     for kind, words in (("growing", SEMI), ("static", delayed)):
-        online(dhen_search, bundles[kind], logs[1], out / kind, *words)
+        scene.online(kind, out / kind, *words)
         mine, others = read_bundle(out / kind), read_bundle(alone[kind])
         assert mine.increments[-1].info.period.online.ne == pytest.approx(
             others.increments[-1].info.period.online.ne, abs=0.02
         )
-        assert "version 3" in dhen_search("verify", out / kind, "--data", logs[0]).stdout
+        assert "version 3" in scene.run("verify", out / kind, "--data", scene.logs[0]).stdout
     assert behind[2] > behind[0]
     with pytest.raises(AssertionError):
         assert_alike(out / "static", alone["static"], 1e-7)
-    shutil.copytree(bundles["growing"], served)
-    dhen_search("apply", served, *(out / "growing" / "increments" / f"{number:06d}" for number in (1, 2, 3)))
+    shutil.copytree(scene.bundles["growing"], served)
+    scene.run("apply", served, *(out / "growing" / "increments" / f"{number:06d}" for number in (1, 2, 3)))
     assert_alike(served, out / "growing", 0.0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("when", ["_train", "_serve"])
 def test_it_goes_on_after_ctrl_c(
-    dhen_search: Run,
-    logs: tuple[Path, Path],
-    bundles: dict[str, Path],
+    scene: Scene,
     alone: dict[str, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -295,17 +273,17 @@ def test_it_goes_on_after_ctrl_c(
     number of servers growing tables count anew which ids occur often; static ones do not mind."""
     out, again = tmp_path / "live", tmp_path / "again"
     in_second_period(monkeypatch, when, _raise_interrupt)
-    said = online(dhen_search, bundles[kind], logs[1], out, *SYNC, code=130)
+    said = scene.online(kind, out, *SYNC, code=130)
     assert "the same command goes on" in said
     assert len(infos(out)) == 1
     monkeypatch.undo()
     shutil.copytree(out, again)
-    online(dhen_search, bundles[kind], logs[1], out, *SYNC)
+    scene.online(kind, out, *SYNC)
     assert_alike(out, alone[kind])
-    online(dhen_search, bundles[kind], logs[1], again, "servers=3", SYNC[1])
+    scene.online(kind, again, "servers=3", SYNC[1])
     if kind == "static":
         assert_alike(again, alone[kind])
-    assert "version 3" in dhen_search("verify", again).stdout
+    assert "version 3" in scene.run("verify", again).stdout
 
 
 def in_second_period(monkeypatch: pytest.MonkeyPatch, name: str, then: Callable[[], None]) -> None:
@@ -326,9 +304,7 @@ def _raise_interrupt() -> None:
 
 @pytest.mark.parametrize("when", ["_train", "_serve", "_save"])
 def test_a_killed_server_ends_the_command_which_then_goes_on(
-    dhen_search: Run,
-    logs: tuple[Path, Path],
-    bundles: dict[str, Path],
+    scene: Scene,
     alone: dict[str, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -346,12 +322,12 @@ def test_a_killed_server_ends_the_command_which_then_goes_on(
         monkeypatch.setattr(OnlineTraining, "_save", killed_first)
     else:
         in_second_period(monkeypatch, when, lambda: kill_one(out))
-    said = " ".join(online(dhen_search, bundles["growing"], logs[1], out, *SYNC, code=2).split())
+    said = " ".join(scene.online("growing", out, *SYNC, code=2).split())
     assert "server 1 of the tables was killed by signal 9 (SIGKILL)" in said
     assert "stays at version 1; the same command goes on from there" in said
     assert "attempt0.server1.log" in said
     monkeypatch.undo()
-    online(dhen_search, bundles["growing"], logs[1], out, *SYNC)
+    scene.online("growing", out, *SYNC)
     assert_alike(out, alone["growing"])
 
 
@@ -362,15 +338,24 @@ def kill_one(out: Path) -> None:
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL], ids=str)
 def test_no_server_is_left_by_a_command_that_ends(
-    dhen_search: Run,
-    logs: tuple[Path, Path],
-    bundles: dict[str, Path],
+    scene: Scene,
     environment: dict[str, str],
     tmp_path: Path,
     sent: int,
 ) -> None:
     out, slow = tmp_path / "live", "training.batch_size=1"
-    words = ("online", bundles["static"], "--data", logs[1], "--out", out, "period=6h", slow, *SLOWLY, *SYNC)
+    words = (
+        "online",
+        scene.bundles["static"],
+        "--data",
+        scene.logs[1],
+        "--out",
+        out,
+        "period=6h",
+        slow,
+        *SLOWLY,
+        *SYNC,
+    )
     process = subprocess.Popen(
         [COMMAND, *map(str, words)],
         env=environment,
@@ -386,7 +371,7 @@ def test_no_server_is_left_by_a_command_that_ends(
     assert ("the same command goes on" in said) == (sent == signal.SIGTERM)
     wait_until(lambda: not servers_of(out))
     assert not (out / CHECKPOINTS / SERVERS / START).exists()
-    dhen_search("verify", out)
+    scene.run("verify", out)
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -397,26 +382,24 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def test_without_its_checkpoint_servers_begin_with_the_newest_version(
-    dhen_search: Run,
-    logs: tuple[Path, Path],
-    bundles: dict[str, Path],
+    scene: Scene,
     alone: dict[str, Path],
     tmp_path: Path,
 ) -> None:
     """Also where the checkpoint is older than the newest increment."""
     out, old = tmp_path / "live", tmp_path / "old"
-    online(dhen_search, bundles["growing"], logs[1], out, *SYNC)
+    scene.online("growing", out, *SYNC)
     shutil.copytree(out, old)
     shutil.rmtree(out / CHECKPOINTS)
     shutil.rmtree(out / "increments" / "000003")
     shutil.rmtree(checkpoints_in(old / CHECKPOINTS)[0])
     header, *rows = write_log(tmp_path / "more.csv", LATER + 300).read_text().splitlines()
     (tmp_path / "more.csv").write_text("\n".join([header, *rows[LATER:]]) + "\n")
-    online(dhen_search, bundles["growing"], tmp_path / "more.csv", old, *SYNC)
-    online(dhen_search, bundles["growing"], logs[1], out, *SYNC)
+    scene.online("growing", old, *SYNC, log=tmp_path / "more.csv")
+    scene.online("growing", out, *SYNC)
     for folder, count in ((out, 3), (old, 4)):
         assert len(infos(folder)) == count
-        assert f"version {count}" in dhen_search("verify", folder).stdout
+        assert f"version {count}" in scene.run("verify", folder).stdout
 
 
 @pytest.mark.parametrize(
@@ -437,56 +420,50 @@ def test_without_its_checkpoint_servers_begin_with_the_newest_version(
     ],
 )
 def test_what_cannot_be_is_said(
-    dhen_search: Run,
-    logs: tuple[Path, Path],
-    bundles: dict[str, Path],
+    scene: Scene,
     tmp_path: Path,
     words: tuple[str, ...],
     says: str,
 ) -> None:
     out = tmp_path / "live"
-    said = online(dhen_search, bundles["growing"], logs[1], out, *words, code=2)
+    said = scene.online("growing", out, *words, code=2)
     assert says in " ".join(said.split())
     assert not out.exists()
 
 
 def test_the_tables_may_not_change_places(
-    dhen_search: Run,
-    logs: tuple[Path, Path],
-    bundles: dict[str, Path],
+    scene: Scene,
     alone: dict[str, Path],
     tmp_path: Path,
 ) -> None:
     """What was trained without servers goes on without, as it does with the same other settings."""
-    said = online(dhen_search, bundles["static"], logs[1], alone["static"], *SYNC, code=2)
+    said = scene.online("static", alone["static"], *SYNC, code=2)
     assert "another job" in said
     assert len(infos(alone["static"])) == 3
 
 
 def test_what_serves_a_copy_follows_by_its_increments(
-    dhen_search: Run,
+    scene: Scene,
     environment: dict[str, str],
-    logs: tuple[Path, Path],
-    bundles: dict[str, Path],
     tmp_path: Path,
 ) -> None:
     out, served = tmp_path / "live", tmp_path / "served"
-    online(dhen_search, bundles["growing"], logs[1], out, *SEMI)
-    shutil.copytree(bundles["growing"], served)
+    scene.online("growing", out, *SEMI)
+    shutil.copytree(scene.bundles["growing"], served)
     increments = [out / "increments" / f"{number:06d}" for number in (1, 2, 3)]
     server = Server((served,), environment, tmp_path)
     try:
         server.until(lambda: " answers at " in server.said())
-        before = server.post(logs[1].read_bytes(), CSV)
-        dhen_search("apply", served, *increments)
+        before = server.post(scene.logs[1].read_bytes(), CSV)
+        scene.run("apply", served, *increments)
         version = read_bundle(out).version
         server.until_all_serve(f"{version.number}-{version.identity[:12]}")
-        after = server.post(logs[1].read_bytes(), CSV)
+        after = server.post(scene.logs[1].read_bytes(), CSV)
     finally:
         for pid in session(server.process.pid):
             os.kill(pid, signal.SIGKILL)
         server.process.wait()
-    dhen_search("predict", out, "--data", logs[1], "--out", tmp_path / "scores.csv")
+    scene.run("predict", out, "--data", scene.logs[1], "--out", tmp_path / "scores.csv")
     scores = [float(line.split(",")[1]) for line in (tmp_path / "scores.csv").read_text().splitlines()[1:]]
     assert after.data["predictions"] == pytest.approx(scores, rel=1e-6)
     assert before.data["predictions"] != pytest.approx(scores, rel=1e-2)
