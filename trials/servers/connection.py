@@ -7,18 +7,21 @@ not answered. Where servers do not come back (`TablesConfig.servers_return`) a b
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
 from trials.servers.messages import MEETING, Link, LinkBrokenError, Message, Op
 
+Said = TypeVar("Said")
 LOG = logging.getLogger(__name__)
 LOOK_SECONDS = 0.02
 """Seconds between two looks at the store for a call, or for a server that is ready."""
@@ -26,6 +29,10 @@ SUCCESSOR_SECONDS = 0.5
 """Seconds between two looks for a server that has taken the place of another."""
 UNFINISHED_CALLS = 8
 """Number of workers that may be killed while they call, and leave a gap in the numbers of calls."""
+
+
+class _AnotherCalledError(Exception):
+    """Another server has taken the place of the one that was waited for, and was called."""
 
 
 class Connection:
@@ -65,7 +72,7 @@ class Connection:
         self.lost_steps = 0
         """Number of steps whose updates of the server's rows were lost, as it came back from what it had saved."""
         self._asked, self._asked_after = Message(Op.HELLO), 0
-        self._reader = Reader()
+        self._waiting = WaitingThread()
         self._link = self._called()
 
     def send(self, message: Message, *, to_another: Message | None = None) -> None:
@@ -77,12 +84,14 @@ class Connection:
         self._asked = message
         while True:
             try:
-                self._link.send(self._asked)
+                self._watched(partial(self._link.send, self._asked))
                 self._asked_after = self.restarts
                 return
             except LinkBrokenError as error:
                 self._wait_for_another(error)
-                self._asked = to_another or message
+            except _AnotherCalledError:
+                LOG.info("server %d is told again what its predecessor may not have heard", self._server)
+            self._asked = to_another or message
 
     def receive(self) -> Message:
         """Returns the answer to what was sent last; a server that has come back is asked again.
@@ -93,28 +102,32 @@ class Connection:
         while True:
             if self._asked_after != self.restarts:
                 self.send(self._asked)
-            try:
-                if not self._comes_back and self._watch is None:
-                    return self._link.receive()
-                if (answer := self._answer()) is not None:
-                    return answer
-            except LinkBrokenError as error:
-                self._wait_for_another(error)
+            with contextlib.suppress(_AnotherCalledError):
+                try:
+                    return self._watched(self._link.receive)
+                except LinkBrokenError as error:
+                    self._wait_for_another(error)
 
-    def _answer(self) -> Message | None:
-        """Returns what the server says; None where another has taken its place, and was called.
+    def _watched(self, call: Callable[[], Said]) -> Said:
+        """Returns what a call says that waits for the server.
 
-        Gloo may miss that the other end is gone, where it goes just when this one begins to wait. The thread that
-        waits for it is left behind then.
+        Gloo may miss that the other end is gone, where it goes just when this one begins to wait, be it until a
+        message is taken or until one comes. The thread that waits for it is left behind then.
+
+        Raises:
+            LinkBrokenError: where the server is gone.
+            _AnotherCalledError: where another has taken its place, and was called.
         """
-        answer = self._reader.submit(self._link.receive)
+        if not self._comes_back and self._watch is None:
+            return call()
+        restarts, said = self.restarts, self._waiting.submit(call)
         while True:
             try:
-                return answer.result(timeout=SUCCESSOR_SECONDS)
+                return said.result(timeout=SUCCESSOR_SECONDS)
             except TimeoutError:
                 self._look()
-                if self._asked_after != self.restarts:
-                    return None
+                if self.restarts != restarts:
+                    raise _AnotherCalledError from None
 
     def greet_successor(self) -> None:
         """Calls a server that has taken the place of this one: others may wait there to hear what this worker has
@@ -130,7 +143,7 @@ class Connection:
             raise error
         LOG.warning("server %d is gone, and is waited for: %s", self._server, error)
         self.restarts += 1
-        self._reader = Reader()  # the one before may wait for good
+        self._waiting = WaitingThread()  # the one before may wait for good
         self._link = self._called()
         LOG.info("server %d has come back", self._server)
 
@@ -144,12 +157,12 @@ class Connection:
             self._store.set(name, "")
             try:
                 link = Link(self._store, name, server=False)
-                link.send(self._hello())
-                self._note(self._reader.submit(link.receive).result(timeout=MEETING.total_seconds()))
+                greeted = self._waiting.submit(partial(_greeted, link, self._hello()))
+                self._note(greeted.result(timeout=MEETING.total_seconds()))
             except (LinkBrokenError, TimeoutError) as error:
                 # of one that is gone for good whoever watches the processes knows
                 LOG.warning("server %d does not answer, and is called again: %s", self._server, error)
-                self._reader = Reader()
+                self._waiting = WaitingThread()
                 continue
             return link
 
@@ -182,18 +195,18 @@ class Connection:
             self.lost_steps += max(0, max(self.pushed, self.handed_out) - answer.step)
 
 
-class Reader:
-    """A thread that waits for what a server says; a process that ends does not wait for it, as for those of a
+class WaitingThread:
+    """A thread that waits for a server; a process that ends does not wait for it, as for those of a
     `ThreadPoolExecutor`."""
 
     def __init__(self) -> None:
         """Starts the thread."""
-        self._calls = queue.SimpleQueue[tuple[Callable[[], Message], Future[Message]]]()
-        threading.Thread(target=self._run, daemon=True, name="reader").start()
+        self._calls = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]]()
+        threading.Thread(target=self._run, daemon=True, name="waits for a server").start()
 
-    def submit(self, call: Callable[[], Message]) -> Future[Message]:
+    def submit(self, call: Callable[[], Said]) -> Future[Said]:
         """Has the thread make a call, after those that it was given before."""
-        future = Future[Message]()
+        future = Future[Said]()
         self._calls.put((call, future))
         return future
 
@@ -228,6 +241,12 @@ class Calls:
         ):
             self._taken.discard(self._first)
             self._first += 1
+
+
+def _greeted(link: Link, hello: Message) -> Message:
+    """Returns the answer to a hello."""
+    link.send(hello)
+    return link.receive()
 
 
 def _place(server: int, restarts: int) -> str:
