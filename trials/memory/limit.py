@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from trials.cluster.cluster import CUDA_CONTEXT_BYTES
 from trials.memory.counter import HOST, OTHER, MemoryCounter, MemoryLimitError
 
 M = TypeVar("M", bound=nn.Module)
@@ -41,12 +42,18 @@ def limited_memory(limit_bytes: int | None, device: torch.device) -> Iterator[Pe
     """
     if device.type == "cuda":
         with _limited_device(limit_bytes, device):
-            yield lambda: torch.cuda.max_memory_allocated(device)
+            yield lambda: accelerator_peak_bytes(device)
     elif limit_bytes is None:
         yield lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     else:
         with MemoryCounter(limit_bytes=limit_bytes) as counter, counted_by(counter):
             yield lambda: counter.peak
+
+
+def accelerator_peak_bytes(device: torch.device) -> int:
+    """Returns the most that this rank has taken of a CUDA device so far: what its allocator held, as measured, and
+    the context, which is not: CUDA tells only what all processes on a device take together."""
+    return torch.cuda.max_memory_reserved(device) + CUDA_CONTEXT_BYTES
 
 
 @contextlib.contextmanager
@@ -133,17 +140,21 @@ def needed_and_limit(error: BaseException) -> tuple[int | None, int | None]:
     tried = SIZE.search(str(error))
     if not (isinstance(error, torch.OutOfMemoryError) and tried and torch.cuda.is_available()):
         return None, None
-    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    limit = round(torch.cuda.get_per_process_memory_fraction() * total)
-    return torch.cuda.memory_allocated() + round(float(tried[1]) * UNITS[tried[2]]), limit
+    device = torch.device("cuda", torch.cuda.current_device())
+    total = torch.cuda.get_device_properties(device).total_memory
+    limit = min(total, round(torch.cuda.get_per_process_memory_fraction(device) * total) + CUDA_CONTEXT_BYTES)
+    held = CUDA_CONTEXT_BYTES + torch.cuda.memory_allocated(device)
+    return held + round(float(tried[1]) * UNITS[tried[2]]), limit
 
 
 @contextlib.contextmanager
 def _limited_device(limit_bytes: int | None, device: torch.device) -> Iterator[None]:
+    if device.index is None:  # the allocator's limits are asked for by number
+        device = torch.device(device.type, torch.cuda.current_device())
     total = torch.cuda.get_device_properties(device).total_memory
-    if limit_bytes is not None:
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
-    try:
-        yield
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
+    share = 1.0
+    if limit_bytes is not None:  # the context is of what is declared, and not the allocator's
+        share = min(1.0, max(0.0, (limit_bytes - CUDA_CONTEXT_BYTES) / total))
+    torch.cuda.set_per_process_memory_fraction(share, device)
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0, device)  # after an error `needed_and_limit` asks for it

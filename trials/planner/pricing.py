@@ -13,7 +13,7 @@ from dhen.memory.segments import Setting, Taped
 from dhen.model import taped_model
 from dhen.ops.dropout import POOL_WORDS
 from dhen.schema import FeatureSchema
-from trials.cluster.cluster import Cluster
+from trials.cluster.cluster import CUDA_CONTEXT_BYTES, Cluster
 from trials.cluster.quantity import byte_words
 from trials.job import Job, TrainingConfig
 from trials.optim.bf16_adamw import ring_bytes
@@ -23,7 +23,6 @@ from trials.planner.collectives import collectives
 from trials.planner.device_constants import (
     ALLOCATOR_RESERVE_BYTES,
     CUBLAS_WORKSPACE_BYTES,
-    CUDA_CONTEXT_BYTES,
     NCCL_COMMUNICATOR_BYTES,
 )
 from trials.planner.estimates import MemoryEstimate, StepTime

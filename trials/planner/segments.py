@@ -19,7 +19,7 @@ from dhen.memory.tape import Device, Sent, Shape, Tape
 from dhen.model import taped_model
 from dhen.schema import FeatureSchema
 from trials.cluster.machine import Precision
-from trials.planner.device_constants import KERNELS_PER_SEGMENT
+from trials.planner.device_constants import OPERATIONS_PER_SEGMENT
 
 ITEMSIZES: dict[Precision, int] = {"fp32": 4, "bf16": 2}
 
@@ -40,7 +40,7 @@ class Segment(NamedTuple):
     buffer_bytes: int = 0
     undeclared: tuple[str, ...] = ()
     """Kinds of its modules that declare no memory, so that a trace was taken."""
-    operations: int = KERNELS_PER_SEGMENT
+    operations: int = OPERATIONS_PER_SEGMENT
     """Number of operations of forward, as the segment declares them; an assumption where a trace was taken."""
     parts: tuple[Part, ...] = ()
     """What it consists of, by kind; nothing where a trace was taken."""

@@ -13,6 +13,11 @@ SERVER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
 """Environment of the fork server. OpenMP in the server must never have had more than one thread, or processes that
 use two hang; and what lies in the current folder (a `trials/` of the user's) must not be imported in place of this
 project."""
+ALLOCATOR_VARIABLES = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+EXPANDABLE_SEGMENTS = "expandable_segments:True"
+"""Setting of torch's allocator on CUDA devices, unless whoever starts the driver has made one: without it tensors
+of many sizes leave gaps, on an H100 of up to half of what they take (docs/benchmarks/accelerator.md).
+"""
 SOCKETS = "DHEN_SEARCH_SOCKETS"
 """Variable that tells the fork server in which temporary folder its driver has made its socket."""
 
@@ -21,6 +26,8 @@ SOCKETS = "DHEN_SEARCH_SOCKETS"
 def server_environment() -> Iterator[None]:
     """Sets the environment that the fork server must be started with, should it be started now."""
     environment = SERVER_ENVIRONMENT | {SOCKETS: util.get_temp_dir()}
+    if not any(name in os.environ for name in ALLOCATOR_VARIABLES):
+        environment |= {ALLOCATOR_VARIABLES[0]: EXPANDABLE_SEGMENTS}
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     try:

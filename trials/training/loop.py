@@ -34,7 +34,7 @@ from trials.data.prefetch import on_device
 from trials.embeddings.levels.row_cache import CacheUse
 from trials.events import Diverged, Evaluated, Event, Progress, Trained, Wrapped
 from trials.job import Job, TrainingConfig
-from trials.memory.limit import on_host
+from trials.memory.limit import accelerator_peak_bytes, on_host
 from trials.ranks import DataPart, Ranks, rank_slice
 from trials.record import CurvePoint, Measured, Metrics
 from trials.servers.client import Servers
@@ -419,5 +419,5 @@ def _turns(run: _Run) -> Iterator[Turn]:
 
 def _peak_memory_bytes(where: torch.device) -> int:
     if where.type == "cuda":
-        return torch.cuda.max_memory_allocated(where)
+        return accelerator_peak_bytes(where)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

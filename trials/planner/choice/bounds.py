@@ -15,7 +15,7 @@ from dhen.memory.tape import FP32_BYTES
 from trials.optim.adamw import MOMENTS
 from trials.planner.live_memory import Itemsizes
 from trials.planner.segments import Segment
-from trials.planner.time.compute_time import BACKWARD_PASSES, start_seconds
+from trials.planner.time.compute_time import BACKWARD_PASSES, from_sizes
 from trials.planner.time.step_time import Step, segment_seconds
 from trials.strategy import RECOMPUTED, Strategy
 
@@ -31,16 +31,20 @@ class ComputeBounds:
     def __init__(self, step: Step, segments: Sequence[Segment], tensor: int) -> None:
         """Takes the step of a micro-batch on ranks that split nothing, and the model's segments; a tensor rank has
         all of features, and of any other at least its part of what depends on sizes."""
-        fixed = [0.0 if step.costs is not None else start_seconds(one, step.cluster) for one in segments]
+        on_cpu = step.cluster.device == "cpu"
+        measured = step.costs is not None
+        starts = [0.0 if measured else from_sizes(0.0, segment, step.cluster) for segment in segments]
+
+        def at_least(whole: float, start: float) -> float:
+            return start + (whole - start) / tensor if on_cpu else max(start, whole / tensor)
+
         passes = segment_seconds(step)
-        self.forward = [
-            least + (all_of_it - least) / tensor for (all_of_it, _), least in zip(passes, fixed, strict=True)
-        ]
+        self.forward = [at_least(whole, start) for (whole, _), start in zip(passes, starts, strict=True)]
         self.backward = [
-            BACKWARD_PASSES * least + (all_of_it - BACKWARD_PASSES * least) / tensor
-            for (_, all_of_it), least in zip(passes, fixed, strict=True)
+            at_least(whole, BACKWARD_PASSES * start) for (_, whole), start in zip(passes, starts, strict=True)
         ]
         self.forward[0], self.backward[0] = passes[0]
+        self.besides = 0.0 if on_cpu else step.besides
 
 
 def least_seconds(compute: ComputeBounds, strategy: Strategy, beside: float) -> float:
@@ -52,7 +56,7 @@ def least_seconds(compute: ComputeBounds, strategy: Strategy, beside: float) -> 
         beside: seconds beside compute that any strategy takes.
     """
     again = sum(compute.forward[1:-1][RECOMPUTED[strategy.checkpointing]])
-    forward, backward = sum(compute.forward), sum(compute.backward) + again
+    forward, backward = sum(compute.forward) + compute.besides, sum(compute.backward) + again
     once, stages = forward + backward, strategy.pipeline
     least = strategy.micro_batches * once / stages
     if stages > 1 and strategy.schedule in IN_ORDER:

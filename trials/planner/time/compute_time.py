@@ -1,12 +1,15 @@
 """The seconds of a step's compute: measured by kind of part on a CPU that was, by a roofline elsewhere.
 
-By the roofline a segment's forward takes the longer of its FLOPs at the reachable peak and its traffic at the
-reachable memory bandwidth (Williams et al. 2009), and the time to start its kernels. Backward counts twice: a
-product has two of the same size (gradients of weights and of inputs), and other operations read the output's
-gradient and what was saved, and write the input's.
+By the roofline a CPU takes the longer of a segment's FLOPs at the reachable peak and of its traffic at the
+reachable memory bandwidth (Williams et al. 2009), and what each operation costs however small. A GPU takes the
+sum of both, as it runs kernels one after another, of which some are bound by the one and some by the other; or
+what its host takes to start them, where that is longer. Backward counts twice: a product has two of the same size
+(gradients of weights and of inputs), and other operations read the output's gradient and what was saved, and
+write the input's.
 
 Left out of the roofline: shapes (thin products reach less than `MATMUL_SHARE`), TF32 (torch's default for fp32 is
-without). On a CPU the ranks of a host share its cores and memory.
+without), layers that are compiled (`trials.training.compile_layers`). On a CPU the ranks of a host share its cores
+and memory.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.part_costs import BETWEEN, DECAYED, LOSS, PartCosts, PartSeconds
 from trials.job import TrainingConfig
 from trials.planner.device_constants import (
-    KERNEL_SECONDS,
-    KERNELS_PER_SEGMENT,
+    HOST_STEP_SECONDS,
+    LAUNCH_SECONDS,
     LAYER_MEMORY_SHARE,
     MATMUL_SHARE,
     OPERATION_SECONDS,
@@ -55,16 +58,19 @@ def segment_passes(
     ranks = cluster.gpus_per_host if cluster.device == "cpu" else 1
     peak = getattr(cluster.peak_flops, training.precision) / ranks * MATMUL_SHARE
     reached = bandwidth * (LAYER_MEMORY_SHARE if cluster.device == "cpu" else 1.0)
-    forward = max(segment.flops * examples / peak, segment.footprint.traffic / reached)
-    forward += start_seconds(segment, cluster)
+    products, moved = segment.flops * examples / peak, segment.footprint.traffic / reached
+    forward = from_sizes(
+        max(products, moved) if cluster.device == "cpu" else products + moved, segment, cluster
+    )
     return PartSeconds(forward, BACKWARD_PASSES * forward)
 
 
-def start_seconds(segment: Segment, cluster: Cluster) -> float:
-    """Returns the seconds of a segment's forward pass that do not depend on the sizes of its tensors."""
+def from_sizes(seconds: float, segment: Segment, cluster: Cluster) -> float:
+    """Returns the seconds of a segment's forward pass in which computing takes so many: on a CPU operations come
+    on top, on a GPU they are started meanwhile."""
     if cluster.device == "cpu":
-        return segment.operations * OPERATION_SECONDS
-    return KERNELS_PER_SEGMENT * KERNEL_SECONDS
+        return seconds + segment.operations * OPERATION_SECONDS
+    return max(seconds, segment.operations * LAUNCH_SECONDS)
 
 
 IDS, LOOKED_UP = 4, 6
@@ -99,10 +105,13 @@ def lookup_seconds(
     return seconds + passes * FP32_BYTES * numbers / bandwidth
 
 
-def seconds_besides(segments: Sequence[Segment], costs: PartCosts | None, examples: int) -> float:
-    """Returns the seconds of the loss, and of what lies between a step's parts."""
+def seconds_besides(
+    segments: Sequence[Segment], costs: PartCosts | None, cluster: Cluster, examples: int
+) -> float:
+    """Returns the seconds of a step beside its segments: where parts were measured, of the loss and of what lies
+    between parts; on a GPU those in which its host starts all else."""
     if costs is None:
-        return 0.0
+        return 0.0 if cluster.device == "cpu" else HOST_STEP_SECONDS
     operations = sum(segment.operations for segment in segments)
     between, loss = costs.seconds(BETWEEN, (1, operations)), costs.seconds(LOSS, (1, examples))
     return sum(between) + sum(loss)

@@ -9,7 +9,8 @@ What tensor groups send hides behind nothing: the next operation needs it (`spli
 
 On a CPU on which ranks that share a training were measured, `shared_time` has what they take beside compute.
 
-Left out: the input pipeline, evaluation. Unverified on GPUs.
+Left out: the input pipeline, evaluation. Held against one H100 (docs/benchmarks/accelerator.md), never against
+several GPUs.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class Step(NamedTuple):
     tensors: int
     """Number of the dense part's parameters."""
     besides: float
-    """Seconds of what a step does on a CPU beside its parts; 0 where none was measured."""
+    """Seconds of what a step does beside its parts; 0 on a CPU where none was measured."""
     all_to_all: float
     """Seconds of the all-to-alls of ids and embeddings, forward and backward."""
     tables_reduce: float
@@ -222,7 +223,7 @@ def prepare(
         lookup=lookup_seconds(segments, costs, placement, training, ceil(examples / tensor), bandwidth),
         costs=costs,
         tensors=sum(len(segment.shapes) for segment in segments),
-        besides=seconds_besides(segments, costs, examples),
+        besides=seconds_besides(segments, costs, cluster, examples),
         all_to_all=(2 * of_tables.all_to_all(sent) + of_tables.all_to_all(ids)) if sent else 0.0,
         tables_reduce=of_tables.all_reduce(replicated) if replicated else 0.0,
         shared=shared,

@@ -34,9 +34,7 @@ def drawn(rng: random.Random) -> Plan:
     model = parse_model({"embedding_dim": rng.choice((8, 64, 256)), "layers": layers}, "test")
     tables = tuple(Table(name=f"t{n}", rows=rng.choice((100, 20_000))) for n in range(rng.choice((1, 6))))
     inputs = FeatureSchema(tables=tables, numeric=("age",))
-    training = TrainingConfig(
-        batch_size=2 ** rng.choice((8, 11, 14, 16)), precision=rng.choice(("fp32", "bf16"))
-    )
+    training = TrainingConfig(batch_size=2 ** rng.choice((8, 16, 18)), precision=rng.choice(("fp32", "bf16")))
     options = PlanOptions(prefer=rng.choice(("least", "fastest")))
     return plan(model, inputs, training, cluster(rng), options=options)
 
