@@ -64,7 +64,8 @@ def step_seconds(step: Step, dense: Dense, stock: Stock) -> float:
     hidden = overlapped - OVERLAP_SLOWDOWN * min(overlapped, compute)
     state = UPDATE_MASTERS * FP32 + UPDATE_MOMENTS * BF16
     update = state * step.parameters.total / _state_shards(step, dense) / step.bandwidth
-    return compute + links - hidden + step.lookup + step.all_to_all + step.tables_reduce + update
+    besides = step.besides + step.lookup + step.all_to_all + step.tables_reduce + update
+    return compute + links - hidden + besides
 
 
 def _state_shards(step: Step, dense: Dense) -> int:

@@ -16,8 +16,8 @@ from torch import nn
 CALIBRATION_STEPS = 50
 """Number of eager steps after which is decided; the first ones, which also warm up, are part of the mean."""
 COMPILE_SECONDS_PER_LAYER = 4.0
-"""Seconds to compile forward and backward of one DHEN layer: 2 to 5 s, and 8.7 s for four and 7.4 s for eight layers,
-which are alike (an H100 beside a Xeon of 16 cores, 2026-11-26)."""
+"""Seconds to compile forward and backward of one DHEN layer: 2 to 5 s, and 8.7 s for four and 7.4 s for eight
+layers, which are alike (an H100 beside a Xeon of 16 cores, 2026-11-26)."""
 SPEEDUP = 1.3
 """Ratio of eager to compiled step time on an accelerator: 1.55 to 1.6 with layers of 1,024 and 32,768 examples or
 more, 0.9 to 1.3 where the host's starting of operations takes longest (an H100, 2026-11-26)."""
