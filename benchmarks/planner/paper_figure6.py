@@ -14,7 +14,7 @@ layer an MLP over pairwise dots (dlrm, 1024-1024) beside a linear module, summed
 20 ids per example. All else is the cluster's (trials/cluster/catalog/zionex.yaml, from data sheets) or the
 planner's own (trials/planner/device_constants.py); no value is fitted to the curve. Steps are those of this
 project's engines as the planner prices them, and beside them those of PyTorch as it was then
-(benchmarks/planner/stock_pytorch.py). No GPU was at hand: all of it is unverified.
+(benchmarks/planner/stock_pytorch.py). No A100 was at hand: all of it is unverified.
 """
 
 from __future__ import annotations

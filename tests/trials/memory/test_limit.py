@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dhen.errors import UserError
+from trials.cluster.cluster import CUDA_CONTEXT_BYTES
 from trials.distributed.process_group import check_devices
 from trials.events import Failed, Trained
 from trials.memory.counter import MemoryCounter, MemoryLimitError
@@ -147,3 +149,24 @@ def test_ranks_here(task: Task) -> None:
     four = task.replace(hosts=2, gpus_per_host=2)
     assert [*four.ranks_here] == [0, 1, 2, 3]
     assert [*four.replace(address="h:1", host=1).ranks_here] == [2, 3]
+
+
+def test_a_gpus_allocator_gets_what_is_declared_but_for_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls that a machine without a GPU cannot make: shares are of the device by its number, and stay as
+    they are after an error, which is asked what the limit was."""
+    total, shares = 80 * 2**30, list[tuple[float, torch.device]]()
+    properties = SimpleNamespace(total_memory=total)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 5 * 2**30)
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, device: shares.append((share, device))
+    )
+    device = torch.device("cuda", 3)
+    with limited_memory(10 * 2**30, torch.device("cuda")) as peak_bytes:
+        assert peak_bytes() == 5 * 2**30 + CUDA_CONTEXT_BYTES
+    assert shares == [((10 * 2**30 - CUDA_CONTEXT_BYTES) / total, device), (1.0, device)]
+    shares.clear()
+    with pytest.raises(torch.OutOfMemoryError), limited_memory(2**20, torch.device("cuda")):
+        raise torch.OutOfMemoryError
+    assert shares == [(0.0, device)]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from trials.events import EVENTS, EventWriter, Failed, Progress, RankLogs, Trained
-from trials.processes.fork_server import SERVER_ENVIRONMENT, server_environment
+from trials.processes.fork_server import ALLOCATOR_VARIABLES, SERVER_ENVIRONMENT, server_environment
 from trials.processes.launcher import (
     PRELOADED,
     PRELOADED_FOR_SEVERAL,
@@ -121,6 +121,21 @@ def test_the_servers_environment_is_its_own(monkeypatch: pytest.MonkeyPatch) -> 
         assert SERVER_ENVIRONMENT.items() <= os.environ.items()
     assert os.environ["OMP_NUM_THREADS"] == "7"
     assert "PYTHONSAFEPATH" not in os.environ
+
+
+@pytest.mark.parametrize("name", ALLOCATOR_VARIABLES)
+def test_segments_of_memory_expand_unless_the_user_has_said_otherwise(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in ALLOCATOR_VARIABLES:
+        monkeypatch.delenv(each, raising=False)
+    with server_environment():
+        assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    monkeypatch.setenv(name, "max_split_size_mb:512")
+    with server_environment():
+        assert {each: os.environ[each] for each in ALLOCATOR_VARIABLES if each in os.environ} == {
+            name: "max_split_size_mb:512"
+        }
 
 
 @pytest.mark.parametrize("module", [*PRELOADED, *PRELOADED_FOR_SEVERAL])
