@@ -10,6 +10,7 @@ from dhen.errors import UserError
 from search.config import StudyConfig
 from search.planning.attempts import shapes_here
 from trials.cluster.machine import cores, device, fastest_threads
+from trials.hosts.here import devices_here
 from trials.hosts.hosts import Node
 from trials.hosts.placement import most_at_once, room_for, shape
 from trials.strategy import named
@@ -28,7 +29,7 @@ class Parallelism:
     threads: int
     """Number of CPU threads per rank."""
     sharing: int
-    """Largest number of trials that share a machine, each in the least shape."""
+    """Largest number of trials that share a machine, or an accelerator of it, each in the least shape."""
     ranks: int | None = None
     """Largest number of ranks of all trials at the same time, where there are several shapes: a trial in a larger
     one takes the places of several in the least."""
@@ -41,14 +42,17 @@ def parallelism(
 
     A trial has so many `ranks`, processes that share this machine, or one of the `larger` numbers.
 
-    Where neither is given: one trial on an accelerator, else as many as there are cores, four at most; then of
-    each trial's share of the cores as many threads as are found to gain (`fastest_threads`).
+    Where neither is given: as many trials as have accelerators of their own, else as many as there are cores, four
+    at most; then of each trial's share of the cores as many threads as are found to gain (`fastest_threads`).
     """
+    devices = devices_here()
     if parallel is None:
-        parallel = 1 if device().type != "cpu" else max(1, min(MOST, cores() // (ranks * (threads or 1))))
+        most = devices // ranks if devices is not None else min(MOST, cores() // (ranks * (threads or 1)))
+        parallel = max(1, most)
     at_once = max(ranks * parallel, *larger, 1)
     threads = threads or fastest_threads(max(1, cores() // at_once))
-    return Parallelism(parallel, threads, sharing=parallel, ranks=at_once if larger else None)
+    sharing = parallel if devices is None else max(1, math.ceil(ranks * parallel / devices))
+    return Parallelism(parallel, threads, sharing, ranks=at_once if larger else None)
 
 
 def cluster_parallelism(

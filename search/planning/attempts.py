@@ -19,6 +19,7 @@ from trials.cluster.load import THIS
 from trials.cluster.machine import device
 from trials.cluster.quantity import byte_words
 from trials.embeddings.requirements import check_tables
+from trials.hosts.here import devices_here
 from trials.job import Job
 from trials.planner.estimates import PricedStrategy
 from trials.planner.ladder import choose, pipeline_degrees
@@ -240,11 +241,13 @@ def ranks_here(config: StudyConfig) -> int:
 
 
 def shapes_here(config: StudyConfig) -> tuple[int, ...]:
-    """Number of processes that a trial takes on this machine in each shape, the least first; 1 where none is
-    declared."""
-    if not _is_executed(config) or not config.declared_ranks:
-        return (1,)
+    """Number of processes that a trial takes on this machine in each shape, the least first; where none is
+    declared, one for each accelerator, or 1."""
     together = config.launcher == LAUNCHED_HERE
+    if not _is_executed(config):
+        return (1,)
+    if not config.declared_ranks:
+        return ((devices_here() or 1) if together else 1,)
     return tuple(hosts * ranks if together else ranks for hosts, ranks in config.declared_ranks)
 
 

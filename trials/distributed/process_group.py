@@ -81,6 +81,13 @@ def _speak_over_loopback(address: str | None) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
+def visible_devices() -> tuple[str, ...]:
+    """Returns the ids of the CUDA devices that this process may use, as `CUDA_VISIBLE_DEVICES` has them."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    named = [each.strip() for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()]
+    return tuple(named[:count] if len(named) >= count else map(str, range(count)))
+
+
 def check_devices(ranks_here: int) -> None:
     """Checks that a machine with CUDA devices has one for each rank.
 

@@ -11,6 +11,7 @@ import logging
 import multiprocessing
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -78,6 +79,7 @@ class Launcher:
             (rank,) = self.ranks(again, directory, [process])
             return rank
 
+        task = self._with_devices(task)
         return _run_of(self.ranks(task, directory), task, directory, Replacements(task, anew))
 
     def launch(self, main: RankMain, task: Task, directory: Path) -> Run:
@@ -109,7 +111,7 @@ class Launcher:
                 LOG.warning("fork server: gone; another one starts the ranks of %s", directory)
                 time.sleep(SERVER_GONE_SECONDS)
                 forked = self._processes(main, arguments)
-        started = [LocalRank(process) for process in forked]
+        started = [LocalRank(process, task.device(rank)) for process, rank in zip(forked, ranks, strict=True)]
         self._started.update(started)
         LOG.info(
             "%s: ranks and servers %s are processes %s",
@@ -118,6 +120,16 @@ class Launcher:
             ", ".join(str(process.pid) for process in forked),
         )
         return started
+
+    def _with_devices(self, task: Task) -> Task:
+        """Gives the task's ranks those of this machine's CUDA devices that the fewest ranks have now."""
+        from trials.distributed.process_group import visible_devices
+
+        visible, count = visible_devices(), len(task.ranks_here)
+        if task.devices is not None or len(visible) <= count:
+            return task
+        taken = Counter(rank.device for rank in self._started if rank.is_alive())
+        return task.replace(devices=tuple(sorted(visible, key=lambda device: taken[device])[:count]))
 
     def _processes(self, main: RankMain, arguments: list[RankArguments]) -> list[ForkServerProcess]:
         """Starts all processes, or none; a server that is gone is replaced."""

@@ -43,9 +43,9 @@ class RankProcess(Protocol):
 class LocalRank:
     """The process of a rank on this machine."""
 
-    def __init__(self, process: BaseProcess) -> None:
-        """Takes over a process that was started."""
-        self._process = process
+    def __init__(self, process: BaseProcess, device: str | None = None) -> None:
+        """Takes over a process that was started, with the id of the CUDA device that it was given, if any."""
+        self._process, self.device = process, device
         self.killed: str | None = None
 
     @property

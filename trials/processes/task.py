@@ -89,6 +89,13 @@ class Task(Value):
             return range(self.hosts * self.gpus_per_host)
         return range(host * self.gpus_per_host, (host + 1) * self.gpus_per_host)
 
+    def device(self, process: int) -> str | None:
+        """Returns the id of the CUDA device that one of the processes here was given; None for a server, and where
+        none were given."""
+        if self.devices is None or process not in self.ranks_here:
+            return None
+        return self.devices[process - self.ranks_here.start]
+
     @property
     def processes_here(self) -> tuple[int, ...]:
         """The numbers of the processes that are started on this machine."""

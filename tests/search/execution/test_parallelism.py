@@ -7,6 +7,7 @@ import pytest
 from search.config import read_study_config
 from search.execution import parallelism as module
 from search.execution.parallelism import Parallelism, cluster_parallelism, most_servers, parallelism
+from search.planning import attempts
 from trials.cluster.machine import cores
 from trials.hosts import placement
 from trials.hosts.hosts import Node
@@ -53,6 +54,34 @@ def test_a_larger_shape_takes_the_places_of_several(
     monkeypatch.setattr(module, "cores", lambda: 8)
     monkeypatch.setattr(module, "fastest_threads", lambda limit: limit)
     assert parallelism(parallel, threads, *shapes[:1], shapes[1:]) == found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "parallel", "found"),
+    [
+        (1, None, Parallelism(8, 2, sharing=1)),
+        (2, None, Parallelism(4, 2, sharing=1)),
+        (8, None, Parallelism(1, 2, sharing=1)),
+        (16, None, Parallelism(1, 1, sharing=2)),
+        (1, 3, Parallelism(3, 5, sharing=1)),
+        (1, 12, Parallelism(12, 1, sharing=2)),
+        (4, 3, Parallelism(3, 1, sharing=2)),
+    ],
+)
+def test_trials_have_accelerators_of_their_own_until_there_are_no_more(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, parallel: int | None, found: Parallelism
+) -> None:
+    monkeypatch.setattr(module, "devices_here", lambda: 8)
+    monkeypatch.setattr(module, "cores", lambda: 16)
+    monkeypatch.setattr(module, "fastest_threads", lambda limit: limit)
+    assert parallelism(parallel, None, ranks) == found
+
+
+def test_a_trial_of_no_declared_ranks_has_all_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "devices_here", lambda: 8)
+    assert attempts.shapes_here(read_study_config(None, [])) == (8,)
+    assert attempts.shapes_here(read_study_config(None, ["ranks=1x1,1x2"])) == (1, 2)
+    assert attempts.shapes_here(read_study_config(None, ["cluster=zionex"])) == (1,)
 
 
 def test_there_is_a_core() -> None:

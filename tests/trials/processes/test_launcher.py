@@ -12,6 +12,8 @@ from multiprocessing.spawn import get_preparation_data
 from pathlib import Path
 
 import pytest
+import torch
+from faulty_ranks import real_training
 
 from trials.events import EVENTS, EventWriter, Failed, Progress, RankLogs, Trained
 from trials.processes.fork_server import ALLOCATOR_VARIABLES, SERVER_ENVIRONMENT, server_environment
@@ -121,6 +123,32 @@ def test_the_servers_environment_is_its_own(monkeypatch: pytest.MonkeyPatch) -> 
         assert SERVER_ENVIRONMENT.items() <= os.environ.items()
     assert os.environ["OMP_NUM_THREADS"] == "7"
     assert "PYTHONSAFEPATH" not in os.environ
+
+
+def test_trainings_side_by_side_have_gpus_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On a machine that says it has two; what a rank does with its device, its process alone decides."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 7")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    task, launcher, runs = real_training(tmp_path / "log"), Launcher(), list[Run]()
+
+    def device(number: int) -> str | None:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        runs.append(launcher.start(task, folder))
+        (rank,) = runs[-1]._processes.values()
+        assert isinstance(rank, LocalRank)
+        return rank.device
+
+    try:
+        assert [device(number) for number in range(3)] == ["4", "7", "4"]
+        runs[1].kill()
+        assert device(3) == "7"
+    finally:
+        for each in runs:
+            each.kill()
 
 
 @pytest.mark.parametrize("name", ALLOCATOR_VARIABLES)
