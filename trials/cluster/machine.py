@@ -78,9 +78,10 @@ def measured_matmul(size: int, repeats: int = 2) -> MatmulPeak:
 
 
 def _flops_per_second(dtype: torch.dtype, size: int, repeats: int) -> float:
-    a = torch.randn(size, size, device=device()).to(
-        dtype
-    )  # of equal numbers a GPU's clock need not slow down
+    where = device()
+    drawn = torch.Generator(where).manual_seed(0)  # trainings draw from the others
+    # products of equal numbers take less power, so that a GPU's clock stays higher than in a training
+    a = torch.randn(size, size, device=where, generator=drawn).to(dtype)
     return 2.0 * size**3 / best_seconds(lambda: a @ a, a.device, repeats)
 
 

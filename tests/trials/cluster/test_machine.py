@@ -36,3 +36,9 @@ def test_threads_are_measured_within_the_limit_and_left_as_they_were() -> None:
     assert fastest_threads(1) == 1
     assert fastest_threads(3) in (1, 2, 3)
     assert torch.get_num_threads() == before
+
+
+def test_a_measurement_draws_nothing_that_trainings_draw() -> None:
+    before = torch.get_rng_state()
+    machine.measured_matmul(8)
+    assert torch.equal(torch.get_rng_state(), before)
