@@ -9,11 +9,11 @@ from trials.training.compile_layers import COMPILE_SECONDS_PER_LAYER, SPEEDUP, B
 
 
 def test_pays_from_its_break_even_on() -> None:
-    short = BreakEven(layers=4, step_seconds=0.01, steps_left=10_000)
+    short = BreakEven(layers=4, step_seconds=0.01, steps_left=5_000)
     saved_per_step = 0.01 - 0.01 / SPEEDUP
     assert short.steps * saved_per_step == pytest.approx(4 * COMPILE_SECONDS_PER_LAYER)
     assert not short.pays
-    assert "10,000 are left: not compiling" in short.sentence()
+    assert "5,000 are left: not compiling" in short.sentence()
     long = BreakEven(layers=4, step_seconds=0.01, steps_left=int(short.steps) + 1)
     assert long.pays
     assert long.sentence().endswith("compiling the layers")
