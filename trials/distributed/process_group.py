@@ -94,8 +94,8 @@ def check_devices(ranks_here: int) -> None:
     Raises:
         UserError: when the machine has fewer.
     """
-    devices = torch.cuda.device_count() if torch.cuda.is_available() else None
-    if devices is not None and ranks_here > devices:
+    devices = len(visible_devices())
+    if devices and ranks_here > devices:
         raise UserError(
             f"the plan wants {ranks_here} ranks on this machine, which has {devices} CUDA device(s); a rank "
             f"needs a device of its own: give ranks=1x{devices}, or a cluster with as many."

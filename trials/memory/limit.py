@@ -42,18 +42,21 @@ def limited_memory(limit_bytes: int | None, device: torch.device) -> Iterator[Pe
     """
     if device.type == "cuda":
         with _limited_device(limit_bytes, device):
-            yield lambda: accelerator_peak_bytes(device)
+            yield lambda: process_peak_bytes(device)
     elif limit_bytes is None:
-        yield lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        yield lambda: process_peak_bytes(device)
     else:
         with MemoryCounter(limit_bytes=limit_bytes) as counter, counted_by(counter):
             yield lambda: counter.peak
 
 
-def accelerator_peak_bytes(device: torch.device) -> int:
-    """Returns the most that this rank has taken of a CUDA device so far: what its allocator held, as measured, and
-    the context, which is not: CUDA tells only what all processes on a device take together."""
-    return torch.cuda.max_memory_reserved(device) + CUDA_CONTEXT_BYTES
+def process_peak_bytes(device: torch.device) -> int:
+    """Returns the most that this process has held so far: on a CPU of the host's memory, on a CUDA device what its
+    allocator held, as measured, and the context, which is not: CUDA tells only what all processes on a device take
+    together."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device) + CUDA_CONTEXT_BYTES
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @contextlib.contextmanager

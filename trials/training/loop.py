@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import math
-import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -34,7 +33,7 @@ from trials.data.prefetch import on_device
 from trials.embeddings.levels.row_cache import CacheUse
 from trials.events import Diverged, Evaluated, Event, Progress, Trained, Wrapped
 from trials.job import Job, TrainingConfig
-from trials.memory.limit import accelerator_peak_bytes, on_host
+from trials.memory.limit import on_host, process_peak_bytes
 from trials.ranks import DataPart, Ranks, rank_slice
 from trials.record import CurvePoint, Measured, Metrics
 from trials.servers.client import Servers
@@ -228,7 +227,7 @@ def _trained(
     measured = Measured(
         examples_per_second=speed,
         step_ms=1000.0 * (config.batch_size or 0) / speed,
-        peak_memory_bytes=_peak_memory_bytes(device()),
+        peak_memory_bytes=process_peak_bytes(device()),
         train_seconds=state.curve[-1].seconds - state.evaluate_seconds,
         evaluate_seconds=state.evaluate_seconds,
         table_hit_rate=cache.hit_rate if cache else None,
@@ -415,9 +414,3 @@ def _turns(run: _Run) -> Iterator[Turn]:
         return handed_out(run.batches, run.servers, run.state, run.job.training, lambda: run.done)
     mine = on_device(run.batches.from_step(run.state.steps, *run.data), device())
     return in_order(mine, run.job.training.batch_size, run.state)
-
-
-def _peak_memory_bytes(where: torch.device) -> int:
-    if where.type == "cuda":
-        return accelerator_peak_bytes(where)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -128,7 +128,7 @@ def test_the_servers_environment_is_its_own(monkeypatch: pytest.MonkeyPatch) -> 
 def test_trainings_side_by_side_have_gpus_of_their_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """On a machine that says it has two; what a rank does with its device, its process alone decides."""
+    """The machine only says that it has two GPUs; what a rank does with its own is up to its process."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 7")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
