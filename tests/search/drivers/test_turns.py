@@ -69,6 +69,9 @@ class Drivers:
             if task.score_split is not None:
                 return FakeRun([scored(task.score_split)])
             self.begun.append((index, task.job.fingerprint))
+            deadline = time.monotonic() + 60
+            while index > 0 and not self.dead and time.monotonic() < deadline:
+                time.sleep(0.02)  # the first driver gets to the candidate that it dies at
             time.sleep(0.02)  # another driver may have a turn
             ne = 0.7 + int(task.job.fingerprint[:4], 16) / 2**18
             return FakeRun([progress(10)], [evaluated(10, ne)], [trained(ne)])

@@ -166,7 +166,7 @@ def test_what_cannot_be_trained_is_answered_and_the_study_goes_on(
     study = opened(
         written(file, line, a_point()),
         "trials=1",
-        "hbm=1060MiB",
+        "hbm=1290MiB",
         script=watched,
         watcher=lambda state: said.extend(state.notices),
     )
