@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,8 @@ BUDGET = "budget"
 """Key of the facts under which the study's budget is noted."""
 LARGER_SHAPES = "larger_shapes"
 """Key of the facts under which the cluster is noted in its other shapes, where trials may have several."""
+MEASURING_SHARE = 0.25
+"""Largest share of the minutes in which is measured what parts of models take on this machine."""
 KEEP_TIME_SECONDS = 30.0
 """Longest time of a driver that is killed that may be lost."""
 
@@ -234,6 +237,7 @@ def _settled(
             threads=threads,
             hosts_apart=config.launcher != LAUNCHED_HERE,
             precision=precision_here(config.training),
+            until=time.monotonic() + MEASURING_SHARE * 60.0 * (config.minutes or math.inf),
         )
         facts |= {"cluster": cluster.to_dict(), LARGER_SHAPES: [one.to_dict() for one in larger]}
     if noted is None:

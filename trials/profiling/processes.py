@@ -1,11 +1,14 @@
 """Measures in several processes at the same time, of which none is left when a measurement is broken off.
 
+A measurement may have a time by which it has to end, since how long it takes depends on what else runs here.
+
 Ctrl-C reaches every process of a terminal's command. The ones that measure never see it, so that none writes a
 traceback; the command ends them.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import tempfile
@@ -29,31 +32,43 @@ SAY_SECONDS = 20.0
 """Seconds between two lines."""
 
 
-def measured_at_once(precision: Precision, say: Say, *, threads: int, processes: int) -> list[Measured]:
+class MeasuringTookTooLongError(Exception):
+    """The time by which a measurement had to end has come, and it is not done."""
+
+
+def measured_at_once(
+    precision: Precision, say: Say, *, threads: int, processes: int, until: float = math.inf
+) -> list[Measured]:
     """Returns what each of so many processes has timed while the others did too; says now and then that it goes
     on.
 
     Raises:
         UserError: when one of them ended before it had measured.
+        MeasuringTookTooLongError: when it is not done at `until`, in seconds of `time.monotonic`.
     """
-    return _at_once(time_everything, [(precision, threads)] * processes, say)
+    return _at_once(time_everything, [(precision, threads)] * processes, say, until)
 
 
-def measured_on_ranks(setting: SharedSetting, say: Say) -> list[SharedMeasured]:
+def measured_on_ranks(setting: SharedSetting, say: Say, *, until: float = math.inf) -> list[SharedMeasured]:
     """Returns what each rank has timed; says now and then that it goes on.
 
     Raises:
         UserError: when one of them ended before it had measured.
+        MeasuringTookTooLongError: when it is not done at `until`, in seconds of `time.monotonic`.
     """
     with tempfile.TemporaryDirectory() as folder:
-        return _at_once(time_rank, [(setting, rank, folder) for rank in range(setting.world)], say)
+        return _at_once(time_rank, [(setting, rank, folder) for rank in range(setting.world)], say, until)
 
 
-def _at_once(measure: Callable[..., T], of_each: Sequence[tuple[Any, ...]], say: Say) -> list[T]:
+def _at_once(
+    measure: Callable[..., T], of_each: Sequence[tuple[Any, ...]], say: Say, until: float
+) -> list[T]:
     began = time.monotonic()
 
     def received(end: Connection) -> T:
-        while not end.poll(SAY_SECONDS):
+        while not end.poll(min(SAY_SECONDS, max(0.0, until - time.monotonic()))):
+            if time.monotonic() >= until:
+                raise MeasuringTookTooLongError
             say(f"... measuring, after {time.monotonic() - began:.0f} s; other programs make it longer")
         found: T = end.recv()
         return found

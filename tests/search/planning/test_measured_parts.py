@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -14,10 +15,12 @@ import pytest
 from command_line import COMMAND, run_here
 from conftest import keep_parts
 
+from search.read_study import read_study
 from trials.cluster.machine import cores
 from trials.cluster.part_costs import PartCosts
 from trials.cluster.shared_costs import SharedCosts
 
+SHORT = ("space=tiny", "baseline_trials=1", "training.epochs=1", "averages=0", "confirm=0")
 PLAN = (
     *("plan", "dlrm", "schema={tables: [{name: site, rows: 1000}], numeric: 13}"),
     *("training.batch_size=1024", "--json"),
@@ -158,3 +161,14 @@ def processes_of(session: int) -> list[int]:
         if int(its_session) == session and state != "Z":
             found.append(int(stat.parent.name))
     return found
+
+
+def test_a_study_of_one_minute_measures_nothing_and_has_candidates(
+    cached: dict[str, str], click_log: Path, tmp_path: Path
+) -> None:
+    words = ("run", "--data", click_log, "--out", tmp_path / "study", "minutes=1", "trials=1", *SHORT)
+    done = run_here(words, cached, None)
+    assert done.returncode == 0, done.stderr
+    assert f"Not {MEASURING.lower()}" in done.stderr
+    assert re.search(r"the minutes leave (\d|1[0-5]) s for it", done.stderr)
+    assert read_study(tmp_path / "study").candidates

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import multiprocessing
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from conftest import KEPT, SHARED
 from trials.cluster.machine import Precision
 from trials.cluster.part_costs import PartCosts
 from trials.cluster.shared_costs import SharedCosts
+from trials.data.prepare.locked_directory import locked
 from trials.profiling import kept, processes
 from trials.profiling.on_ranks import SharedMeasured, SharedSetting
 from trials.profiling.processes import Say
@@ -25,7 +29,9 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measured:
     """Nothing is kept yet; each measurement, which is known here, leaves its number of processes."""
     found: Measured = []
 
-    def measure(precision: Precision, say: Say, *, threads: int, processes: int) -> PartCosts:
+    def measure(
+        precision: Precision, say: Say, *, threads: int, processes: int, until: float = math.inf
+    ) -> PartCosts:
         found.append(processes)
         return KEPT.replace(precision=precision, threads=threads, processes=processes)
 
@@ -35,7 +41,9 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measured:
 
 
 def costs(say: Callable[[str], None] = lambda _: None) -> PartCosts:
-    return kept.part_costs("fp32", threads=1, processes=3, say=say)
+    found = kept.part_costs("fp32", threads=1, processes=3, say=say)
+    assert found is not None
+    return found
 
 
 def test_what_was_measured_is_kept(measured: Measured) -> None:
@@ -48,7 +56,7 @@ def test_ranks_that_share_a_training_are_measured_once_for_each_setting(
 ) -> None:
     asked: list[SharedSetting] = []
 
-    def measure(setting: SharedSetting, say: Say) -> list[SharedMeasured]:
+    def measure(setting: SharedSetting, say: Say, *, until: float) -> list[SharedMeasured]:
         asked.append(setting)
         return []
 
@@ -114,7 +122,9 @@ def test_of_two_commands_one_measures_and_both_have_it(
 ) -> None:
     at_it, go_on, quickly = threading.Event(), threading.Event(), kept.measured_costs
 
-    def slowly(precision: Precision, say: Say, *, threads: int, processes: int) -> PartCosts:
+    def slowly(
+        precision: Precision, say: Say, *, threads: int, processes: int, until: float = math.inf
+    ) -> PartCosts:
         at_it.set()
         assert go_on.wait(20)
         return quickly(precision, say, threads=threads, processes=processes)
@@ -138,6 +148,49 @@ def test_of_two_commands_one_measures_and_both_have_it(
 def test_a_long_measurement_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "SAY_SECONDS", 0.2)
     said: list[str] = []
-    assert processes._at_once(time.sleep, [(0.1,), (1.0,)], said.append) == [None, None]
+    assert processes._at_once(time.sleep, [(0.1,), (1.0,)], said.append, math.inf) == [None, None]
     assert said
     assert all(line.startswith("... measuring, after ") for line in said)
+
+
+def within(seconds: float, said: list[str]) -> PartCosts | None:
+    return kept.part_costs("fp32", threads=1, processes=2, say=said.append, until=time.monotonic() + seconds)
+
+
+def test_with_too_little_time_nothing_is_measured_but_what_is_kept_serves(measured: Measured) -> None:
+    said: list[str] = []
+    assert within(kept.LEAST_SECONDS - 1, said) is None
+    assert measured == []
+    (line,) = said
+    assert line.startswith("Not measuring what parts of models take on this CPU (fp32, 2 processes at once)")
+    assert "that takes 30 s or more, and the minutes leave 29 s for it" in line
+    found = within(kept.LEAST_SECONDS + 1, said)
+    assert found is not None
+    assert measured == [2]
+    assert within(-1.0, []) == found
+
+
+def test_a_measurement_that_takes_too_long_is_given_up_and_leaves_no_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DHEN_SEARCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(kept, "LEAST_SECONDS", 0.1)
+    said: list[str] = []
+    began = time.monotonic()
+    assert within(0.5, said) is None
+    assert time.monotonic() - began < 20
+    assert said[0].startswith("Measuring what parts")
+    assert said[-1].startswith("Measuring was given up after 0 s, which is what the minutes leave for it.")
+    assert multiprocessing.active_children() == []
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_another_command_that_measures_is_not_waited_for_longer(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "LEAST_SECONDS", 0.1)
+    said: list[str] = []
+    with locked(kept.kept_at("fp32", 1, 2).parent), ThreadPoolExecutor() as pool:
+        assert pool.submit(within, 0.5, said).result(20) is None
+    assert measured == []
+    assert said[-1].startswith("Measuring was given up")

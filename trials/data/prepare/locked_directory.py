@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import errno
+import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from dhen.atomic_write import atomic_folder, remove_left_behind
 from dhen.errors import UserError
 
 
 @contextmanager
-def locked(target: Path) -> Iterator[None]:
+def locked(target: Path, *, seconds: float = math.inf) -> Iterator[None]:
     """Holds the target against other processes; what a killed one left behind is removed.
 
     Raises:
+        filelock.Timeout: when another process has held it for so many seconds.
         UserError: when nothing can be written beside the target.
     """
     path = target.parent / f".{target.name}.lock"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path, fallback_to_soft=False).acquire()  # a soft lock would outlive a killed process
+        waiting = -1 if seconds == math.inf else seconds
+        # a soft lock would outlive a killed process
+        lock = FileLock(path, timeout=waiting, fallback_to_soft=False).acquire()
+    except Timeout:
+        raise
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror}); name another place.") from None
     with lock:
