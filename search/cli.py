@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import gc
@@ -18,6 +19,7 @@ import click
 
 from dhen.errors import UserError
 from search.logs import show_logs
+from trials.hosts.head import HeadGoneError
 from trials.storage.disk_full import NO_SPACE, disk_full
 from trials.storage.garbage import no_garbage_collection
 
@@ -125,6 +127,9 @@ def main(arguments: list[str] | None = None) -> Any:
     except click.ClickException as error:
         error.show()
         sys.exit(USER_ERROR)
+    except HeadGoneError as error:
+        click.echo(f"dhen-search: {error}", err=True)
+        _end_without_ray()
     except UserError as error:
         fail(str(error))
     except BrokenPipeError:
@@ -157,6 +162,15 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     # a second one must not cut short what the first has begun: ending processes, committing trials
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise Terminated
+
+
+def _end_without_ray() -> None:
+    """Ends with exit code 2 before Ray does: its threads wait for the head that is gone, and crash a process that
+    ends as usual."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(USER_ERROR)
 
 
 def fail(message: str) -> None:

@@ -50,7 +50,7 @@ class Session:
 
     def shares(self, config: StudyConfig) -> Parallelism:
         """The shares that a study's trials have of this machine, or of the cluster's nodes as they are now."""
-        return study_parallelism(config, None if self.hosts is None else [*nodes_alive()])
+        return study_parallelism(config, None if self.hosts is None else self.hosts.head.ask(nodes_alive))
 
     def admit_hosts(self, shares: Parallelism) -> None:
         """Waits until the hosts take part; nothing to do where all ranks are on this machine.
@@ -144,5 +144,5 @@ def _hosts_of(config: StudyConfig | None, console: Console) -> Iterator[Hosts | 
     def say(sentence: str) -> None:
         console.print(sentence, soft_wrap=True, markup=False, highlight=False)
 
-    with connected(config.launcher), contextlib.closing(Hosts(say)) as hosts:
+    with connected(config.launcher) as head, contextlib.closing(Hosts(head, say)) as hosts:
         yield hosts

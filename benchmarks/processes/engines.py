@@ -26,6 +26,7 @@ from benchmarks.processes.row_transport import FLOATS, IDS, by_ray, by_rpc, by_s
 from benchmarks.shared.machine_and_tables import machine, markdown
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
+from trials.hosts.head import Head
 from trials.hosts.hosts import Hosts
 from trials.hosts.placement import shape
 from trials.hosts.run import HostsLauncher
@@ -137,7 +138,8 @@ def main() -> None:
 @contextmanager
 def agents() -> Iterator[Callable[[Path], None]]:
     """The hosts of a study on the cluster; gives what starts a candidate on both."""
-    with tempfile.TemporaryDirectory() as kept, closing(Hosts(lambda _: None, rank_job.JobLauncher)) as hosts:
+    given = Head(), lambda _: None, rank_job.JobLauncher
+    with tempfile.TemporaryDirectory() as kept, closing(Hosts(*given)) as hosts:
         lines = "".join(f"{row % 2},{row % 7}\n" for row in range(2000))
         (Path(kept) / "log.csv").write_text("click,kind\n" + lines)
         log = PreparedLog.open(prepare([Path(kept) / "log.csv"], out=Path(kept) / "log").directory)

@@ -88,7 +88,9 @@ FAULTS = {
     "second_run": Fault("the same command a second time, beside the first", kills.second_run),
     "agent_killed": Fault("SIGKILL of a host's agent (Ray)", on_ray.agent, while_training=True, **_RAY),
     "node_killed": Fault("a Ray node is lost, another joins", on_ray.node, **_RAY),
-    "head_killed": Fault("the Ray head is lost, another cluster is started", on_ray.head, **_RAY),
+    "head_killed": Fault(
+        "the Ray head is lost, another cluster is started", on_ray.head, prepare=on_ray.sooner, **_RAY
+    ),
     "postgresql_restarted": Fault("PostgreSQL crashes and is started again", services.restart, **_DRIVERS),
     "postgresql_gone": Fault("PostgreSQL is gone for 10 s", services.gone, **_DRIVERS),
     "tracking_gone": Fault("the tracking server is gone for some seconds", services.tracking_gone, Tracked),

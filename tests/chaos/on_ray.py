@@ -16,7 +16,10 @@ from chaos.hit import Hit
 from chaos.scenes import Scene
 from faulty_hosts import CPUS, ENVIRONMENT, add_node, ray_cluster
 
+from trials.hosts.head import RAYS_SETTING, SHARE
+
 NEW_NODE_SECONDS = 2.0
+GONE_SECONDS = 15.0
 HOSTS = ("ranks=2x1", "launcher=ray")
 RAYS_OWN = Path("/tmp/ray")
 """Where Ray notes the address of a machine's cluster, whatever folder the cluster has."""
@@ -82,6 +85,11 @@ def node(scene: OnRay, rng: Random) -> Hit | None:
     time.sleep(NEW_NODE_SECONDS)
     add_node(scene.cluster)
     return Hit(trials or None, at)
+
+
+def sooner(scene: OnRay, _: Random) -> None:
+    """The study gives up a head that is gone after so many seconds, and not after the 45 of Ray's default."""
+    scene.environment[RAYS_SETTING] = f"{GONE_SECONDS / SHARE:.0f}"
 
 
 def head(scene: OnRay, _: Random) -> Hit | None:

@@ -5,6 +5,7 @@ What Ray keeps internal (where it looks for a running cluster, how long it tries
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import signal
@@ -15,6 +16,7 @@ from importlib.util import find_spec
 
 from dhen.errors import UserError
 from trials.address import RAY_CLIENT, SLURM, host_and_port, is_loopback
+from trials.hosts.head import Head
 from trials.hosts.slurm import cluster_of_the_job
 
 LOG = logging.getLogger(__name__)
@@ -32,8 +34,8 @@ TOKEN = (
 
 
 @contextlib.contextmanager
-def connected(launcher: str) -> Iterator[str]:
-    """Connects this process to the Ray cluster that `launcher` means, and gives the cluster's address.
+def connected(launcher: str) -> Iterator[Head]:
+    """Connects this process to the Ray cluster that `launcher` means, and gives the cluster's head.
 
     Args:
         launcher: `ray` for the cluster that RAY_ADDRESS names, else the one that runs on this machine;
@@ -46,16 +48,16 @@ def connected(launcher: str) -> Iterator[str]:
     if find_spec("ray") is None:
         raise UserError(f"launcher={launcher} needs Ray: pip install 'dhen-search[ray]'.")
     if launcher == SLURM:  # Ray reads the environment when it is imported
-        with cluster_of_the_job() as of_job, _connected(launcher) as address:
+        with cluster_of_the_job() as of_job, _connected(launcher) as head:
             of_job.wait_for_nodes(_nodes_alive)
-            yield address
+            yield head
     else:
-        with _connected(launcher) as address:
-            yield address
+        with _connected(launcher) as head:
+            yield head
 
 
 @contextlib.contextmanager
-def _connected(launcher: str) -> Iterator[str]:
+def _connected(launcher: str) -> Iterator[Head]:
     import ray
     from ray._private import ray_constants
 
@@ -78,10 +80,15 @@ def _connected(launcher: str) -> Iterator[str]:
     # Ray ends a driver at once, without a word of what was going on
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, answer_to_sigterm)
+    head = Head()
     try:
-        yield address
+        with head.watched(ray.nodes):
+            yield head
     finally:
-        ray.shutdown()
+        if head.is_gone:  # it would be waited for here, and once more as this process ends
+            atexit.unregister(ray.shutdown)
+        else:
+            ray.shutdown()
 
 
 def _nodes_alive() -> int:

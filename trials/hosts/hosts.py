@@ -14,7 +14,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol
 from dhen.errors import UserError
 from trials.data.cache import PreparedLog
 from trials.hosts.agent import LISTEN_SECONDS, Agent, HostFacts, RankEnded, StudyThere
+from trials.hosts.head import Head
 from trials.hosts.here import devices_here, versions_here
 from trials.hosts.placement import Shape
 from trials.processes.launcher import Launcher
@@ -127,13 +128,14 @@ class Member:
         with contextlib.suppress(Exception):
             getattr(self.agent, method).remote(*arguments)
 
-    def lose(self, why: str) -> None:
+    def lose(self, why: str, *, head_answers: bool = True) -> None:
         """Gives the host up: it takes part no longer, and neither do its ranks."""
         import ray
 
         self.why_gone = self.why_gone or why
-        with contextlib.suppress(Exception):
-            ray.kill(self.agent)
+        if head_answers:  # else Ray would wait for it
+            with contextlib.suppress(Exception):
+                ray.kill(self.agent)
         while self.ranks:
             self.ranks.popitem()[1].lost(f"{self.words} {self.why_gone}")
 
@@ -141,9 +143,12 @@ class Member:
 class Hosts:
     """All hosts of a study."""
 
-    def __init__(self, say: Say, make_launcher: Callable[[], Launcher] | None = None) -> None:
-        """A connection to the cluster is there. `make_launcher` makes what starts ranks on a host."""
+    def __init__(self, head: Head, say: Say, make_launcher: Callable[[], Launcher] | None = None) -> None:
+        """A connection to the cluster with this head is there. `make_launcher` makes what starts ranks on a
+        host."""
         self._say = say
+        self.head = head
+        """The head of the cluster."""
         self._make_launcher = make_launcher or partial(Launcher, several_ranks=True)
         self._members: dict[str, Member] = {}
         self._refused: dict[str, str] = {}
@@ -204,8 +209,7 @@ class Hosts:
 
     def close(self) -> None:
         """Ends all agents, and their ranks with them."""
-        for member in list(self._members.values()):
-            member.lose("is no longer needed")
+        self._lose_all("is no longer needed")
         self._members.clear()
         for end in (self._heard, self._hears):
             end.close()
@@ -213,14 +217,21 @@ class Hosts:
             Path(self._study.mark).unlink(missing_ok=True)
 
     def hear(self) -> None:
-        """Takes in what agents have told, which nodes have left, and which are new."""
+        """Takes in what agents have told, which nodes have left, and which are new.
+
+        Raises:
+            UserError: once, where the head of the cluster is gone, and all hosts with it.
+        """
         with contextlib.suppress(BlockingIOError):
             self._heard.recv(4096)
         for member in list(self._members.values()):
             while not member.news.empty() and member.why_gone is None:
                 self._take(member, member.news.get())
         if self._study is not None and time.monotonic() - self._looked > LOOK_SECONDS:
-            self._look()
+            if self.head.is_gone:
+                self._lose_all(LOST_HEAD)
+            else:
+                self._look()
         for node_id, member in list(self._members.items()):
             if member.why_gone is not None:
                 del self._members[node_id]
@@ -246,7 +257,8 @@ class Hosts:
                 "it has CUDA devices and the machine that runs the study has none, or the other way round; "
                 "they must be alike."
             )
-        if not facts.asks_for_token and not all(_is_loopback(node.address) for node in nodes_alive()):
+        nodes = self.head.ask(nodes_alive)
+        if not facts.asks_for_token and not all(_is_loopback(node.address) for node in nodes):
             return NO_TOKEN
         return None
 
@@ -280,7 +292,11 @@ class Hosts:
     def _look(self) -> None:
         """Looks which nodes the cluster has."""
         self._looked = time.monotonic()
-        nodes = {node.id: node for node in nodes_alive()}
+        try:
+            nodes = {node.id: node for node in self.head.ask(nodes_alive)}
+        except UserError:
+            self._lose_all(LOST_HEAD)
+            raise
         for node_id, member in self._members.items():
             if node_id not in nodes:
                 member.lose(LEFT)
@@ -288,6 +304,10 @@ class Hosts:
             if node.cpus >= 1 and node_id not in self._members and node_id not in self._refused:
                 assert self._study is not None
                 self._members[node_id] = Member(node, self._new_agent(node), self._study, self._wake)
+
+    def _lose_all(self, why: str) -> None:
+        for member in list(self._members.values()):
+            member.lose(why, head_answers=not self.head.is_gone)
 
     def _new_agent(self, node: Node) -> Any:
         import ray
@@ -311,7 +331,7 @@ class Hosts:
         there = [
             self._refused.get(node.id)
             or f"node {node.address} ({node.id[:8]}) has {node.cpus:g} CPU(s) and {node.gpus:g} GPU(s)"
-            for node in nodes_alive()
+            for node in self.head.ask(nodes_alive)
         ]
         fewer = " fewer servers=," if wanted.servers else ""
         return (
@@ -328,16 +348,23 @@ NO_TOKEN = (
 
 
 LEFT = "has left the cluster"
+LOST_HEAD = "is given up: the head of the cluster does not answer"
 
 
-def nodes_alive() -> Iterable[Node]:
+def nodes_alive() -> list[Node]:
     """Returns the nodes of the cluster that live."""
     import ray
 
-    for node in ray.nodes():
-        if node["Alive"]:
-            has = node["Resources"]
-            yield Node(node["NodeID"], node["NodeManagerAddress"], has.get("CPU", 0.0), has.get("GPU", 0.0))
+    return [
+        Node(
+            node["NodeID"],
+            node["NodeManagerAddress"],
+            node["Resources"].get("CPU", 0.0),
+            node["Resources"].get("GPU", 0.0),
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
 
 
 def _is_loopback(address: str) -> bool:

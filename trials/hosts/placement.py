@@ -10,8 +10,10 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence, Set
+from functools import partial
 from typing import Any, NamedTuple
 
+from trials.hosts.head import Head
 from trials.hosts.here import devices_here
 
 LOG = logging.getLogger(__name__)
@@ -97,17 +99,23 @@ class Devices:
 class Reservation:
     """A placement group, asked for or there."""
 
-    def __init__(self, wanted: Shape, nodes: Set[str]) -> None:
-        """Asks for what is wanted on some of `nodes`."""
+    def __init__(self, wanted: Shape, nodes: Set[str], head: Head) -> None:
+        """Asks the head for what is wanted on some of `nodes`.
+
+        Raises:
+            UserError: where the head does not answer.
+        """
         from ray.util.placement_group import placement_group
 
-        self.shape, self.nodes = wanted, frozenset(nodes)
+        self.shape, self.nodes, self._head = wanted, frozenset(nodes), head
         gpus = {"GPU": wanted.gpus} if wanted.gpus else {}
         of_ready_nodes = {"ray.io/node-id": f"in({','.join(sorted(nodes))})"}
-        self._group = placement_group(
-            [{"CPU": wanted.cpus_of(host)} | gpus for host in range(wanted.hosts)],
-            strategy="STRICT_SPREAD",
-            bundle_label_selector=[of_ready_nodes] * wanted.hosts,
+        self._group = head.ask(
+            lambda: placement_group(
+                [{"CPU": wanted.cpus_of(host)} | gpus for host in range(wanted.hosts)],
+                strategy="STRICT_SPREAD",
+                bundle_label_selector=[of_ready_nodes] * wanted.hosts,
+            )
         )
         self._places: tuple[Place, ...] | None = None
         self._holders: list[Any] = []
@@ -115,13 +123,17 @@ class Reservation:
         self.idle_since: float | None = None
 
     def places(self) -> tuple[Place, ...] | None:
-        """Returns the hosts, in the order of their ranks; None where they are not reserved yet."""
+        """Returns the hosts, in the order of their ranks; None where they are not reserved yet.
+
+        Raises:
+            UserError: where the head does not answer.
+        """
         import ray
         from ray.util.placement_group import placement_group_table
 
         if self._places is not None:
             return self._places
-        table = placement_group_table(self._group)
+        table = self._head.ask(lambda: placement_group_table(self._group))
         if table.get("state") != "CREATED":
             return None
         node_ids = [table["bundles_to_node_id"][index] for index in range(self.shape.hosts)]
@@ -142,8 +154,8 @@ class Reservation:
 
         with contextlib.suppress(Exception):  # the cluster may be gone, and all with it
             for holder in self._holders:
-                ray.kill(holder)
-            remove_placement_group(self._group)
+                self._head.ask(partial(ray.kill, holder))
+            self._head.ask(lambda: remove_placement_group(self._group))
 
     def _hold_devices(self) -> None:
         import ray
@@ -159,11 +171,17 @@ class Reservation:
 class Reservations:
     """The reservations of one study."""
 
-    def __init__(self) -> None:
+    def __init__(self, head: Head) -> None:
+        """Those of a cluster with this head."""
+        self._head = head
         self._idle: list[Reservation] = []
 
     def ask(self, wanted: Shape, nodes: Set[str]) -> Reservation:
-        """Returns a reservation of what is wanted on these nodes, kept or new; it need not be there yet."""
+        """Returns a reservation of what is wanted on these nodes, kept or new; it need not be there yet.
+
+        Raises:
+            UserError: where the head does not answer.
+        """
         for reservation in self._idle:
             places = reservation.places()
             if reservation.shape == wanted and places and all(place.node in nodes for place in places):
@@ -171,7 +189,7 @@ class Reservations:
                 reservation.idle_since, reservation.nodes = None, frozenset(place.node for place in places)
                 return reservation
         self.drop_idle(0.0)  # what is kept for others may be what this one needs
-        return Reservation(wanted, nodes)
+        return Reservation(wanted, nodes, self._head)
 
     def give_back(self, reservation: Reservation) -> None:
         """Keeps a reservation whose candidate has ended for the next one."""

@@ -35,7 +35,7 @@ class HostsLauncher:
 
     def __init__(self, hosts: Hosts) -> None:
         """`hosts` are those of the study."""
-        self._hosts, self.reservations = hosts, Reservations()
+        self._hosts, self.reservations = hosts, Reservations(hosts.head)
 
     def start(self, task: Task, directory: Path) -> HostsRun:
         """Starts the task's ranks as soon as all hosts, CPUs and devices that it needs are reserved."""

@@ -40,6 +40,7 @@ from trials.data.cache import PreparedLog
 from trials.events import START_MARK, Failed
 from trials.hosts.agent import StudyThere
 from trials.hosts.connect import connected
+from trials.hosts.head import Head
 from trials.hosts.hosts import MARK, NO_TOKEN, Hosts, Node
 from trials.hosts.placement import Shape
 from trials.hosts.run import HostsLauncher, HostsRun
@@ -234,9 +235,9 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture(scope="module")
-def connection(cluster: Any) -> Iterator[None]:
-    with connected("ray"):
-        yield
+def head(cluster: Any) -> Iterator[Head]:
+    with connected("ray") as connected_to:
+        yield connected_to
 
 
 @pytest.fixture(scope="module")
@@ -255,8 +256,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def hosts(connection: None, log: PreparedLog, directory: Path, said: list[str]) -> Iterator[Hosts]:
-    with closing(Hosts(said.append, FaultyLauncher)) as opened:
+def hosts(head: Head, log: PreparedLog, directory: Path, said: list[str]) -> Iterator[Hosts]:
+    with closing(Hosts(head, said.append, FaultyLauncher)) as opened:
         opened.open(log, directory)
         assert (directory / MARK).exists()
         yield opened

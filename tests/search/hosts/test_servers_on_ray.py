@@ -23,6 +23,7 @@ from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
 from trials.events import START_MARK, Event, Failed, Replaced, Trained
 from trials.hosts.connect import connected
+from trials.hosts.head import Head
 from trials.hosts.hosts import Hosts
 from trials.hosts.placement import shape
 from trials.hosts.run import HostsLauncher, HostsRun
@@ -73,7 +74,7 @@ def said() -> list[str]:
 
 @pytest.fixture(scope="module")
 def hosts(cluster: Any, folder: Path, said: list[str]) -> Iterator[Hosts]:
-    with closing(Hosts(said.append)) as opened:
+    with closing(Hosts(Head(), said.append)) as opened:
         opened.open(PreparedLog.open(folder / "log"), folder)
         yield opened
 
