@@ -43,8 +43,7 @@ class Training:
         """
         self.record, self.job, self.run = record, job, run
         self.progress: Progress | None = None
-        self.notices: list[str] = []
-        """Sentences for people that nobody has been told yet."""
+        self._notices: list[str] = []
         self._context = context
 
     def take(self, events: list[Event]) -> None:
@@ -57,7 +56,7 @@ class Training:
                 self._context = self._context._replace(replaced=(*self._context.replaced, event.words))
             elif isinstance(event, SlowRank):
                 LOG.warning("trial %d: %s", self.record.number, event.words)
-                self.notices.append(event.words)
+                self._notices.append(event.words)
                 self._context = self._context._replace(slow=(*self._context.slow, event.words))
             else:
                 self.record = reduce_event(self.record, event)
@@ -70,6 +69,11 @@ class Training:
         clock."""
         self.run.kill()
         self.record = self._timed(with_attempt(stopped, None, self._seconds(), self._context))
+
+    def take_notices(self) -> list[str]:
+        """Returns the sentences for people since the last call."""
+        notices, self._notices = self._notices, []
+        return notices
 
     @property
     def examples(self) -> int:
