@@ -73,5 +73,5 @@ def _told(attempt: Attempt, *, in_shape: bool) -> str:
     if attempt.outcome is Outcome.OUT_OF_MEMORY and attempt.needed_bytes and attempt.limit_bytes:
         needed, limit = byte_size(attempt.needed_bytes), byte_size(attempt.limit_bytes)
         return f"{name}: {outcome} ({needed} of {limit})"
-    anew = f" ({attempt.replaced})" if attempt.replaced else ""
-    return f"{name}: {outcome}{anew}"
+    happened = "; ".join(filter(None, (attempt.replaced, attempt.slow_rank)))
+    return f"{name}: {outcome} ({happened})" if happened else f"{name}: {outcome}"

@@ -98,6 +98,35 @@ class Replaced(Value):
         return f"{self.process} {self.how} after {self.examples:,} examples, and another took its place"
 
 
+class SlowRank(Value):
+    """One of several ranks is a straggler: it takes much longer for its part of the steps than the others."""
+
+    event: Literal["slow_rank"] = "slow_rank"
+    rank: int
+    times: float
+    """How many times as long as the others it takes."""
+    examples: int
+    """Training examples that were done when it began to be slow."""
+    seconds: float
+    """Seconds of steps since then."""
+    where: str = ""
+    """The rank's host, and its device where it was given one, in words; from who watches the ranks."""
+    then: str = ""
+    """What comes of it, in words; from who watches the ranks."""
+    moves: bool = False
+    """Whether the ranks are ended to go on elsewhere; from who watches them."""
+
+    @property
+    def words(self) -> str:
+        """The same as a sentence."""
+        place = f" on {self.where}" if self.where else ""
+        then = f", {self.then}" if self.then else ""
+        return (
+            f"rank {self.rank}{place} is slow: it takes {self.times:.1f} times as long for its part of a step as "
+            f"the others, since {self.examples:,} examples, {self.seconds:.0f} s ago{then}"
+        )
+
+
 class Evaluated(Value):
     """An evaluation on validation."""
 
@@ -154,6 +183,8 @@ class Failed(Value):
     """Whether a rank was stopped by a signal (SIGSTOP), and found by its silence: worth another try."""
     of_server: bool = Field(default=False, exclude_if=lambda yes: not yes)
     """Whether it was a server of tables that failed, which says nothing of the ranks' memory."""
+    slow: bool = Field(default=False, exclude_if=lambda yes: not yes)
+    """Whether the ranks were ended to go on elsewhere, because one of them was slow."""
     disk_full: bool = False
     """Whether a file could not be written for want of space: the trial goes on once there is some."""
     needed_bytes: int | None = None
@@ -176,7 +207,7 @@ class LastWords(Value):
 
 
 Event = Annotated[
-    Wrapped | Progress | Replaced | Evaluated | Trained | Diverged | Scored | Timed | Failed,
+    Wrapped | Progress | Replaced | SlowRank | Evaluated | Trained | Diverged | Scored | Timed | Failed,
     Field(discriminator="event"),
 ]
 _ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)

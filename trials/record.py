@@ -351,6 +351,8 @@ class Result(Value):
 
 DRIVER_DIED = "its driver died"
 """Beginning of the error of an attempt whose driver died, in a study that has several drivers."""
+MOVED = "so it goes on elsewhere"
+"""End of the error of an attempt that was ended because a rank was slow, and that others follow on other hosts."""
 
 
 class Attempt(Value):
@@ -384,6 +386,14 @@ class Attempt(Value):
     replaced: str | None = None
     """What became of processes that were killed and started anew while the others went on, in words: a part for
     each, with semicolons between; None where there were none."""
+    slow_rank: str | None = None
+    """Which ranks were much slower than the others, where, since when, and what came of it, in words: a part for
+    each, with semicolons between; None where none was."""
+
+    @property
+    def was_moved(self) -> bool:
+        """Whether the attempt was ended to go on elsewhere, because a rank was slow."""
+        return self.outcome is Outcome.INTERRUPTED and (self.error or "").endswith(MOVED)
 
     @property
     def lost_its_driver(self) -> bool:

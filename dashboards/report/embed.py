@@ -174,7 +174,8 @@ def _attempt(attempt: Attempt) -> list[str]:
         byte_size(attempt.predicted_bytes),
         byte_size(attempt.measured_bytes),
         duration(attempt.seconds),
-        "; ".join(filter(None, (attempt.replaced, attempt.error))),
+        # one that was moved ended for what is said of its slow rank
+        "; ".join(dict.fromkeys(filter(None, (attempt.replaced, attempt.slow_rank, attempt.error)))),
     ]
 
 

@@ -24,6 +24,8 @@ class AttemptContext(NamedTuple):
     """Whether the record's plan is for the ranks that it runs on."""
     replaced: tuple[str, ...] = ()
     """What became of processes that were started anew while it went on."""
+    slow: tuple[str, ...] = ()
+    """Which ranks were slow, and what came of it."""
 
 
 def cut_short(record: TrialRecord) -> TrialRecord:
@@ -96,6 +98,7 @@ def with_attempt(
         evaluations=len(record.result.curve) if record.result.outcome is Outcome.STOPPED else None,
         error=record.result.error,
         replaced="; ".join(context.replaced) or None,
+        slow_rank="; ".join(context.slow) or None,
     )
     return record.replace(attempts=(*record.attempts, attempt))
 
@@ -106,10 +109,13 @@ def _outcome_of(event: Failed, record: TrialRecord) -> Outcome:
     again, and so are servers of tables, whose memory no other strategy of the ranks changes.
 
     Tools in place of the kernel (earlyoom, systemd-oomd) send the same signal, and the kernel does not count it.
-    An attempt whose driver died says nothing of memory.
+    An attempt whose driver died says nothing of memory, nor does one that was moved because a rank was slow.
     """
+    if event.slow:
+        return Outcome.INTERRUPTED
     interrupted = sum(
-        attempt.outcome is Outcome.INTERRUPTED and not attempt.lost_its_driver for attempt in record.attempts
+        attempt.outcome is Outcome.INTERRUPTED and not (attempt.lost_its_driver or attempt.was_moved)
+        for attempt in record.attempts
     )
     elsewhere = event.host_left or event.of_server
     if event.killed and interrupted < (MOST_HOSTS_LOST if elsewhere else 1):

@@ -41,6 +41,8 @@ class Watcher(NamedTuple):
     """Is called with what a retraining that goes on has reached."""
     looked: Callable[[], None] = lambda: None
     """Is called about ten times per second while any goes on."""
+    say: Callable[[str], None] = lambda sentence: None
+    """Is called with sentences for people, such as on a rank that is slow."""
 
 
 class RetrainingRequest(NamedTuple):
@@ -241,6 +243,9 @@ class _RetrainingWork:
     def heard(self, activity: Training | Scoring) -> bool:
         if isinstance(activity, Training) and activity.progress is not None and not activity.run.ended:
             self._retrainings.watcher.progress(activity.record, activity.progress)
+        if isinstance(activity, Training):
+            for notice in activity.take_notices():
+                self._retrainings.watcher.say(f"retraining {activity.record.number}: {notice}")
         return False
 
     def ended(self, activity: Training | Scoring) -> Iterable[Training | Scoring]:

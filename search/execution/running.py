@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 from dhen.errors import UserError
 from search.execution.late_run import LateRun
 from search.execution.reduce_events import AttemptContext, reduce_event, with_attempt
-from trials.events import Event, Failed, Progress, Replaced, Scored, Timed
+from trials.events import Event, Failed, Progress, Replaced, Scored, SlowRank, Timed
 from trials.job import Job
 from trials.processes.launcher import wait_for
 from trials.record import Metrics, TrialRecord
@@ -43,6 +43,7 @@ class Training:
         """
         self.record, self.job, self.run = record, job, run
         self.progress: Progress | None = None
+        self._notices: list[str] = []
         self._context = context
 
     def take(self, events: list[Event]) -> None:
@@ -53,6 +54,10 @@ class Training:
             elif isinstance(event, Replaced):
                 LOG.warning("trial %d: %s", self.record.number, event.words)
                 self._context = self._context._replace(replaced=(*self._context.replaced, event.words))
+            elif isinstance(event, SlowRank):
+                LOG.warning("trial %d: %s", self.record.number, event.words)
+                self._notices.append(event.words)
+                self._context = self._context._replace(slow=(*self._context.slow, event.words))
             else:
                 self.record = reduce_event(self.record, event)
                 self.record = with_attempt(self.record, event, self._seconds(), self._context)
@@ -64,6 +69,11 @@ class Training:
         clock."""
         self.run.kill()
         self.record = self._timed(with_attempt(stopped, None, self._seconds(), self._context))
+
+    def take_notices(self) -> list[str]:
+        """Returns the sentences for people since the last call."""
+        notices, self._notices = self._notices, []
+        return notices
 
     @property
     def examples(self) -> int:

@@ -22,6 +22,7 @@ def train_one(
     on_change: OnChange,
     *,
     start_from: Path | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
 ) -> TrialRecord:
     """The record of a finished training; one that runs out of memory, or is killed, has its next attempts.
 
@@ -33,11 +34,12 @@ def train_one(
         trainer: starts the processes.
         on_change: is called as the record grows.
         start_from: a weights file to begin with in place of fresh weights.
+        say: is called with sentences for people, such as on a rank that is slow.
 
     Raises:
         UserError: where this machine lacks what the strategy needs.
     """
-    work = _OneTraining(record, job, trainer, on_change, start_from)
+    work = _OneTraining(record, job, trainer, on_change, start_from, say)
     Scheduler[Training](1).run(work)
     return work.record
 
@@ -52,9 +54,10 @@ class _OneTraining:
         trainer: Trainer,
         on_change: OnChange,
         start_from: Path | None,
+        say: Callable[[str], None],
     ) -> None:
         self.record, self._job, self._trainer = record, job, trainer
-        self._on_change, self._start_from = on_change, start_from
+        self._on_change, self._start_from, self._say = on_change, start_from, say
 
     def begin(self) -> Iterator[Training]:
         yield self._start(self.record)
@@ -64,6 +67,8 @@ class _OneTraining:
 
     def heard(self, activity: Training) -> bool:
         self._on_change(activity.record)
+        for notice in activity.take_notices():
+            self._say(notice)
         return False
 
     def ended(self, activity: Training) -> Iterable[Training]:

@@ -96,7 +96,9 @@ class Finals:
             trainer,
             side_by_side=side_by_side,
             on_change=self._note_retraining,
-            watcher=Watcher(wanted=self._note_wanted, progress=self._note_progress, looked=state.tell),
+            watcher=Watcher(
+                wanted=self._note_wanted, progress=self._note_progress, looked=state.tell, say=state.say
+            ),
         )
 
     def read_again(self) -> None:

@@ -181,6 +181,8 @@ class TrialRunner:
         record, before = activity.record, self._state.trials[activity.record.number]
         if activity.progress is not None:
             self._state.progress[record.number] = activity.progress
+        for notice in activity.take_notices():
+            self._state.say(f"trial {record.number}: {notice}")
         stopped = self._decisions.stopped(record, before) if self._decisions is not None else None
         if stopped is not None:
             activity.stop(stopped)

@@ -186,7 +186,11 @@ def _train(
     done = folder / RECORD
     if done.exists():
         return _Trained(job, TrialRecord.model_validate_json(done.read_text()), trainer)
-    record = train_one(record, job, trainer, _Printer(console), start_from=start)
+
+    def say(sentence: str) -> None:
+        console.print(sentence, soft_wrap=True, markup=False, highlight=False)
+
+    record = train_one(record, job, trainer, _Printer(console), start_from=start, say=say)
     if record.result.outcome is not Outcome.COMPLETED:
         raise UserError(f"training ended as {record.result.outcome}: {record.result.error}")
     write_atomically(done, record.model_dump_json())

@@ -76,7 +76,7 @@ FAULTS = {
         "one of two ranks runs a tenth of the time",
         kills.slow_rank,
         while_training=True,
-        reference="two ranks",
+        reference="two ranks, long",
     ),
     "fork_server_killed": Fault("SIGKILL of the fork server", kills.fork_server),
     "driver_killed": Fault("SIGKILL of the driver", kills.driver),

@@ -16,7 +16,7 @@ from chaos import processes
 from chaos.faults import FAULTS, Fault
 from chaos.invariants import Key, judge, reference_of
 from chaos.on_ray import OnRay
-from chaos.scenes import CANDIDATES, TWO_RANKS, Broken, Scene, SeveralDrivers
+from chaos.scenes import CANDIDATES, LONG, TWO_RANKS, Broken, Scene, SeveralDrivers
 from command_line import write_log
 from postgresql import Server, served
 
@@ -28,6 +28,7 @@ ROWS = 2000
 KINDS: dict[str, tuple[type[Scene], tuple[str, ...]]] = {
     "one rank": (Scene, ()),
     "two ranks": (Scene, TWO_RANKS),
+    "two ranks, long": (Scene, (*TWO_RANKS, *LONG)),
     "two hosts": (OnRay, ()),
 }
 """Undisturbed studies that others are held against, and what their commands say besides."""

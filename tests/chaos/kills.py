@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from random import Random
 
 from chaos import processes
@@ -12,8 +13,8 @@ from chaos.scenes import Broken, Scene, SeveralDrivers
 
 ON_SECONDS, OFF_SECONDS = 0.01, 0.09
 """A rank that runs a tenth of the time."""
-SLOW_SECONDS = 20.0
-"""So long it is slow."""
+SLOW_SECONDS = 60.0
+"""So long it may be slow until it is named: after three intervals of two seconds of steps."""
 OWN_TEMPORARY, SOCKETS = ("tmp*",), "pymp-*"
 """What a process that is killed leaves in the temporary folder: files that libraries write there, and the folder
 of the fork server's socket, which the fork server removes if it lives."""
@@ -51,16 +52,30 @@ def stop_rank(scene: Scene, rng: Random) -> Hit | None:
 
 
 def slow_rank(scene: Scene, rng: Random) -> Hit | None:
-    """Stopped and continued all the time: what a throttled core looks like."""
+    """Stopped and continued all the time: what a throttled core looks like. The study has to name it."""
     found = scene.a_rank(rng)
-    if found is None:
+    if found is None or (number := processes.rank_of(found[0])) is None:
         return None
     at = time.time()
-    while time.time() - at < SLOW_SECONDS and processes.send(found[0], signal.SIGSTOP):
+    named = f"trial {found[1]}: rank {number} on "
+
+    def is_named() -> bool:
+        return named in scene.said()
+
+    slow_down(found[0], lambda: is_named() or time.time() - at > SLOW_SECONDS)
+    if is_named():
+        return Hit({found[1]}, time.time())
+    if time.time() - at > SLOW_SECONDS:
+        raise Broken(f"a slow rank was not named in {SLOW_SECONDS:.0f} s: {scene.said()[-2000:]}")
+    return None  # it had nothing to train any more
+
+
+def slow_down(pid: int, until: Callable[[], bool]) -> None:
+    """Lets a process run a tenth of the time until something is so, or it is gone."""
+    while not until() and processes.send(pid, signal.SIGSTOP):
         time.sleep(OFF_SECONDS)
-        processes.send(found[0], signal.SIGCONT)
+        processes.send(pid, signal.SIGCONT)
         time.sleep(ON_SECONDS)
-    return Hit({found[1]}, at) if time.time() - at > 10 * ON_SECONDS else None
 
 
 def fork_server(scene: Scene, rng: Random) -> Hit | None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 MARK = "DHEN_SEARCH_CHAOS"
 """The variable that holds the mark."""
 FORK_SERVER = "multiprocessing.forkserver"
-TRIAL = re.compile(r"/trials/(\d+)/[^/]*\.rank\d+\.log$")
+TRIAL = re.compile(r"/trials/(\d+)/[^/]*\.rank(\d+)\.log$")
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -93,9 +93,19 @@ def _maps_of(folder: Path) -> str:
     return ""
 
 
+def rank_of(pid: int) -> int | None:
+    """The number of a rank that trains; None where it does not, or is gone."""
+    log = _log_of(pid)
+    return int(log[2]) if log and "/attempt" in log[0] else None
+
+
 def _trial_of(pid: int) -> int | None:
     """The trial whose log a rank writes."""
+    log = _log_of(pid)
+    return int(log[1]) if log else None
+
+
+def _log_of(pid: int) -> re.Match[str] | None:
     with suppress(OSError):
-        if found := TRIAL.search(os.readlink(f"/proc/{pid}/fd/1")):
-            return int(found[1])
+        return TRIAL.search(os.readlink(f"/proc/{pid}/fd/1"))
     return None

@@ -41,6 +41,8 @@ WORDS = (
 """A study of seconds with a checkpoint at each evaluation, whose proposals do not depend on what ended when;
 nothing is stopped before eight candidates have ended."""
 TWO_RANKS = ("ranks=1x2",)
+LONG = ("training.epochs=150", "training.evaluate_every=20000")
+"""Trainings of many steps between few evaluations."""
 REPEATS = 8
 """Times that a command may be repeated until its study is finished."""
 PATIENCE_SECONDS = 600.0

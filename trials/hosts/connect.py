@@ -91,6 +91,16 @@ def _connected(launcher: str) -> Iterator[Head]:
             ray.shutdown()
 
 
+def free_on_nodes() -> dict[str, dict[str, float]]:
+    """Returns what nobody has reserved of each node (`CPU`, `GPU`), by the node's id; empty where Ray does not
+    say, as through its client."""
+    from ray._private.state import available_resources_per_node
+
+    with contextlib.suppress(Exception):
+        return dict(available_resources_per_node())
+    return {}
+
+
 def _nodes_alive() -> int:
     import ray
 

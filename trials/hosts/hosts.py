@@ -38,6 +38,9 @@ GREET_SECONDS = 120.0
 """Longest time that a host has to start its agent and to find the log when the study begins."""
 SILENCE_SECONDS = 15 * LISTEN_SECONDS
 """Time without a word from an agent after which its host is gone."""
+AVOID_SECONDS = 600.0
+"""Time in which a host is avoided after a rank there was slow for the last time: what slows a machine down for
+longer is noticed again."""
 CALLS_AT_ONCE = 8
 """Calls that an agent answers at the same time: one is always a listener's."""
 AGENT_ENVIRONMENT = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "OMP_NUM_THREADS": "1"}
@@ -152,6 +155,8 @@ class Hosts:
         self._make_launcher = make_launcher or partial(Launcher, several_ranks=True)
         self._members: dict[str, Member] = {}
         self._refused: dict[str, str] = {}
+        self._avoided: dict[str, float] = {}
+        """Until when hosts are avoided, by their nodes' ids."""
         self._study: StudyThere | None = None
         self._looked = 0.0
         self._heard, self._hears = socket.socketpair()
@@ -242,6 +247,19 @@ class Hosts:
     def ready(self) -> list[Member]:
         """Returns the hosts that can start ranks."""
         return [member for member in self._members.values() if member.is_ready]
+
+    def avoid(self, member: Member) -> None:
+        """Avoids a host on which a rank was slow, while others have room, for `AVOID_SECONDS` from now on."""
+        if not self.is_avoided(member):
+            minutes = AVOID_SECONDS / 60.0
+            self.tell(
+                f"{member.words} is avoided for {minutes:.0f} minutes while others have room: it is slow"
+            )
+        self._avoided[member.node.id] = time.monotonic() + AVOID_SECONDS
+
+    def is_avoided(self, member: Member) -> bool:
+        """Tells whether a rank was slow on a host a short time ago."""
+        return time.monotonic() < self._avoided.get(member.node.id, 0.0)
 
     def objection(self, facts: HostFacts) -> str | None:
         """Returns why a host cannot take part; None where it can."""

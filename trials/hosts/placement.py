@@ -196,6 +196,16 @@ class Reservations:
         reservation.idle_since = time.monotonic()
         self._idle.append(reservation)
 
+    def room_on(self, node: str, resource: str) -> float:
+        """Returns how much of a node's `CPU` or `GPU` is kept for nobody, so that it can be had at any time."""
+        kept = 0.0
+        for reservation in self._idle:
+            for host, place in enumerate(reservation.places() or ()):
+                if place.node == node:
+                    wanted = reservation.shape
+                    kept += wanted.cpus_of(host) if resource == "CPU" else wanted.gpus
+        return kept
+
     def drop_idle(self, seconds: float = IDLE_SECONDS) -> None:
         """Gives those back to Ray that nobody has taken for so long."""
         for reservation in list(self._idle):

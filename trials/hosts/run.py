@@ -7,23 +7,32 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence, Set
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from multiprocessing import connection
 from pathlib import Path
 
-from trials.events import START_MARK, Event, Failed, LastWords, RankLogs
+from trials.events import START_MARK, Event, Failed, LastWords, RankLogs, SlowRank
 from trials.hosts.agent import RankEnded
+from trials.hosts.connect import free_on_nodes
 from trials.hosts.hosts import Hosts, Member
 from trials.hosts.placement import IDLE_SECONDS, Place, Reservation, Reservations, shape
+from trials.processes.launcher import device_words
 from trials.processes.replacements import Replacements
 from trials.processes.supervisor import Run, forget_last_run
 from trials.processes.task import Task
+from trials.record import MOVED
 
 LOG = logging.getLogger(__name__)
 FAREWELL_SECONDS = 10.0
 """Seconds that a host has to end its ranks, after which the host is taken to be gone itself."""
 PATIENCE_SECONDS = 3.0
 """Seconds that a run waits for its reservation before it says so."""
+AVOIDING_SECONDS = 10.0
+"""Seconds that a run waits for hosts on which no rank was slow, after which it takes any: Ray needs up to a second
+to give back what was reserved."""
+MOST_MOVES = 2
+"""Number of times that a candidate is moved because a rank of it was slow; then it may be its own work."""
 PATHS = ("log_directory", "start_from", "resume_from", "teacher")
 """Fields of a task that name files, which its hosts have at the same paths."""
 LOST = 1
@@ -36,12 +45,12 @@ class HostsLauncher:
     def __init__(self, hosts: Hosts) -> None:
         """`hosts` are those of the study."""
         self._hosts, self.reservations = hosts, Reservations(hosts.head)
+        self._moves = Counter[Path]()
 
     def start(self, task: Task, directory: Path) -> HostsRun:
         """Starts the task's ranks as soon as all hosts, CPUs and devices that it needs are reserved."""
-        return HostsRun(
-            self._hosts, self.reservations, next(self._hosts.run_numbers), task, directory.absolute()
-        )
+        number = next(self._hosts.run_numbers)
+        return HostsRun(self._hosts, self.reservations, number, task, directory.absolute(), self._moves)
 
 
 class RemoteRank:
@@ -106,9 +115,19 @@ class HostsRun:
     """A `Run` whose ranks are on hosts of a Ray cluster."""
 
     def __init__(
-        self, hosts: Hosts, reservations: Reservations, number: int, task: Task, directory: Path
+        self,
+        hosts: Hosts,
+        reservations: Reservations,
+        number: int,
+        task: Task,
+        directory: Path,
+        moves: Counter[Path],
     ) -> None:
-        """Asks for hosts, and starts the ranks if they are there, else when they are."""
+        """Asks for hosts, and starts the ranks if they are there, else when they are; `moves` counts how often
+        candidates were moved, by their directories."""
+        self._moves = moves
+        self._members: list[Member] = []
+        self._devices: list[tuple[str, ...]] = []
         self._hosts, self._reservations, self._number = hosts, reservations, number
         self._task, self._directory = task, directory
         self._reservation: Reservation | None = None
@@ -159,13 +178,61 @@ class HostsRun:
         # what is kept for others may be what this one waits for
         self._reservations.drop_idle(IDLE_SECONDS if self._reservation is None else 0.0)
         ready = {member.node.id: member for member in self._hosts.ready()}
-        places = self._reserved(ready.keys())
+        places = self._reserved(self._preferred(ready))
         if places is not None:
-            members = [ready[place.node] for place in places]
-            self._run = self._started(members, [place.devices for place in places])
+            self._members = [ready[place.node] for place in places]
+            self._devices = [place.devices for place in places]
+            for member in filter(self._hosts.is_avoided, self._members):
+                self._hosts.tell(f"{member.words} is slow, and is used as no other node has room")
+            self._run = self._started(self._members, self._devices)
         elif not self._said and time.monotonic() - self._asked > PATIENCE_SECONDS:
             self._said = True
             self._hosts.tell(f"waiting for {self._wanted.words}: {len(ready)} node(s) take part")
+
+    def _preferred(self, ready: Mapping[str, Member]) -> Set[str]:
+        """Returns the nodes that are asked for: those on which no rank was slow, where they are enough and have
+        room within a while; else all."""
+        fast = {node for node, member in ready.items() if not self._hosts.is_avoided(member)}
+        waits = time.monotonic() - self._asked < AVOIDING_SECONDS
+        return fast if len(fast) >= self._wanted.hosts and waits else ready.keys()
+
+    def _slow(self, slow: SlowRank) -> SlowRank:
+        """Says where a slow rank is, and moves the candidate where there is room without its host."""
+        host = next(host for host in range(self._task.hosts) if slow.rank in self._ranks_of(host))
+        member, ranks = self._members[host], self._ranks_of(host)
+        devices = self._devices[host]
+        device = devices[slow.rank - ranks.start] if devices else None
+        slow = slow.replace(where=device_words(member.words, device))
+        self._hosts.avoid(member)
+        if self._moves[self._directory] >= MOST_MOVES:
+            return slow.replace(then=f"and trains on, as the candidate was moved {MOST_MOVES} times already")
+        if not self._has_room_elsewhere():
+            return slow.replace(then="and trains on, as no other node has room")
+        self._moves[self._directory] += 1
+        return slow.replace(then=MOVED, moves=True)
+
+    def _ranks_of(self, host: int) -> range:
+        """Returns the ranks on one of the hosts."""
+        per_host = self._task.gpus_per_host
+        return range(host * per_host, (host + 1) * per_host)
+
+    def _has_room_elsewhere(self) -> bool:
+        """Tells whether enough nodes on which no rank was slow have room, with what this run gives back there."""
+        free, wanted = self._hosts.head.ask(free_on_nodes), self._wanted
+        mine = {member.node.id: host for host, member in enumerate(self._members)}
+        cpus = list[float]()
+        for member in self._hosts.ready():
+            node = member.node.id
+            if self._hosts.is_avoided(member) or node not in free:
+                continue
+            own_cpus = wanted.cpus_of(mine[node]) if node in mine else 0.0
+            own_gpus = wanted.gpus if node in mine else 0.0
+            gpus = free[node].get("GPU", 0.0) + self._reservations.room_on(node, "GPU") + own_gpus
+            if gpus >= wanted.gpus:
+                cpus.append(free[node].get("CPU", 0.0) + self._reservations.room_on(node, "CPU") + own_cpus)
+        cpus.sort(reverse=True)
+        able = sum(has >= wanted.cpus_of(host) for has, host in zip(cpus, range(wanted.hosts), strict=False))
+        return able >= wanted.hosts
 
     def _reserved(self, ready: Set[str]) -> tuple[Place, ...] | None:
         """Returns the places of the ranks; None where they are not reserved yet."""
@@ -209,6 +276,7 @@ class HostsRun:
             logs,
             deadline_seconds=task.deadline_seconds,
             replacements=Replacements(task, anew),
+            slow=self._slow,
         )
 
     def _prepared(self, members: list[Member]) -> Task:

@@ -220,6 +220,7 @@ def _attempt_tags(trial: TrialRecord) -> dict[str, Any]:
             "outcome": attempt.outcome.value,
             "error": attempt.error,
             "replaced": attempt.replaced,
+            "slow_rank": attempt.slow_rank,
         }
         tags |= {f"attempt.{number}.{name}": value for name, value in attempt_values.items()}
     return tags

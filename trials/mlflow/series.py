@@ -126,7 +126,7 @@ def _final_series(trial: TrialRecord, baseline: TrialRecord | None) -> Series:
 
 def _attempt_series(trial: TrialRecord) -> Series:
     """Returns the numbers of each training, `attempts/0.predicted_bytes` ..."""
-    words = {"strategy", "executed", "plan", "outcome", "error", "replaced"}
+    words = {"strategy", "executed", "plan", "outcome", "error", "replaced", "slow_rank"}
     numbers = sorted(set(Attempt.model_fields) - words)
     return _at_end(
         trial,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import multiprocessing
+import socket
 import time
 import weakref
 from collections import Counter
@@ -37,6 +38,9 @@ PRELOADED_FOR_SEVERAL = ("trials.embeddings.preload",)
 2026-11-21)."""
 SERVER_GONE_SECONDS = 0.1
 """Seconds until a server whose pipe broke is known to be dead."""
+
+NOWHERE_ELSE = "and trains on, as there is no other machine to go on at"
+"""What comes of a slow rank on the only machine."""
 
 RankArguments = tuple[dict[str, object], str, int]
 """The arguments of a rank: the task as plain data, the trial's directory, the rank."""
@@ -154,7 +158,15 @@ def _run_of(
         task.logs(directory),
         deadline_seconds=task.deadline_seconds,
         replacements=replacements,
+        slow=lambda slow: slow.replace(
+            where=device_words(socket.gethostname(), task.device(slow.rank)), then=NOWHERE_ELSE
+        ),
     )
+
+
+def device_words(host: str, device: str | None) -> str:
+    """Returns where a rank is, for sentences: its host, and its CUDA device where it was given one."""
+    return host if device is None else f"{host}, device {device}"
 
 
 def _kill_all(ranks: weakref.WeakSet[LocalRank]) -> None:

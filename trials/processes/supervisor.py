@@ -8,7 +8,7 @@ are the only sign of progress. What the others can go on without is started anew
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import connection
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +23,7 @@ from trials.events import (
     Progress,
     RankLogs,
     Replaced,
+    SlowRank,
     last_words,
 )
 from trials.processes.post_mortem import Ending, endings_of, how, memory_kills, verdict
@@ -72,6 +73,7 @@ class Run:
         *,
         deadline_seconds: float | None = None,
         replacements: Replacements | None = None,
+        slow: Callable[[SlowRank], SlowRank] = lambda slow: slow,
     ) -> None:
         """Takes over processes that were started.
 
@@ -80,7 +82,14 @@ class Run:
             logs: their logs, in the trial's directory.
             deadline_seconds: seconds of silence that are a hang.
             replacements: starts processes anew; None where any that is killed ends all.
+            slow: is told of a slow rank each time that ranks say so; returns the same with where it is, and what
+                comes of it.
         """
+        self._slow = slow
+        self._slow_ranks = set[int]()
+        """Ranks that were told to be slow."""
+        self._moves: SlowRank | None = None
+        """The slow rank because of which the processes are ended to go on elsewhere."""
         self._replacements = replacements
         self._stopped_since = dict[int, float]()
         self._processes = dict(processes)
@@ -113,10 +122,11 @@ class Run:
         events = self._hear()
         if replaced := self._replaced():
             events, alive = [*events, *replaced], self._alive()
+        events = self._with_places(events)
         self._gone = self._processes.keys() - set(alive)
         if alive and self._is_over(alive):
             self._kill(alive)
-            events += self._hear()
+            events += self._with_places(self._hear())
             alive = []
         if not alive and not self.ended:
             self.ended = True
@@ -166,6 +176,19 @@ class Run:
             ):
                 self._kill([number])
 
+    def _with_places(self, events: list[Event]) -> list[Event]:
+        """Completes what the ranks say of slow ones, each of which is told once, unless something comes of it."""
+        completed = list[Event]()
+        for event in events:
+            if isinstance(event, SlowRank):
+                event = self._slow(event)
+                if event.rank in self._slow_ranks and not event.moves:
+                    continue
+                self._slow_ranks.add(event.rank)
+                self._moves = event if event.moves else self._moves
+            completed.append(event)
+        return completed
+
     def _alive(self) -> list[int]:
         return [rank for rank, process in self._processes.items() if process.is_alive()]
 
@@ -184,6 +207,8 @@ class Run:
     def _is_over(self, alive: list[int]) -> bool:
         """Tells whether the processes that still live are to be ended."""
         deadline = self._deadline_seconds
+        if self._moves is not None and not self._told:
+            return True
         if not self._told and deadline is not None and self._silent_seconds > deadline:
             self._hung_seconds = self._silent_seconds
             self._ask_for_stacks(alive)
@@ -211,6 +236,8 @@ class Run:
         return 0 in self._processes or any(process.exitcode for process in self._processes.values())
 
     def _verdict(self) -> Failed:
+        if self._moves is not None:
+            return Failed(error=self._moves.words, slow=True)
         codes = {rank: process.exitcode for rank, process in self._processes.items()}
         killed = {
             rank: process.killed for rank, process in self._processes.items() if process.killed is not None

@@ -116,6 +116,7 @@ ATTEMPTS = sa.Table(
     sa.Column("evaluations", sa.Integer),
     sa.Column("error", sa.Text),
     sa.Column("replaced", sa.Text),
+    sa.Column("slow_rank", sa.Text),
     sa.ForeignKeyConstraint(["study", "trial"], ["dhen_trial.study", "dhen_trial.number"]),
 )
 """The trainings of a trial, `position` 0, 1, 2 ...; columns from `strategy` on are those of `Attempt`,

@@ -45,8 +45,10 @@ from trials.training.compile_layers import CALIBRATION_STEPS, compile_if_it_pays
 from trials.training.distributed_step import DistributedStep
 from trials.training.learning_rates import rate_factors
 from trials.training.local_step import TrainStep
+from trials.training.own_time import OwnTime
 from trials.training.progressive import score_ahead
 from trials.training.step import ONE_RANK, PLAIN_DP, DivergenceError, Step, fresh_step
+from trials.training.stragglers import Stragglers, like_ranks
 from trials.training.turns import PassBatches, Turn, handed_out, in_order
 from trials.training.weight_average import WeightAverage
 
@@ -78,6 +80,12 @@ class _Run:
     """Those that hold the tables; None where ranks do."""
     done: Losses = Losses(0.0, 0, 0)  # noqa: RUF009
     """What the last batch came to, of a rank that trains on its own."""
+    own: OwnTime | None = None
+    """Measures what this rank takes itself; None where no others wait for it, or a device does the work."""
+    stragglers: Stragglers | None = None
+    """Judges what all ranks take; None where nothing is measured."""
+    own_since: int = 0
+    """Examples that were done when the stretch began that is measured now."""
 
     @property
     def data(self) -> DataPart:
@@ -176,12 +184,17 @@ def train(
         emit(Evaluated(point=point))
     run = _Run(job, log, step, ranks, checkpoints, emit, progress_seconds, state, servers=servers)
     run.best_weights, run.average = best_weights, average
+    if ranks.world > 1 and device().type == "cpu":
+        run.own, run.stragglers = OwnTime(), Stragglers(like_ranks(ranks, step.strategy))
     try:
         try:
             _train(run)
         except LinkBrokenError:  # how much goes with the server
             emit(run.progress(state.seconds))
             raise
+        finally:
+            if run.own is not None:
+                run.own.close()
         assert run.best_weights is not None
         best, best_weights, cache_use, staleness = (
             state.best,
@@ -254,6 +267,7 @@ def _train(run: _Run) -> None:
         mine.stop - mine.start,
     )
     first_steps, stretch_first, rate = state.steps, state.examples, 0.0
+    _measure_anew(run)
     for turn in _turns(run):
         rate, checked = _step(run, turn)
         if checked and isinstance(step, DistributedStep):
@@ -267,6 +281,7 @@ def _train(run: _Run) -> None:
         if not turn.evaluates:
             if checked and run.checkpoints.due(evaluated=False):
                 stretch_began += _save(run, began)
+                _measure_anew(run)
             continue
         state.next_evaluation += config.evaluate_every
         _check_losses(run)
@@ -303,6 +318,7 @@ def _train(run: _Run) -> None:
         run.emit(Evaluated(point=point))
         if ends:
             break
+        _measure_anew(run)
 
 
 def _step(run: _Run, turn: Turn) -> tuple[float, bool]:
@@ -395,7 +411,7 @@ def _check_losses(run: _Run) -> None:
     """Adds up the losses since the last check; raises at the first that is not finite; a collective."""
     if not run.losses:
         return
-    losses = mean_over(run.ranks, torch.stack(run.losses)).tolist()
+    losses = _over_ranks(run, torch.stack(run.losses))
     first_step = run.state.steps - len(losses) + 1
     run.losses.clear()
     for step, loss in enumerate(losses, start=first_step):
@@ -404,6 +420,31 @@ def _check_losses(run: _Run) -> None:
     run.state.loss_sum += sum(losses)
     run.state.loss_steps += len(losses)
     run.state.clipped_steps += run.step.clipped_steps()
+
+
+def _over_ranks(run: _Run, losses: Tensor) -> list[float]:
+    """Returns the means of losses over ranks, and has what each rank took itself judged, which travels with them;
+    a collective."""
+    if run.own is None or run.stragglers is None:
+        return mean_over(run.ranks, losses).tolist()
+    taken, count, world = run.own.taken(), len(losses), run.ranks.world
+    own = torch.zeros(world, dtype=losses.dtype, device=losses.device)
+    own[run.ranks.rank] = taken.own
+    means = mean_over(run.ranks, torch.cat((losses, own))).tolist()
+    seconds = [world * mean for mean in means[count:]]
+    for slow in run.stragglers.note(seconds, taken.wall, run.own_since):
+        LOG.warning("%s", slow.words)
+        run.emit(slow)
+    _measure_anew(run)
+    return means[:count]
+
+
+def _measure_anew(run: _Run) -> None:
+    """Begins a stretch in which is measured what this rank takes itself; what was since the last one is left
+    out."""
+    if run.own is not None:
+        run.own_since = run.state.examples
+        run.own.begin()
 
 
 def _turns(run: _Run) -> Iterator[Turn]:

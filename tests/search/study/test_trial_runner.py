@@ -34,9 +34,9 @@ from search.study.trial_runner import TrialRunner
 from search.study_state import StudyState
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster
-from trials.events import Event, Failed
+from trials.events import Event, Failed, SlowRank
 from trials.job import Job, TrainingConfig
-from trials.record import Outcome, TrialKind, TrialRecord
+from trials.record import MOVED, Outcome, TrialKind, TrialRecord
 from trials.serving_limits import Limits
 from trials.storage.database import sqlite_url
 from trials.storage.ledger import Ledger, Setting
@@ -263,6 +263,25 @@ def test_what_is_killed_twice_counts_as_out_of_memory(tmp_path: Path) -> None:
     assert tries(trial) == [Outcome.INTERRUPTED, Outcome.OUT_OF_MEMORY]
     assert study.ends == [(0, Outcome.OUT_OF_MEMORY)]
     assert len(study.launcher.tasks) == 2
+
+
+def test_what_is_moved_does_not_count_as_killed(tmp_path: Path) -> None:
+    slow = SlowRank(rank=1, times=9.6, examples=50, seconds=6.0, where="node a", then=MOVED, moves=True)
+    moved = [slow, Failed(error=slow.words, slow=True)]
+    study = Study(tmp_path, runs(moved, moved, [killed()], [trained()]))
+    (trial,) = study.train(job())
+    assert tries(trial) == [*[Outcome.INTERRUPTED] * 3, Outcome.COMPLETED]
+    assert [attempt.was_moved for attempt in trial.attempts] == [True, True, False, False]
+    assert [attempt.slow_rank for attempt in trial.attempts] == [slow.words, slow.words, None, None]
+    assert study.state.notices.count(f"trial 0: {slow.words}") == 2
+
+
+def test_who_is_slow_and_stays_is_in_the_attempt(tmp_path: Path) -> None:
+    slow = SlowRank(rank=1, times=9.6, examples=50, seconds=6.0, then="and trains on")
+    study = Study(tmp_path, lambda *_: FakeRun([slow], [trained()]))
+    (trial,) = study.train(job())
+    (attempt,) = trial.attempts
+    assert (attempt.outcome, attempt.slow_rank) == (Outcome.COMPLETED, slow.words)
 
 
 def test_what_runs_out_of_memory_climbs_until_no_technique_is_left(tmp_path: Path) -> None:

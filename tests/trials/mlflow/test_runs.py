@@ -177,6 +177,7 @@ def test_every_attempt_is_there() -> None:
         measured_bytes=3,
         measured_step_seconds=0.5,
         replaced="rank 1 was killed",
+        slow_rank="rank 0 is slow",
     )
     sheet = trial_sheet(alone(attempts=(short, done)), judged([]))
     assert sheet.tags["attempts"] == "2"
@@ -188,6 +189,7 @@ def test_every_attempt_is_there() -> None:
         "attempt.1.strategy": "zero1",
         "attempt.1.outcome": "completed",
         "attempt.1.replaced": "rank 1 was killed",
+        "attempt.1.slow_rank": "rank 0 is slow",
     }
     numbers = {key: rest[0].value for key, rest in sheet.series.items() if key.startswith("attempts/")}
     assert numbers == {
