@@ -333,8 +333,18 @@ class StudyRecord(Value):
     @cached_property
     def candidates(self) -> tuple[TrialRecord, ...]:
         """All trials except those of the baseline's own tuning and the front's second trainings on all rows."""
-        candidates = [trial for trial in self.trials if trial.kind is TrialKind.CANDIDATE]
-        return tuple([trial for trial in candidates if trial.origin.promoted_from is None])
+        return tuple(
+            [
+                trial
+                for trial in self.trials
+                if trial.kind is TrialKind.CANDIDATE and trial.origin.promoted_from is None
+            ]
+        )
+
+    @cached_property
+    def ended_candidates(self) -> int:
+        """Number of candidates that have ended; one that was cut short runs again."""
+        return sum(not trial.result.outcome.unfinished for trial in self.candidates)
 
     @cached_property
     def promoted(self) -> tuple[TrialRecord, ...]:

@@ -283,7 +283,7 @@ class TrialRunner:
         here |= {waiting.number for waiting, _ in self._waiting}
         return any(
             trial.job.fingerprint == record.job.fingerprint and trial.number not in here
-            for trial in self._state.trials.values()
+            for trial in map(self._state.trials.__getitem__, self._state.unfinished)
             if trial.number < record.number and trial.result.outcome is Outcome.RUNNING
         )
 
