@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dashboards.names import trial_name
 from dashboards.units import known
-from trials.record import Metrics, Outcome, TrialRecord
+from trials.record import Curve, Metrics, Outcome, TrialRecord
 from trials.study_record import StudyRecord, relative_ne_curve, relative_ne_percent
 
 
@@ -89,7 +89,7 @@ def _row(trial: TrialRecord, record: StudyRecord, baseline: float | None) -> Tri
 
 def _relative_so_far(trial: TrialRecord, record: StudyRecord) -> float | None:
     baseline = record.baseline_for(trial)
-    pairs = relative_ne_curve(trial.result.curve[-1:], baseline.result.curve if baseline else ())
+    pairs = relative_ne_curve(trial.result.curve[-1:], baseline.result.curve if baseline else Curve())
     return pairs[0][1] if pairs and known(pairs[0][1]) else None
 
 

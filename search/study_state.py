@@ -3,75 +3,19 @@ together."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from dhen.errors import UserError
-from search.pareto import eligible, front_of, knee, ne_of, table_bytes_front_of
+from search.pareto import eligible
+from search.selection import Selection, Standing, judged
 from trials.choice import Choice
 from trials.events import Progress
 from trials.record import MADE_OF_WINNERS, Outcome, TrialKind, TrialRecord
 from trials.study_record import Comparison, StudyRecord, networks_of
 
-CONTENDERS = 5
-"""Number of networks of the lowest NE whose weights are kept, on the front or not: what choosing the lowest of
-many makes of its NE is worked out from what they predict."""
 Observer = Callable[["StudyState"], None]
 """A function that is called with the study's state at every change, and about ten times per second between."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """What follows from the completed trials; it changes only when one more trial completes."""
-
-    baseline: TrialRecord | None
-    """The best of the baseline's own trials."""
-    front: tuple[TrialRecord, ...]
-    """Candidates, averages, and networks that learnt from one, that no other beats in both NE and FLOPs; by
-    FLOPs."""
-    knee: TrialRecord | None
-    networks: tuple[TrialRecord, ...]
-    """The front of candidates alone, by FLOPs, which averages are made of."""
-    singles: tuple[TrialRecord, ...]
-    """The front of all networks by themselves, by FLOPs: candidates, and what learnt from an average."""
-    by_table_bytes: tuple[TrialRecord, ...]
-    """What no other beats in both NE and table bytes, of all that the front is of; by table bytes."""
-    runners_up: tuple[TrialRecord, ...]
-    """The front of all other candidates, where averages are to be made, which may have these networks too."""
-    contenders: tuple[TrialRecord, ...]
-    """Candidates of the lowest NE, whatever their FLOPs."""
-    members: tuple[TrialRecord, ...]
-    """Networks of which averages on the front, or on that of table bytes, consist."""
-
-    @property
-    def trained(self) -> tuple[TrialRecord, ...]:
-        """Trials that must have weights: the baseline, and networks on the front, by themselves or in an
-        average."""
-        baseline = [self.baseline] if self.baseline else []
-        members = (trial for trial in self.members if trial.kind is not TrialKind.RETRAINING)
-        together = (*baseline, *self.networks, *self.singles, *members)
-        return tuple({trial.number: trial for trial in together}.values())
-
-    @property
-    def averages(self) -> tuple[TrialRecord, ...]:
-        """Averages on the front, or on that of table bytes."""
-        on_fronts = {trial.number: trial for trial in (*self.front, *self.by_table_bytes)}
-        return tuple(trial for trial in on_fronts.values() if trial.kind is TrialKind.AVERAGE)
-
-    @property
-    def exported(self) -> tuple[TrialRecord, ...]:
-        """Trials that must have weights because they may be exported: the trained ones, and networks on the front
-        of table bytes, which no later stage trains again or scores."""
-        by_tables = (trial for trial in self.by_table_bytes if trial.kind is not TrialKind.AVERAGE)
-        return tuple({trial.number: trial for trial in (*self.trained, *by_tables)}.values())
-
-    @property
-    def kept(self) -> tuple[TrialRecord, ...]:
-        """Trials whose weights are not dropped: those that may be exported, and others that are averaged or
-        compared."""
-        return (*self.exported, *self.runners_up, *self.contenders)
 
 
 class StudyState:
@@ -101,6 +45,7 @@ class StudyState:
         self.head, self._averages, self._observers = head, averages, observers
         self._clock = clock
         self.trials: dict[int, TrialRecord] = {}
+        """In the order of their numbers, whatever order they come in."""
         self.retrainings: dict[int, TrialRecord] = {trial.number: trial for trial in retrainings}
         self.progress: dict[int, Progress] = {}
         """The last progress that each running training has reported, by number of the trial."""
@@ -114,14 +59,39 @@ class StudyState:
         """Seconds that it took to write the report and MLflow's runs, the last time that they were written."""
         self.changes = 0
         """A counter that grows with every change."""
+        self._candidates: dict[int, TrialRecord] = {}
+        self._promoted: dict[int, TrialRecord] = {}
+        self._completed: dict[int, TrialRecord] = {}
+        self.unfinished: set[int] = set()
+        """Numbers of the trials that run, or were cut short."""
+        self._made: set[int] = set()
+        """Numbers of the trials that are made of winners."""
         self._selection: Selection | None = None
+        self._standing = Standing(averages=averages)
         for trial in trials:
             self.note(trial)
 
     def note(self, trial: TrialRecord) -> None:
         """Takes in a trial, new or changed."""
         before = self.trials.get(trial.number, trial)
-        self.trials[trial.number] = trial
+        _put(self.trials, trial)
+        if trial.origin.promoted_from is not None:
+            _put(self._promoted, trial)
+        elif trial.kind is TrialKind.CANDIDATE:
+            _put(self._candidates, trial)
+        if trial.result.outcome.unfinished:
+            self.unfinished.add(trial.number)
+        else:
+            self.unfinished.discard(trial.number)
+        counts = bool(eligible([trial]))
+        if counts:
+            _put(self._completed, trial)
+        else:
+            self._completed.pop(trial.number, None)
+        if trial.kind in MADE_OF_WINNERS:
+            self._made.add(trial.number)
+        elif trial.origin.promoted_from is None:
+            self._standing.take(trial, counts=counts)
         self.changes += 1
         # what is trained again was completed before and may fail now, so both outcomes count
         if (
@@ -160,28 +130,24 @@ class StudyState:
     @property
     def candidates(self) -> list[TrialRecord]:
         """Candidates in order of number, without those that were trained once more on all rows."""
-        searched = [trial for trial in self._in_order() if trial.origin.promoted_from is None]
-        return [trial for trial in searched if trial.kind is TrialKind.CANDIDATE]
+        return list(self._candidates.values())
 
     @property
     def promoted(self) -> list[TrialRecord]:
         """Trainings on all rows of what a search on a part of them has selected, in order."""
-        return [trial for trial in self._in_order() if trial.origin.promoted_from is not None]
-
-    def _in_order(self) -> list[TrialRecord]:
-        return [self.trials[number] for number in sorted(self.trials)]
+        return list(self._promoted.values())
 
     @property
     def completed(self) -> list[TrialRecord]:
         """Trials with a result of their own or shared, in order."""
-        return eligible(self._in_order())
+        return list(self._completed.values())
 
     @property
     def searched(self) -> Selection:
         """The selection among the trials of the search, which may have trained on a part of the rows."""
-        on_a_part = bool(self.promoted)
-        searched = (trial for trial in self.completed if trial.origin.promoted_from is None)
-        return self._judge([trial for trial in searched if not (on_a_part and trial.kind in MADE_OF_WINNERS)])
+        if self._promoted or not self._made:  # on a part of the rows nothing was made of winners
+            return self._standing.selection()
+        return self._judge(self.completed)
 
     @property
     def selection(self) -> Selection:
@@ -211,7 +177,7 @@ class StudyState:
         choice = self._standing_choice(selection)
         lowest = selection.front[-1].number if selection.front else None
         return self.head.replace(
-            trials=tuple(self._in_order()),
+            trials=tuple(self.trials.values()),
             retrainings=tuple(trial for _, trial in sorted(self.retrainings.items())),
             baseline=selection.baseline.number if selection.baseline else None,
             front=tuple(trial.number for trial in selection.front),
@@ -251,37 +217,17 @@ class StudyState:
         return selection if selection.baseline is not None else None
 
     def _judge(self, done: Sequence[TrialRecord]) -> Selection:
-        tuned = [trial for trial in done if trial.kind is TrialKind.BASELINE]
-        candidates = [trial for trial in done if trial.kind is TrialKind.CANDIDATE]
-        averages = [trial for trial in done if trial.kind is TrialKind.AVERAGE and self._is_whole(trial)]
-        taught = [trial for trial in done if trial.kind is TrialKind.DISTILLED]
-        networks = front_of(candidates)
-        field = candidates + averages + taught if averages else candidates
-        front = front_of(field) if averages else networks
-        by_table_bytes = table_bytes_front_of(field)
-        fingerprints = {trial.job.fingerprint for trial in networks}
-        others = [
-            trial for trial in candidates if self._averages and trial.job.fingerprint not in fingerprints
-        ]
-        distinct = {trial.job.fingerprint: trial for trial in reversed(candidates)}
-        on_fronts = {
-            trial.number: trial for trial in (*front, *by_table_bytes) if trial.kind is TrialKind.AVERAGE
-        }
-        return Selection(
-            baseline=min(tuned, key=ne_of, default=None),
-            front=tuple(front),
-            knee=knee(front),
-            networks=tuple(networks),
-            singles=tuple(front_of(candidates + taught) if taught else networks),
-            by_table_bytes=tuple(by_table_bytes),
-            runners_up=tuple(front_of(others)),
-            contenders=tuple(heapq.nsmallest(CONTENDERS, distinct.values(), key=ne_of)),
-            members=tuple(network for average in on_fronts.values() for network in self.networks(average)),
-        )
+        return judged(done, self.networks, averages=self._averages)
 
-    def _is_whole(self, average: TrialRecord) -> bool:
-        """Whether all members have a result; a member that is trained again for its lost weights has none."""
-        return all(member.result.outcome is Outcome.COMPLETED for member in self.networks(average))
+
+def _put(into: dict[int, TrialRecord], trial: TrialRecord) -> None:
+    """Puts a trial into trials that are in the order of their numbers."""
+    late = trial.number not in into and trial.number < next(reversed(into), trial.number)
+    into[trial.number] = trial
+    if late:
+        in_order = sorted(into.items())
+        into.clear()
+        into.update(in_order)
 
 
 def covered_seconds(trials: Iterable[TrialRecord]) -> float:

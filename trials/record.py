@@ -6,15 +6,20 @@ that a next attempt replaces, a job that is written to a table are one field eac
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, overload
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, field_validator, model_validator
+from pydantic_core import CoreSchema, core_schema
 
 from dhen.cost import CostRow, shared, table_bytes
 from dhen.values import Value
 from trials.strategy import named
 
+MOST_EXAMPLES = 2**53
+"""Largest number of examples: more are no whole number in floating point, as which a curve keeps them."""
 NAN_AS_WORD = ConfigDict(ser_json_inf_nan="strings")
 """NaN as `"NaN"` in JSON: pydantic's own `null` could not be read back."""
 
@@ -82,7 +87,7 @@ class Metrics(Value):
     """Area under the ROC curve."""
     calibration: float
     """Sum of predictions over sum of labels; 1 is calibrated."""
-    examples: int
+    examples: int = Field(ge=0, le=MOST_EXAMPLES)
     """Rows evaluated."""
 
 
@@ -91,7 +96,7 @@ class CurvePoint(Value):
 
     model_config = NAN_AS_WORD
 
-    examples: int
+    examples: int = Field(ge=0, le=MOST_EXAMPLES)
     """Training examples seen so far (all passes counted)."""
     epoch: float
     """Passes over the training split so far."""
@@ -108,6 +113,106 @@ class CurvePoint(Value):
     clipped: float | None = Field(default=None, exclude_if=lambda share: share is None)
     """Share of the steps since the point before whose gradients were clipped; None without
     `training.clip_norm`."""
+
+
+class Curve(Sequence[CurvePoint]):
+    """Evaluations on validation as one array of numbers, of which points are made as they are asked for.
+
+    It is kept of thousands of trials: the points themselves, with their metrics, take twenty times as much memory.
+    In JSON, and where a record is given one, it is a list of points.
+    """
+
+    __slots__ = ("_numbers",)
+
+    def __init__(self, points: Iterable[CurvePoint] = ()) -> None:
+        """A curve of points, ascending in examples."""
+        self._numbers = array("d")
+        for point in points:
+            self._numbers.extend(_numbers_of(point))
+
+    @property
+    def examples(self) -> list[int]:
+        """Training examples seen at each point."""
+        return list(map(int, self._numbers[0::_WIDTH]))
+
+    @property
+    def ne(self) -> Sequence[float]:
+        """NE on validation at each point; NaN where it is none."""
+        return self._numbers[_NE::_WIDTH]
+
+    def __len__(self) -> int:
+        return len(self._numbers) // _WIDTH
+
+    @overload
+    def __getitem__(self, index: int) -> CurvePoint: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Curve: ...
+
+    def __getitem__(self, index: int | slice) -> CurvePoint | Curve:
+        places = range(len(self))[index]
+        if isinstance(places, range):
+            part = Curve()
+            for place in places:
+                part._numbers += self._numbers[place * _WIDTH : (place + 1) * _WIDTH]
+            return part
+        return _point_of(self._numbers[places * _WIDTH : (places + 1) * _WIDTH])
+
+    def __iter__(self) -> Iterator[CurvePoint]:
+        for start in range(0, len(self._numbers), _WIDTH):
+            yield _point_of(self._numbers[start : start + _WIDTH])
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, tuple):
+            return len(self) == len(other) and self == Curve(other)
+        if not isinstance(other, Curve):
+            return NotImplemented
+        # as bytes, for NaN equals itself here: the same curve read twice is no other one
+        return self._numbers.tobytes() == other._numbers.tobytes()
+
+    def __hash__(self) -> int:
+        return hash(self._numbers.tobytes())
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        points = handler.generate_schema(tuple[CurvePoint, ...])
+        return core_schema.no_info_wrap_validator_function(
+            lambda value, validate: value if isinstance(value, cls) else cls(validate(value)),
+            points,
+            serialization=core_schema.plain_serializer_function_ser_schema(tuple, return_schema=points),
+        )
+
+
+_WIDTH, _NE, _NOT_CLIPPED = 12, 5, -1.0
+"""Number of a point's numbers, the place of NE among them, and what stands for a share of clipped steps where
+nothing is clipped."""
+
+
+def _numbers_of(point: CurvePoint) -> tuple[float, ...]:
+    quality, clipped = point.validation, point.clipped
+    return (
+        *(point.examples, point.epoch, point.train_loss, point.learning_rate, point.seconds),
+        *(quality.ne, quality.log_loss, quality.auc, quality.calibration, quality.examples),
+        *(point.averaged, _NOT_CLIPPED if clipped is None else clipped),
+    )
+
+
+def _point_of(numbers: Sequence[float]) -> CurvePoint:
+    examples, epoch, train_loss, learning_rate, seconds, *quality, averaged, clipped = numbers
+    ne, log_loss, auc, calibration, rows = quality
+    return CurvePoint(
+        examples=int(examples),
+        epoch=epoch,
+        train_loss=train_loss,
+        learning_rate=learning_rate,
+        seconds=seconds,
+        validation=Metrics(ne=ne, log_loss=log_loss, auc=auc, calibration=calibration, examples=int(rows)),
+        averaged=bool(averaged),
+        clipped=None if clipped == _NOT_CLIPPED else clipped,
+    )
 
 
 class JobSummary(Value):
@@ -322,7 +427,7 @@ class Result(Value):
     outcome: Outcome = Outcome.RUNNING
     error: str | None = None
     """For outcomes other than completed: what happened, in words (and at which step)."""
-    curve: tuple[CurvePoint, ...] = ()
+    curve: Curve = Curve()
     """Evaluations on validation, ascending in examples."""
     validation: Metrics | None = None
     """Metrics at the best point of the curve, whose weights are kept; of a job with a `period`, those of the

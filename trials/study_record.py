@@ -16,7 +16,7 @@ from dhen.values import Value
 from trials.analyses import Ablation, Better, Slices
 from trials.choice import Choice
 from trials.ordered_axis import OrderedAxis, Setting
-from trials.record import MADE_OF_WINNERS, CurvePoint, TrialKind, TrialRecord
+from trials.record import MADE_OF_WINNERS, Curve, TrialKind, TrialRecord
 from trials.serving_limits import Limits, ServingConfig
 
 
@@ -333,8 +333,18 @@ class StudyRecord(Value):
     @cached_property
     def candidates(self) -> tuple[TrialRecord, ...]:
         """All trials except those of the baseline's own tuning and the front's second trainings on all rows."""
-        candidates = [trial for trial in self.trials if trial.kind is TrialKind.CANDIDATE]
-        return tuple([trial for trial in candidates if trial.origin.promoted_from is None])
+        return tuple(
+            [
+                trial
+                for trial in self.trials
+                if trial.kind is TrialKind.CANDIDATE and trial.origin.promoted_from is None
+            ]
+        )
+
+    @cached_property
+    def ended_candidates(self) -> int:
+        """Number of candidates that have ended; one that was cut short runs again."""
+        return sum(not trial.result.outcome.unfinished for trial in self.candidates)
 
     @cached_property
     def promoted(self) -> tuple[TrialRecord, ...]:
@@ -366,22 +376,20 @@ def relative_ne_percent(ne: float, baseline_ne: float) -> float:
     return 100.0 * (ne - baseline_ne) / baseline_ne
 
 
-def relative_ne_curve(
-    curve: tuple[CurvePoint, ...], baseline: tuple[CurvePoint, ...]
-) -> tuple[tuple[int, float], ...]:
+def relative_ne_curve(curve: Curve, baseline: Curve) -> tuple[tuple[int, float], ...]:
     """Returns NE relative to the baseline at the same number of examples: pairs (examples, percent).
 
     Curves are ascending in examples. Where the baseline was not evaluated at that very number, its NE is
     interpolated linearly between its neighbours; outside its range there is no value, never an extrapolation.
     """
-    examples = [point.examples for point in baseline]
+    examples, baseline_ne = baseline.examples, baseline.ne
     pairs = []
-    for point in curve:
-        right = bisect_left(examples, point.examples)
-        if right == len(examples) or (right == 0 and examples[0] != point.examples):
+    for seen, ne in zip(curve.examples, curve.ne, strict=True):
+        right = bisect_left(examples, seen)
+        if right == len(examples) or (right == 0 and examples[0] != seen):
             continue
-        left = right if examples[right] == point.examples else right - 1
-        share = (point.examples - examples[left]) / ((examples[right] - examples[left]) or 1)
-        low, high = baseline[left].validation.ne, baseline[right].validation.ne
-        pairs.append((point.examples, relative_ne_percent(point.validation.ne, low + share * (high - low))))
+        left = right if examples[right] == seen else right - 1
+        share = (seen - examples[left]) / ((examples[right] - examples[left]) or 1)
+        low, high = baseline_ne[left], baseline_ne[right]
+        pairs.append((seen, relative_ne_percent(ne, low + share * (high - low))))
     return tuple(pairs)

@@ -25,7 +25,7 @@ from dashboards.report.page import render
 from dashboards.units import byte_size
 from dhen.errors import UserError
 from search.read_study import read_finished_study
-from trials.record import CurvePoint, TrialRecord
+from trials.record import Curve, CurvePoint, TrialRecord
 from trials.study_record import StudyRecord
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -88,7 +88,7 @@ def stretched(trial: TrialRecord, number: int, points: int, times: float) -> Tri
     return trial.replace(number=number).with_job(flops=flops).with_result(curve=tuple(longer))
 
 
-def _at(curve: tuple[CurvePoint, ...], share: float, place: int, times: float) -> CurvePoint:
+def _at(curve: Curve, share: float, place: int, times: float) -> CurvePoint:
     point = curve[round(share * (len(curve) - 1))]
     ne = point.validation.ne * (1 + 0.01 / place + 0.002 * (times - 1))
     return point.replace(examples=1000 * place, validation=point.validation.replace(ne=ne))

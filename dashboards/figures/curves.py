@@ -11,7 +11,7 @@ from dashboards.figures.style import BLUE, PALE_BLUE, PALE_GREY, VERMILION, draw
 from dashboards.names import trial_name
 from dashboards.rows import find, marks
 from dashboards.units import known, percent, si
-from trials.record import CurvePoint, TrialRecord
+from trials.record import Curve, TrialRecord
 from trials.study_record import StudyRecord, relative_ne_curve
 
 HEIGHT = 430
@@ -49,15 +49,15 @@ class CurvesInfo:
 def curves_info(record: StudyRecord) -> CurvesInfo:
     """What the figure shows; a trial with another trial's result is left out, for it would cover that curve."""
     baseline = find(record, record.baseline)
-    baseline_curve = baseline.result.curve if baseline else ()
+    baseline_curve = baseline.result.curve if baseline else Curve()
     trained = [trial for trial in record.field if trial.origin.reused_from is None]
     lines = tuple(line for trial in trained if (line := _line(trial, record, baseline_curve)).points)
-    axis_frame = _frame(lines, baseline_curve[-1].examples / 2) if lines else None
+    axis_frame = _frame(lines, baseline_curve.examples[-1] / 2) if lines else None
     values = [value for line in lines for _, value in line.points]
     return CurvesInfo(
         lines=lines,
         baseline=f"trial {baseline.number}, {trial_name(baseline)}" if baseline and baseline_curve else None,
-        last_examples=baseline_curve[-1].examples if baseline_curve else 0,
+        last_examples=baseline_curve.examples[-1] if baseline_curve else 0,
         frame=axis_frame,
         outside=axis_frame is not None
         and not all(axis_frame.low <= value <= axis_frame.high for value in values),
@@ -97,7 +97,7 @@ def _frame(lines: tuple[CurveLine, ...], start: float) -> Frame:
     return frame(late + early_ends, always=[0.0])
 
 
-def _line(trial: TrialRecord, record: StudyRecord, baseline: tuple[CurvePoint, ...]) -> CurveLine:
+def _line(trial: TrialRecord, record: StudyRecord, baseline: Curve) -> CurveLine:
     pairs = relative_ne_curve(trial.result.curve, baseline)
     points = tuple(pair for pair in pairs if known(pair[1]))
     return CurveLine(number=trial.number, name=trial_name(trial), marks=marks(trial, record), points=points)

@@ -8,7 +8,7 @@ there.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from dashboards.report.thin_curves import thinned
 from dashboards.rows import TrialRow, trial_rows
 from dashboards.sentences.summary import IN_WORDS
 from dashboards.units import byte_size, duration, known
-from trials.record import Attempt, CurvePoint, TrialRecord
+from trials.record import Attempt, Curve, TrialRecord
 from trials.study_record import StudyRecord, relative_ne_curve
 
 PERCENT_SCALE, NE_SCALE = 1e4, 1e6
@@ -155,8 +155,8 @@ def _curve(trial: TrialRecord, record: StudyRecord, grids: Shared) -> dict[str, 
     return _points(_absolute(trial.result.curve), NE_SCALE, grids) if trial.result.curve else None
 
 
-def _absolute(curve: Iterable[CurvePoint]) -> list[tuple[int, float]]:
-    return [(point.examples, point.validation.ne) for point in curve]
+def _absolute(curve: Curve) -> list[tuple[int, float]]:
+    return list(zip(curve.examples, curve.ne, strict=True))
 
 
 def _points(pairs: Sequence[tuple[int, float]], scale: float, grids: Shared) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def progress_line(record: StudyRecord, shares: Shares | None = None) -> Text:
     """
     stage = record.stage if record.running and not record.finished else None
     budget = f"/{record.trials_budget}" if record.trials_budget is not None else ""
-    candidates = f"{len(ended(record.candidates))}{budget} candidates"
+    candidates = f"{record.ended_candidates}{budget} candidates"
     head = f"{stage_line(record, stage, shares or {})}; " if stage and stage.name not in OF_CANDIDATES else ""
     name = f"{stage.name}: " if stage and not head else ""
     clauses = [f"{head}{name}{candidates}", duration(record.elapsed_seconds)]
@@ -70,7 +70,7 @@ def counted(record: StudyRecord, stage: StageName) -> int:
         tuned = (trial for trial in record.trials if trial.kind is TrialKind.BASELINE)
         return len(ended(trial for trial in tuned if trial.origin.promoted_from is None))
     if stage in OF_CANDIDATES:
-        return len(ended(record.candidates))
+        return record.ended_candidates
     if stage is StageName.ALL_ROWS:
         return len(ended(record.promoted))
     return len(ended(record.retrainings)) if stage in NOUNS else 0
@@ -94,7 +94,7 @@ def seconds_left(record: StudyRecord) -> float | None:
     behind = record.stage is not None and record.stage.name not in (StageName.BASELINE, *OF_CANDIDATES)
     pace = _seconds_per_trial(record)
     if record.trials_budget is not None and not behind and pace is not None:
-        estimates.append((record.trials_budget - len(ended(record.candidates))) * pace)
+        estimates.append((record.trials_budget - record.ended_candidates) * pace)
     if record.seconds_budget is not None:
         estimates.append(record.seconds_budget - record.elapsed_seconds)
     return max(0.0, min(estimates)) if estimates else None
@@ -104,11 +104,12 @@ def _seconds_per_trial(record: StudyRecord) -> float | None:
     """Returns the seconds from the end of one trial to that of the next, by those of this stage; before it has
     any, at most what trials took: the time in which the log was read and the machine measured comes once. None
     before any has ended."""
-    trials, stage = ended(record.trials), record.stage
+    stage = record.stage
     if stage is not None:
         done = done_in_stage(record, stage) - stage.done_before
         if done > 0 and record.elapsed_seconds > stage.began_seconds:
             return (record.elapsed_seconds - stage.began_seconds) / done
+    trials = ended(record.trials)
     took = sum(trial.result.seconds or 0.0 for trial in trials) or record.elapsed_seconds
     seconds = min(took, record.elapsed_seconds)
     return seconds / len(trials) if trials and seconds > 0.0 else None

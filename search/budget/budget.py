@@ -190,8 +190,10 @@ class Budget:
         """Whether further candidates are expected to gain less than is worth it, or than this log can show."""
         if self.enough is not None:
             return True
+        if not self._config.knows_when_to_stop:
+            return False
         done = eligible(self._state.candidates)
-        if not self._config.knows_when_to_stop or len(done) <= self._judged:
+        if len(done) <= self._judged:
             return False
         self._judged = len(done)
         more = min(float(len(done)), self._affordable())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dhen.values import compact
 from search.growth.replay import widen_again
 from search.ordered_axes import ordered_axes
 from search.planning.admission import Admission
@@ -64,6 +65,7 @@ class Follower:
             self._head(changed)
 
     def _take(self, trial: TrialRecord) -> None:
+        trial = compact(trial)
         before = self._state.trials.get(trial.number)
         self._state.note(trial)
         searched = trial.kind is TrialKind.CANDIDATE and trial.origin.promoted_from is None

@@ -122,7 +122,7 @@ def row_of(trial: TrialRecord, *, resumes: bool = False) -> Row:
         state=state,
         values=(quality.ne, trial.job.flops or 0.0) if quality is not None and comparable else None,
         params=dict(trial.point),
-        curve={point.examples: point.validation.ne for point in result.curve},
+        curve=dict(zip(result.curve.examples, result.curve.ne, strict=True)),
         attributes=attributes_of(trial),
         constraints=_constraints(trial),
         started=started,

@@ -65,9 +65,7 @@ class KeptWeights:
             for trial in self._state.candidates:
                 if trial.result.outcome is Outcome.STOPPED:
                     self._drop_checkpoint(trial)
-        trials = self._state.trials.values()
-        unfinished = {trial.number for trial in trials if trial.result.outcome.unfinished}
-        for number in self._with_weights - kept - unfinished - set(running or ()):
+        for number in self._with_weights - kept - self._state.unfinished - set(running or ()):
             (trial_folder(self._directory, number) / WEIGHTS).unlink(missing_ok=True)
         self._with_weights = kept
 

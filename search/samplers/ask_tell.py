@@ -70,6 +70,7 @@ class Proposals:
         for record in candidates:
             self._optuna_numbers[record.number] = len(self._optuna_numbers)
             self._study.add_trial(self._remembered(record))
+            self._share_axes(record.number)
             self._context.points[record.number] = record.point
             self.note(record)
 
@@ -131,6 +132,7 @@ class Proposals:
                 if name not in known:  # of a proposal that was taken in while it ran; Optuna keeps the first
                     optuna_trial.set_constraint(name, excess)
             self._study.tell(self._optuna_numbers[record.number], values, state)
+            self._share_axes(record.number)
 
     def _running(self, number: int) -> Trial | None:
         """A proposal of an earlier session or of another driver that has not ended as far as Optuna knows; None
@@ -147,6 +149,12 @@ class Proposals:
         same = (known.state, known.values, known.constraints) == (now.state, now.values, now.constraints)
         return record.number in self._replaced or not same
 
+    def _share_axes(self, number: int) -> None:
+        """Has a trial of Optuna's share the axes with all others; it keeps a copy of each, most of its memory."""
+        known = self._known(number)
+        if known.distributions == self._axes:  # else the space was widened since, or some values were fixed
+            known.distributions = self._axes
+
     def _known(self, number: int) -> FrozenTrial:
         return self._study.get_trials(deepcopy=False)[self._optuna_numbers[number]]
 
@@ -160,6 +168,8 @@ class Proposals:
         self._replaced.clear()
         self._study = self._new_study()
         self._study.add_trials(trials)
+        for number in self._optuna_numbers:
+            self._share_axes(number)
         # what was asked of the study before ends in this one
         self._asked.clear()
 

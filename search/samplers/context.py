@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from search.samplers.static_cost import CandidatePricer, PricedCandidate
+from search.samplers.static_cost import CandidatePricer
 from spaces.space import Point
 from trials.record import TrialRecord
 
@@ -22,15 +22,9 @@ class SamplerContext:
         """Records of the proposed trials by number; those of running trials have what was shown so far."""
         self.fixed: Point = {}
         """Values that the next proposal has to have; the sampler chooses the rest."""
-        self.kept: dict[str, Any] = {}
-        """What a sampler, which is made anew for each proposal, keeps for the next and could work out again."""
-        self._priced: dict[int, PricedCandidate | None] = {}
-
-    def priced(self, number: int) -> PricedCandidate | None:
-        """The priced candidate of the proposal with this number; None where its point gives no model."""
-        if number not in self._priced:
-            self._priced[number] = self.pricer.price(self.points[number])
-        return self._priced[number]
+        self.kept: dict[int, Any] = {}
+        """What a sampler, which is made anew for each proposal, keeps of earlier ones by their number, and could
+        work out again."""
 
     def unfinished(self, number: int) -> bool:
         """Whether the proposal with this number has not ended."""

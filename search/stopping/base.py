@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from search.pareto import eligible
-from trials.record import CurvePoint, Outcome, TrialKind, TrialRecord
+from trials.record import Curve, Outcome, TrialKind, TrialRecord
 
 FEWEST = 8
 """Number of candidates that have to go on from the milestone to their end before any is stopped there: an
@@ -61,7 +61,7 @@ def first_stop(
                 outcome=Outcome.STOPPED,
                 error=stop.reason,
                 expected_ne=stop.expected_ne,
-                validation=_best(so_far.result.curve).validation,
+                validation=so_far.result.curve[_best(so_far.result.curve)].validation,
             )
     return None
 
@@ -93,7 +93,7 @@ def went_on(milestone: int, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
 
 def best_ne(trial: TrialRecord, milestone: int) -> float:
     """Lowest NE of the evaluations up to the milestone; infinite where there is none."""
-    values = (point.validation.ne for point in trial.result.curve[:milestone])
+    values = trial.result.curve.ne[:milestone]
     return min((ne for ne in values if not math.isnan(ne)), default=math.inf)
 
 
@@ -103,13 +103,15 @@ def _stopped_after(record: TrialRecord) -> int:
     return max((attempt.evaluations or 0 for attempt in stopped), default=0)
 
 
-def _best(curve: tuple[CurvePoint, ...]) -> CurvePoint:
-    return min(curve, key=lambda point: (math.isnan(point.validation.ne), point.validation.ne))
+def _best(curve: Curve) -> int:
+    """The place of the evaluation with the lowest NE."""
+    ne = curve.ne
+    return min(range(len(ne)), key=lambda place: (math.isnan(ne[place]), ne[place]))
 
 
 def _can_be_judged(record: TrialRecord) -> bool:
     """Whether the trial has an NE, and patience does not end it anyway, so that stopping saves something."""
-    stale = len(record.result.curve) - 1 - record.result.curve.index(_best(record.result.curve))
+    stale = len(record.result.curve) - 1 - _best(record.result.curve)
     patience: float = record.job.training.get("patience", math.inf)
     return stale < patience and math.isfinite(best_ne(record, len(record.result.curve)))
 

@@ -158,15 +158,23 @@ class CandidateSource:
     @property
     def waits_for_a_driver(self) -> bool:
         """Whether a candidate was cut short that there is time for."""
-        return (
-            any(trial.result.outcome is Outcome.INTERRUPTED for trial in self._state.candidates)
-            and self._budget.has_time_for_candidate()
-        )
+        return bool(self._interrupted()) and self._budget.has_time_for_candidate()
+
+    def _interrupted(self) -> list[TrialRecord]:
+        """Candidates that were cut short, in order."""
+        trials = map(self._state.trials.__getitem__, sorted(self._state.unfinished))
+        return [
+            trial
+            for trial in trials
+            if trial.kind is TrialKind.CANDIDATE
+            and trial.origin.promoted_from is None
+            and trial.result.outcome is Outcome.INTERRUPTED
+        ]
 
     def _cut_short(self) -> Iterator[AdmittedTrial]:
         """Candidates that were cut short, as far as there is time; what another driver runs is left to it."""
-        for record in self._state.candidates:
-            if record.result.outcome is Outcome.INTERRUPTED and self._budget.has_time_for_candidate():
+        for record in self._interrupted():
+            if self._budget.has_time_for_candidate():
                 yield self._admitted(record.number, record.point, record.origin, record)
 
     def _going_on(self) -> Iterator[AdmittedTrial]:

@@ -21,6 +21,8 @@ class Decisions:
         """
         if self._rule is None or record.kind is not TrialKind.CANDIDATE:
             return None
+        if len(record.result.curve) == len(before.result.curve):
+            return None
         so_far = before.with_result(curve=record.result.curve, technique=record.result.technique)
         trials = [trial for trial in self._state.trials.values() if trial.origin.promoted_from is None]
         return first_stop(self._rule, so_far, len(before.result.curve), trials)

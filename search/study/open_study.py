@@ -10,6 +10,7 @@ from typing import Any
 from dashboards.sentences.stages import warm_starts
 from dhen.config import ModelConfig
 from dhen.errors import UserError
+from dhen.values import compact
 from search.analysis.losses import blocks_of
 from search.budget.budget import Budget
 from search.budget.clock import StudyClock
@@ -146,7 +147,7 @@ def _put_together(
     )
     _grow_as_before(config, space, settings)
     as_it_stands = cut_short if sharing is None else sharing.as_it_stands
-    trials = [as_it_stands(trial) for trial in ledger.trials()]
+    trials = [compact(as_it_stands(trial)) for trial in ledger.trials()]
     executed = execution(config, *settings.clusters)
     trainer = Trainer(
         launcher,

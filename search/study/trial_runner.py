@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from dhen.values import compact
 from search.drivers.sharing import Sharing
 from search.execution.reduce_events import cut_short
 from search.execution.running import Training
@@ -125,6 +126,7 @@ class TrialRunner:
 
     def take_in(self, record: TrialRecord) -> None:
         """Takes in a trial that has ended: equal jobs share its result, weights that nobody wants are dropped."""
+        record = compact(record)
         self.note(record)
         LOG.info("trial %d: %s%s", record.number, record.result.outcome, _why(record))
         if self._decisions is not None:
@@ -283,7 +285,7 @@ class TrialRunner:
         here |= {waiting.number for waiting, _ in self._waiting}
         return any(
             trial.job.fingerprint == record.job.fingerprint and trial.number not in here
-            for trial in self._state.trials.values()
+            for trial in map(self._state.trials.__getitem__, self._state.unfinished)
             if trial.number < record.number and trial.result.outcome is Outcome.RUNNING
         )
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pydantic import ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from dhen.errors import UserError, unknown_name
 from dhen.fingerprint import fingerprint
 from dhen.schema import FeatureSchema
-from dhen.values import Value, load_yaml, parse
+from dhen.values import Value, compact, load_yaml, parse
 
 
 def test_fingerprint_ignores_the_order_of_keys() -> None:
@@ -97,3 +98,36 @@ def test_replace_refuses_a_name_that_is_no_field() -> None:
 def test_replace_refuses_a_value_that_a_field_does_not_take(changes: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Pair(second=5).replace(**changes)
+
+
+class Inner(Value):
+    name: str = ""
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
+class Outer(Value):
+    first: Inner
+    second: Inner | None = None
+    others: tuple[Inner, ...] = ()
+
+
+def test_what_is_kept_of_equal_values_is_one_object() -> None:
+    given = [Outer(first=Inner(name="".join(["a", "b"]), settings={"x": 1, "y": [2]})) for _ in range(2)]
+    one, other = map(compact, given)
+    assert one == given[0]
+    assert one.model_fields_set is other.model_fields_set
+    assert one.first.name is other.first.name
+    several = [compact(Inner(settings={"kind": "mlp", "widths": 3})) for _ in range(2)]
+    assert several[0].settings is several[1].settings
+
+
+def test_parts_that_were_one_object_stay_so() -> None:
+    inner = Inner(name="a")
+    kept = compact(Outer(first=inner, second=inner, others=(inner,)))
+    assert kept.first is kept.second is kept.others[0]
+
+
+@pytest.mark.parametrize("others", [[1, 1.0, True], [0, 0.0, -0.0, False], ["1", 1]])
+def test_settings_that_are_equal_and_written_differently_stay_apart(others: list[Any]) -> None:
+    values = [Inner(settings={"x": value}) for value in others]
+    assert [repr(compact(value)) for value in values] == list(map(repr, values))

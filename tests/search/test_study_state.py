@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
+from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from records import bare, judged
 
+from search import selection
+from search.pareto import eligible, ne_of
 from search.study_state import StudyState
 from trials.record import Outcome, TrialKind, TrialRecord
 
@@ -95,3 +101,71 @@ def test_averages_beside_candidates() -> None:
     assert [each.number for each in now.candidates] == [1, 2, 3]
     now.note(behind.with_result(outcome=Outcome.FAILED))
     assert [each.number for each in now.selection.front] == [1, 2]
+
+
+def any_trial(
+    number: int, ne: float, flops: float, table_bytes: int | None, outcome: Outcome, name: str | None
+) -> TrialRecord:
+    kind = TrialKind.BASELINE if number < 2 else TrialKind.CANDIDATE
+    made = trial(number, ne=ne, flops=flops, outcome=outcome, kind=kind)
+    return made.with_job(fingerprint=name or str(number), table_bytes=table_bytes)
+
+
+TRIALS = st.builds(
+    any_trial,
+    st.integers(0, 15),
+    st.sampled_from([0.7, 0.71, 0.72, 0.73, 0.74, 0.75, 0.76, math.nan]),
+    st.sampled_from([1e4, 1e5, 1e6, 1e7]),
+    st.sampled_from([10, 20, 30, None]),
+    st.sampled_from([*[Outcome.COMPLETED] * 4, Outcome.RUNNING, Outcome.FAILED]),
+    st.sampled_from(["a", "b", "c", None, None, None, None]),
+)
+
+
+@given(st.lists(TRIALS, max_size=40), st.booleans())
+@settings(max_examples=300)
+def test_what_is_kept_up_trial_by_trial_is_what_all_of_them_give(
+    noted: list[TrialRecord], averages: bool
+) -> None:
+    """In whatever order they come, with equal jobs and equal NE, and where one has changed."""
+    state = StudyState(judged([]), [], averages=averages)
+    for each in noted:
+        state.note(each)
+        anew = selection.judged(eligible(state.trials.values()), state.networks, averages=averages)
+        assert state.selection == anew
+        for name, trials in vars(anew).items():
+            for one, other in zip(at(getattr(state.selection, name)), at(trials), strict=True):
+                assert one is other, name
+    numbers = sorted({each.number for each in noted})
+    assert list(state.trials) == numbers
+    assert [each.number for each in state.candidates] == [number for number in numbers if number > 1]
+    assert state.completed == eligible(state.trials.values())
+    assert state.unfinished == {
+        number for number, each in state.trials.items() if each.result.outcome is Outcome.RUNNING
+    }
+
+
+def at(selected: tuple[TrialRecord, ...] | TrialRecord | None) -> tuple[TrialRecord | None, ...]:
+    return selected if isinstance(selected, tuple) else (selected,)
+
+
+def test_of_thousands_only_the_front_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in trials that are compared when one more completes."""
+    rng = Random(0)
+    known = [trial(n, ne=0.7 + rng.random() / 10, flops=10 ** (4 + 3 * rng.random())) for n in range(2000)]
+    state = StudyState(
+        judged([]), [each.with_job(fingerprint=str(each.number)) for each in known], averages=True
+    )
+    picked = state.selection
+    on_fronts = sum(len(front) for front in (picked.front, picked.runners_up, picked.by_table_bytes))
+    compared = 0
+
+    def counted(each: TrialRecord) -> float:
+        nonlocal compared
+        compared += 1
+        return ne_of(each)
+
+    monkeypatch.setattr("search.pareto.ne_of", counted)
+    state.note(trial(2000, ne=0.7001, flops=1e5).with_job(fingerprint="new"))
+    assert state.selection.front
+    assert 0 < compared <= 4 * (on_fronts + 2) < 400

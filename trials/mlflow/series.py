@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from statistics import mean, stdev
 
-from trials.record import Attempt, CurvePoint, Metrics, Outcome, TrialKind, TrialRecord
+from trials.record import Attempt, Curve, CurvePoint, Metrics, Outcome, TrialKind, TrialRecord
 from trials.study_record import StudyRecord, relative_ne_curve, relative_ne_percent
 
 
@@ -71,7 +71,7 @@ def milliseconds(seconds: float | None) -> int:
 
 
 def _curve_series(trial: TrialRecord, baseline: TrialRecord | None) -> Series:
-    relative = dict(relative_ne_curve(trial.result.curve, baseline.result.curve if baseline else ()))
+    relative = dict(relative_ne_curve(trial.result.curve, baseline.result.curve if baseline else Curve()))
     series: dict[str, list[MetricValue]] = {}
     for point in trial.result.curve:
         time_ms = start_ms(trial) + milliseconds(point.seconds)

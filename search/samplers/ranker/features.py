@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,10 +42,22 @@ class Description:
     sizes: dict[str, float] = field(default_factory=dict)
     """How large a thing is; unknown where there is none."""
 
-    def interned(self) -> Description:
-        """The same, with names that it shares with other candidates' descriptions, for one that is kept."""
-        shares = {sys.intern(name): value for name, value in self.shares.items()}
-        return Description(shares, {sys.intern(name): value for name, value in self.sizes.items()})
+
+class KeptDescription:
+    """A description in less memory, for one of thousands that are kept: without the network that it is of, and
+    with names that it shares with others."""
+
+    __slots__ = ("_names", "_numbers", "_shares")
+
+    def __init__(self, description: Description) -> None:
+        self._names = tuple(map(sys.intern, (*description.shares, *description.sizes)))
+        self._numbers = array("d", (*description.shares.values(), *description.sizes.values()))
+        self._shares = len(description.shares)
+
+    def whole(self) -> Description:
+        """The description."""
+        pairs = list(zip(self._names, self._numbers, strict=True))
+        return Description(dict(pairs[: self._shares]), dict(pairs[self._shares :]))
 
 
 def describe(priced: PricedCandidate) -> Description:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from search.samplers.draw import DrawnPoint
-from search.samplers.ranker.features import Encoder, describe
+from search.samplers.ranker.features import Description, Encoder, describe
 
 FEWEST_TIMED = 8
 """Number of measured candidates from which on a time is expected of others
@@ -22,13 +22,13 @@ not measured."""
 
 
 def likely_in_time(
-    timed: Sequence[tuple[DrawnPoint, float]], pool: Sequence[DrawnPoint], max_ms: float | None
+    timed: Sequence[tuple[Description, float]], pool: Sequence[DrawnPoint], max_ms: float | None
 ) -> list[DrawnPoint]:
     """The candidates of the pool that are expected to take no longer than the limit; all of them where too few are
     timed.
 
     Args:
-        timed: candidates with their measured milliseconds.
+        timed: descriptions of candidates with their measured milliseconds.
         pool: candidates in question.
         max_ms: the limit, if there is one.
     """
@@ -38,8 +38,8 @@ def likely_in_time(
     return [drawn for drawn, ms in zip(pool, expected_N, strict=True) if ms <= max_ms]
 
 
-def _expected_ms(timed: Sequence[tuple[DrawnPoint, float]], pool: Sequence[DrawnPoint]) -> np.ndarray:
-    described = [describe(drawn.priced) for drawn in (*(drawn for drawn, _ in timed), *pool)]
+def _expected_ms(timed: Sequence[tuple[Description, float]], pool: Sequence[DrawnPoint]) -> np.ndarray:
+    described = [*(description for description, _ in timed), *(describe(drawn.priced) for drawn in pool)]
     x_NF = Encoder(described).matrix(described)
     x_TF, log_T = x_NF[: len(timed)], np.log([ms for _, ms in timed])
     # by features, of which there are some dozens, while candidates may be thousands

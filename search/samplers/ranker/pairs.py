@@ -35,7 +35,7 @@ def final_ne(record: TrialRecord) -> float | None:
 def has_shown(record: TrialRecord) -> bool:
     """Whether the record has an NE, at its end or on its curve so far, to compare it by."""
     if record.result.outcome in (Outcome.STOPPED, Outcome.RUNNING, Outcome.INTERRUPTED):
-        return any(not math.isnan(point.validation.ne) for point in record.result.curve)
+        return not all(map(math.isnan, record.result.curve.ne))
     return final_ne(record) is not None
 
 
@@ -49,7 +49,7 @@ class Comparison:
         At least one candidate has an NE; candidates that diverged are as bad as the worst of those with an NE.
         """
         self._temperature = temperature
-        examples = sorted({point.examples for record in records for point in record.result.curve})
+        examples = sorted({seen for record in records for seen in record.result.curve.examples})
         ne_NG = np.stack([_best_so_far(record, examples) for record in records])
         self._last_N = ne_NG.shape[1] - 1 - np.argmax(~np.isnan(ne_NG[:, ::-1]), axis=1)
         fits = [_regression(ne_NG[:, column], ne_NG[:, -1]) for column in range(ne_NG.shape[1])]
@@ -69,7 +69,7 @@ class Comparison:
 def _best_so_far(record: TrialRecord, examples: Sequence[int]) -> np.ndarray:
     """Lowest NE up to each number of examples, then NE at the end; NaN for what the candidate has not reached."""
     row, best = np.full(len(examples) + 1, math.nan), math.inf
-    points = {point.examples: point.validation.ne for point in record.result.curve}
+    points = dict(zip(record.result.curve.examples, record.result.curve.ne, strict=True))
     final = final_ne(record)
     last = max(points, default=0)
     for column, seen in enumerate(examples):

@@ -21,8 +21,10 @@ from fake_processes import (
 )
 from postgresql import Server, lacking, served
 
+from dhen.values import compact
 from search.config import read_study_config
 from search.study.open_study import open_study
+from search.study_state import StudyState
 from trials.data.cache import PreparedLog
 from trials.processes.task import Task
 from trials.record import Outcome, TrialKind
@@ -50,6 +52,7 @@ class Drivers:
         """Trainings that have begun: the driver and the fingerprint of the job."""
         self.dead: list[int] = []
         self.records: dict[int, StudyRecord] = {}
+        self.states: dict[int, StudyState] = {}
         self.errors: list[BaseException] = []
         self.ends: list[int] = []
 
@@ -80,6 +83,7 @@ class Drivers:
         try:
             study = open_study(config, self._directory, self._log, FakeLauncher(run), joins=index > 0)
             assert study.sharing is not None
+            self.states[index] = study._state
             self.records[index] = study.run()
             if study.does_the_end:
                 self.ends.append(index)
@@ -142,6 +146,9 @@ def test_each_proposal_is_trained_once_though_drivers_die(
     assert record.trials == tuple(trials)
     scored_on_test = [trial for trial in trials if trial.result.test is not None]
     assert len(scored_on_test) <= looks
+    # whoever has trained them, each driver keeps them in little memory
+    for known in drivers.states[last].trials.values():
+        assert known.job.model_fields_set is compact(known.job).model_fields_set
 
 
 @pytest.mark.parametrize("index", [0, 1], ids=["the study is resumed", "a further driver"])

@@ -15,7 +15,7 @@ from command_line import SMALL, Run, write_log
 
 from dashboards.report.plotly_source import packed_plotly
 from search.read_study import read_study
-from search.study_state import CONTENDERS
+from search.selection import CONTENDERS
 from search.verbs import verify
 from trials.record import Metrics, Outcome, TrialKind
 from trials.storage.database import sqlite_url
