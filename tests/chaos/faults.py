@@ -93,6 +93,7 @@ FAULTS = {
     ),
     "postgresql_restarted": Fault("PostgreSQL crashes and is started again", services.restart, **_DRIVERS),
     "postgresql_gone": Fault("PostgreSQL is gone for 10 s", services.gone, **_DRIVERS),
+    "postgresql_gone_for_long": Fault("PostgreSQL is gone for 120 s", services.gone_for_long, **_DRIVERS),
     "tracking_gone": Fault("the tracking server is gone for some seconds", services.tracking_gone, Tracked),
     "disk_full_checkpoint": _disk("study", "no space for checkpoints, weights, events"),
     "disk_full_ledger": _disk("ledger", "no space for the ledger"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -145,6 +146,8 @@ class Chaos:
                     verdict = judge(scene, before, undisturbed.trials, shared_memory)
                     came = verdict._asdict() | {"problems": tuple(verdict.problems)}
                     found[-1] = found[-1].replace(**came)
+                    if verdict.problems:
+                        print(scene.said(), file=sys.stderr)  # who looks for the cause begins there
             except Broken as broken:
                 found = found or [injection]
                 found[-1] = found[-1].replace(problems=(str(broken),))

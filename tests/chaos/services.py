@@ -8,7 +8,7 @@ from random import Random
 from chaos.hit import Hit
 from chaos.scenes import OnSmallDisk, SeveralDrivers, Tracked
 
-GONE_SECONDS = 10.0
+GONE_SECONDS, LONG_GONE_SECONDS = 10.0, 120.0
 END_SECONDS = 5.0
 """What a small study's end takes, about."""
 FULL_SECONDS = 12.0
@@ -21,6 +21,10 @@ def restart(scene: SeveralDrivers, _: Random) -> Hit | None:
 
 def gone(scene: SeveralDrivers, _: Random) -> Hit | None:
     return _away(scene, GONE_SECONDS)
+
+
+def gone_for_long(scene: SeveralDrivers, _: Random) -> Hit | None:
+    return _away(scene, LONG_GONE_SECONDS)
 
 
 def _away(scene: SeveralDrivers, seconds: float) -> Hit | None:
