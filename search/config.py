@@ -120,8 +120,9 @@ class StudyConfig(LogConfig):
     parallel: int | None = Field(default=None, gt=0)
     """Number of trials that train side by side; by default one on an accelerator, and on a CPU as
     many as the cores allow with `threads` times ranks each, at most four. With `launcher=ray` it is as many as the
-    cluster's nodes can hold at once when the command begins. Where `ranks` names several shapes, trials in the
-    least are counted: one in a larger shape takes the places of several."""
+    cluster's nodes can hold at once when the command begins; with more than there are accelerators for, trials
+    with one rank per host share them, and each is planned for its part of the memory. Where `ranks` names several
+    shapes, trials in the least are counted: one in a larger shape takes the places of several."""
     threads: int | None = Field(default=None, gt=0)
     """CPU threads per trial (per rank, where it has several); by default as many of its share of the cores as
     are measured to make it faster."""

@@ -63,15 +63,17 @@ class Session:
         """
         if self.hosts is not None:
             self.hosts.open(self.log, self.directory, self.get_log)
+            self.hosts.on_device = shares.on_device
             for count, ranks_per_host in self.ranks:
-                self.hosts.check(shape(count, ranks_per_host, shares.threads, self.servers))
+                self.hosts.check(shape(count, ranks_per_host, shares.threads, self.servers, shares.on_device))
             many = (
                 f"up to {shares.side_by_side} candidates train"
                 if shares.side_by_side > 1
                 else "one candidate trains"
             )
+            sharing = f", up to {shares.on_device} on a device" if shares.on_device > 1 else ""
             self.hosts.tell(
-                f"{many} at once on the cluster's nodes, with {shares.threads} thread(s) per rank"
+                f"{many} at once on the cluster's nodes{sharing}, with {shares.threads} thread(s) per rank"
             )
 
 

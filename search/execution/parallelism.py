@@ -15,6 +15,8 @@ from trials.hosts.hosts import Node
 from trials.hosts.placement import most_at_once, room_for, shape
 from trials.strategy import named
 
+MOST_ON_DEVICE = 16
+"""Largest number of trials on an accelerator of a cluster's node: each has a CUDA context of 0.7 GiB there."""
 MOST = 4
 """Largest number of trials side by side where the study does not say
 (docs/decisions/0007-candidates-side-by-side.md)."""
@@ -33,6 +35,8 @@ class Parallelism:
     ranks: int | None = None
     """Largest number of ranks of all trials at the same time, where there are several shapes: a trial in a larger
     one takes the places of several in the least."""
+    on_device: int = 1
+    """Number of trials that share an accelerator of a cluster's node."""
 
 
 def parallelism(
@@ -69,7 +73,8 @@ def cluster_parallelism(
         nodes: the cluster's nodes.
         ranks: number of hosts of a trial, and of ranks per host.
         parallel: number of trials at the same time; None: as many as the nodes can hold at once, if nobody else
-            has anything of them.
+            has anything of them. Where that is more than there are accelerators for, trials with one rank per host
+            share them.
         threads: number of threads per rank; None: as on one machine, of each trial's share of a node's CPUs as
             many as are found to gain.
         larger: the same numbers as `ranks` in other shapes that trials may have.
@@ -83,12 +88,28 @@ def cluster_parallelism(
         beside = MOST if parallel is None else math.ceil(parallel * hosts / max(1, len(nodes)))
         on_a_node = max(1, min(beside, cpus // processes))
         threads = fastest_threads(max(1, cpus // max(widest, processes * on_a_node)))
-    wanted = shape(hosts, ranks_per_host, threads, servers)
+    on_device = _on_device(nodes, ranks, parallel or 1, threads, servers)
+    wanted = shape(hosts, ranks_per_host, threads, servers, on_device)
     rooms = [room_for(wanted, node.cpus, node.gpus) for node in nodes]
     parallel = parallel or max(1, most_at_once(hosts, rooms))  # where none has room, that is said later
     at_once = max(parallel * hosts * ranks_per_host, *map(math.prod, larger), 1)
-    sharing = max(1, min(parallel, max(rooms, default=1)))
-    return Parallelism(parallel, threads, sharing, at_once if larger else None)
+    # devices are shared by those that are on one, a node's CPUs and memory by all that are on the node
+    sharing = on_device if wanted.gpus else max(1, min(parallel, max(rooms, default=1)))
+    return Parallelism(parallel, threads, sharing, at_once if larger else None, on_device)
+
+
+def _on_device(
+    nodes: Sequence[Node], ranks: tuple[int, int], parallel: int, threads: int, servers: int | None
+) -> int:
+    """Returns the least number of trials on an accelerator with which so many are at once on the nodes; 1 where
+    trials have several ranks on a host, or none has room."""
+    hosts, ranks_per_host = ranks
+    rooms = dict[int, int]()
+    for on_device in range(1, MOST_ON_DEVICE + 1 if ranks_per_host == 1 else 2):
+        wanted = shape(hosts, ranks_per_host, threads, servers, on_device)
+        rooms[on_device] = most_at_once(hosts, [room_for(wanted, node.cpus, node.gpus) for node in nodes])
+    enough = [on_device for on_device, room in rooms.items() if room >= parallel]
+    return min(enough, default=max(rooms, key=lambda on_device: (rooms[on_device], -on_device)))
 
 
 def most_servers(config: StudyConfig) -> int | None:

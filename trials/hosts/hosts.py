@@ -162,6 +162,8 @@ class Hosts:
         self._heard, self._hears = socket.socketpair()
         self._heard.setblocking(False)
         self._hears.setblocking(False)
+        self.on_device = 1
+        """Number of candidates with one rank per host that share a device."""
         self.run_numbers = itertools.count()
         """Numbers by which hosts tell runs apart."""
 

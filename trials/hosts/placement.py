@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Sequence, Set
 from functools import partial
@@ -17,6 +18,8 @@ from trials.hosts.head import Head
 from trials.hosts.here import devices_here
 
 LOG = logging.getLogger(__name__)
+RAYS_STEPS = 10_000
+"""The smallest part of a resource that Ray counts is one by so many."""
 IDLE_SECONDS = 10.0
 """Seconds that a reservation is kept while no candidate has it."""
 
@@ -28,7 +31,7 @@ class Shape(NamedTuple):
     cpus: float
     """Number of CPUs per host, for its ranks."""
     gpus: float
-    """Number of GPUs per host."""
+    """Number of GPUs per host; less than one where candidates share a device."""
     servers: int = 0
     """Number of servers of tables, which are on the hosts in turn."""
     server_cpus: float = 0.0
@@ -50,21 +53,42 @@ class Shape(NamedTuple):
         return f"{self.hosts} node(s) with {self.cpus:g} CPU(s){gpus} each{served}"
 
 
-def shape(hosts: int, ranks_per_host: int, threads: int, servers: int | None = 0) -> Shape:
+def shape(
+    hosts: int, ranks_per_host: int, threads: int, servers: int | None = 0, on_device: int = 1
+) -> Shape:
     """Returns what a candidate needs: on machines with CUDA devices one per rank, and a CPU per process; else a
-    CPU per thread of each. `servers` is the number of servers of tables; None: as many as hosts, the most that a
-    plan takes unless it is asked for more."""
+    CPU per thread of each.
+
+    Args:
+        hosts: number of its hosts.
+        ranks_per_host: number of ranks on each of them.
+        threads: number of threads per rank.
+        servers: number of servers of tables; None: as many as hosts, the most that a plan takes unless it is asked
+            for more.
+        on_device: number of candidates that share a device, of those with one rank per host: several ranks of one
+            candidate need devices of their own.
+    """
     servers = hosts if servers is None else servers
     if devices_here() is not None:
-        return Shape(hosts, float(ranks_per_host), float(ranks_per_host), servers, 1.0)
+        gpus = part_of_a_device(on_device) if ranks_per_host == 1 else float(ranks_per_host)
+        return Shape(hosts, float(ranks_per_host), gpus, servers, 1.0)
     return Shape(hosts, float(ranks_per_host * threads), 0.0, servers, float(threads))
+
+
+def part_of_a_device(on_device: int) -> float:
+    """Returns what each of so many has of a device, in steps that Ray can count, so that all of them fit."""
+    return math.floor(RAYS_STEPS / on_device) / RAYS_STEPS
 
 
 def room_for(wanted: Shape, cpus: float, gpus: float) -> int:
     """Returns how many candidates can be at once on a node with so many CPUs and GPUs, one host of each, which has
     as many servers as any."""
     by_cpus = int(cpus / wanted.cpus_of(0))
-    return min(by_cpus, int(gpus / wanted.gpus)) if wanted.gpus else by_cpus
+    if not wanted.gpus:
+        return by_cpus
+    # a part of a device is a part of one device
+    by_gpus = int(gpus) * int(1.0 / wanted.gpus) if wanted.gpus < 1.0 else int(gpus / wanted.gpus)
+    return min(by_cpus, by_gpus)
 
 
 def most_at_once(hosts: int, rooms: Sequence[int]) -> int:

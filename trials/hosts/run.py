@@ -131,7 +131,9 @@ class HostsRun:
         self._hosts, self._reservations, self._number = hosts, reservations, number
         self._task, self._directory = task, directory
         self._reservation: Reservation | None = None
-        self._wanted = shape(task.hosts, task.gpus_per_host, task.threads, task.strategy.servers)
+        self._wanted = shape(
+            task.hosts, task.gpus_per_host, task.threads, task.strategy.servers, hosts.on_device
+        )
         self._asked, self._said = time.monotonic(), False
         self._run: Run | None = None
         self._given_up = False

@@ -11,7 +11,7 @@ from search.planning import attempts
 from trials.cluster.machine import cores
 from trials.hosts import placement
 from trials.hosts.hosts import Node
-from trials.hosts.placement import most_at_once
+from trials.hosts.placement import Shape, most_at_once
 
 
 @pytest.mark.parametrize(
@@ -187,6 +187,34 @@ def test_devices_say_how_many_train_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert cluster_parallelism(eight, (1, 2), None, None).side_by_side == 256
     assert cluster_parallelism(eight, (4, 8), None, None).side_by_side == 16
     assert cluster_parallelism(nodes((4.0, 8.0)), (1, 2), None, None).side_by_side == 2  # CPUs are short
+
+
+def test_more_candidates_than_devices_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those with one rank per host; the memory that is planned for is a device's part, and not a node's."""
+    monkeypatch.setattr(placement, "devices_here", lambda: ("0",))
+    monkeypatch.setattr(module, "fastest_threads", lambda limit: limit)
+    two = nodes((96.0, 3.0), (96.0, 3.0))
+
+    def found(ranks: tuple[int, int], parallel: int | None, there: list[Node] = two) -> tuple[int, int, int]:
+        shares = cluster_parallelism(there, ranks, parallel, None)
+        return shares.side_by_side, shares.on_device, shares.sharing
+
+    assert found((1, 1), None) == (6, 1, 1)
+    assert found((1, 1), 4) == (4, 1, 1)
+    assert found((1, 1), 7) == (7, 2, 2)
+    assert found((1, 1), 36) == (36, 6, 6)
+    assert found((1, 1), 1000) == (1000, 16, 16)
+    assert found((2, 1), 7) == (7, 3, 3)
+    assert found((1, 3), 7) == (7, 1, 1)  # ranks of one candidate have devices of their own
+    assert found((1, 1), 20, nodes((6.0, 2.0))) == (20, 3, 3)  # more than three find no CPU
+    assert found((1, 1), 2, nodes((6.0, 0.0))) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("on_device", range(1, 17))
+def test_parts_of_a_device_fit_on_it(on_device: int) -> None:
+    part = placement.part_of_a_device(on_device)
+    assert placement.room_for(Shape(1, 1.0, part), 96.0, 2.0) == 2 * on_device
+    assert on_device * round(part * 10_000) <= 10_000
 
 
 def test_candidates_of_several_hosts_are_never_on_one_node_twice() -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 from command_line import SMALL, TIMEOUT_SECONDS, run_process, start, wait_for_trials
-from faulty_hosts import ENDLESS, ENVIRONMENT, MARKS, FaultyLauncher, add_node, ray_cluster
+from faulty_hosts import ENDLESS, ENVIRONMENT, GPUS, MARKS, FaultyLauncher, add_node, ray_cluster
 from faulty_ranks import (
     BAD_RANK,
     HOSTS,
@@ -42,7 +43,7 @@ from trials.hosts.agent import StudyThere
 from trials.hosts.connect import connected
 from trials.hosts.head import Head
 from trials.hosts.hosts import MARK, NO_TOKEN, Hosts, Node
-from trials.hosts.placement import Shape
+from trials.hosts.placement import Shape, part_of_a_device
 from trials.hosts.run import HostsLauncher, HostsRun
 from trials.record import Outcome
 
@@ -409,6 +410,22 @@ def test_devices_of_a_reservation_are_its_own(hosts: Hosts, launcher: HostsLaunc
     time.sleep(0.5)
     assert third.places() is None  # all devices are reserved
     for reservation in (first, second, third):
+        reservation.cancel()
+
+
+def test_two_candidates_share_a_device(hosts: Hosts, launcher: HostsLauncher) -> None:
+    """A declared one."""
+    nodes = {member.node.id for member in hosts.ready()}
+    wanted = Shape(1, 0.1, part_of_a_device(2))
+    all_of_them = 2 * GPUS * len(nodes)
+    asked = [launcher.reservations.ask(wanted, nodes) for _ in range(all_of_them + 1)]
+    deadline = time.monotonic() + 60
+    while len(places := [each for reservation in asked for each in reservation.places() or ()]) < all_of_them:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert set(Counter((place.node, place.devices) for place in places).values()) == {2}
+    assert len(places) == all_of_them  # the last one waits
+    for reservation in asked:
         reservation.cancel()
 
 
