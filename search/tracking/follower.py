@@ -70,4 +70,5 @@ class MlflowFollower:
                 " The study goes on; MLflow is brought up to date when the server answers again, at the latest by "
                 f"the next `dhen-search run --out {self._directory}` or `dhen-search report {self._directory}`."
             )
-        self._console.print(f"warning: MLflow is behind: {error}{later}", style="yellow", soft_wrap=True)
+        warning = f"warning: MLflow is behind: {error}{later}"
+        self._console.print(warning, style="yellow", soft_wrap=True, markup=False)

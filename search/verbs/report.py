@@ -18,6 +18,8 @@ from search.read_study import read_study
 from search.run_directory import REPORT, STUDY_FILE
 from search.terminal import print_table
 from search.verbs.output import WrittenReport, json_option, print_json
+from trials.mlflow.store import database
+from trials.mlflow.tracker import lacks_runs
 from trials.study_record import StudyRecord
 
 OUTPUT = WrittenReport
@@ -41,7 +43,8 @@ COMPARISON = "comparison.html"
 def command(directory: Path, out: Path | None, other: Path | None, opens: bool, as_json: bool) -> None:
     """Write the report of the study in DIRECTORY: one HTML file that opens anywhere, offline.
 
-    A study whose runs go to a tracking server (tracking=) is brought up to date there, too.
+    Where MLflow is behind, it is brought up to date, too: the study's tracking server (tracking=), or the store in
+    DIRECTORY.
     """
     record = read_study(directory, or_empty=True)
     notes: tuple[str, ...] = ()
@@ -83,8 +86,10 @@ def _print(record: StudyRecord, notes: tuple[str, ...]) -> None:
 
 
 def _catch_up(directory: Path, record: StudyRecord, *, json_on_stdout: bool) -> None:
-    """Writes to the study's tracking server what it has missed; its driver does so while there is one."""
-    if load_yaml(directory / STUDY_FILE).get("tracking") is None or record.running:
+    """Writes to MLflow what it has missed, on the study's tracking server or in the directory's own store; the
+    study's driver does so while there is one."""
+    server_is_asked = load_yaml(directory / STUDY_FILE).get("tracking") is not None
+    if record.running or not (server_is_asked or lacks_runs(directory, record)):
         return
     from search.config import written_config  # late: with torch, which a report needs for nothing else
     from search.tracking.destination import server_of
@@ -92,10 +97,12 @@ def _catch_up(directory: Path, record: StudyRecord, *, json_on_stdout: bool) -> 
 
     config = written_config(directory)
     server = server_of(config)
+    if server is None and not lacks_runs(directory, record):
+        return
     mlflow = MlflowFollower(directory, config, Console(stderr=json_on_stdout))
-    if server is not None and mlflow.sync(record):
+    if mlflow.sync(record):
         mlflow.register_best(record)
-        click.echo(f"MLflow: {server} is up to date", err=json_on_stdout)
+        click.echo(f"MLflow: {server or database(directory)} is up to date", err=json_on_stdout)
 
 
 def _open(path: Path) -> None:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from trials.mlflow.log_dataset import dataset_input
 from trials.mlflow.runs import KEY, RunContents, marks, run_key, study_sheet, trial_sheet
 from trials.mlflow.series import seeds_of
 from trials.mlflow.server import open_server, server_errors
-from trials.mlflow.store import artifacts, database, local_path, open_store, store_errors
+from trials.mlflow.store import LOCK_SECONDS, artifacts, database, local_path, open_store, store_errors
 from trials.mlflow.view import VIEWS, view_link, view_tags
 from trials.record import TrialKind, TrialRecord
 from trials.study_record import StudyRecord
@@ -352,6 +353,24 @@ class Tracker:
         if self._report != (state.st_mtime_ns, state.st_size):
             self.client.log_artifact(parent, str(report))
             self._report = (state.st_mtime_ns, state.st_size)
+
+
+def lacks_runs(directory: Path, record: StudyRecord) -> bool:
+    """Tells whether the store of a study's directory has fewer runs that were written to the end than the record
+    has, without MLflow: its writing was cut short, by a full disk for example. A store that is not there lacks
+    none, as its user has moved it away."""
+    if not database(directory).exists():
+        return False
+    query = (
+        "select count(*) from runs join tags on tags.run_uuid = runs.run_uuid "
+        "where tags.key = ? and runs.lifecycle_stage = 'active'"
+    )
+    try:
+        with closing(sqlite3.connect(database(directory), timeout=LOCK_SECONDS)) as connection:
+            ((written,),) = connection.execute(query, (REVISION,)).fetchall()
+    except sqlite3.Error:  # whoever writes to it says what is wrong with it
+        return True
+    return bool(written < 1 + len(record.trials) + len(record.retrainings))
 
 
 def _chosen(number: int, record: StudyRecord) -> tuple[object, ...]:

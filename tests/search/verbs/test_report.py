@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import stat
+from contextlib import closing
 from pathlib import Path
 
 from command_line import Run, run_process
@@ -12,6 +14,8 @@ from dashboards.report.commands import exportable
 from search.bundles.lost_weights import lost_weights
 from search.read_study import read_study
 from trials.events import WEIGHTS
+from trials.mlflow.store import database
+from trials.mlflow.tracker import REVISION, lacks_runs
 
 
 def test_the_report_is_opened_in_the_browser(
@@ -73,3 +77,28 @@ def test_weights_that_are_gone_are_said(dhen_search: Run, study: Path, tmp_path:
     assert "are gone from" in (copy / "report.html").read_text()
     shutil.rmtree(copy / "artifacts")
     dhen_search("report", copy)
+
+
+def test_a_store_of_mlflow_that_is_behind_is_brought_up_to_date(dhen_search: Run, study: Path) -> None:
+    """As after a full disk, when its last writing was cut short."""
+    assert "MLflow" not in dhen_search("report", study).stdout
+    record, store = read_study(study), database(study)
+    assert not lacks_runs(study, record)
+    with closing(sqlite3.connect(store)) as connection, connection:
+        (latest,) = connection.execute(
+            "select run_uuid from tags where key = ? limit 1", (REVISION,)
+        ).fetchone()
+        for table in ("tags", "metrics", "latest_metrics"):
+            names = ("kind", "trial.number")  # by which a run is found again
+            kept = f" and key not in {names}" if table == "tags" else ""
+            connection.execute(f"delete from {table} where run_uuid = ?{kept}", (latest,))
+    assert lacks_runs(study, record)
+    assert f"MLflow: {store} is up to date" in dhen_search("report", study).stdout
+    assert not lacks_runs(study, record)
+    assert "MLflow" not in dhen_search("report", study).stdout
+
+
+def test_a_store_that_is_not_there_lacks_nothing(study: Path, tmp_path: Path) -> None:
+    assert not lacks_runs(tmp_path, read_study(study))
+    database(tmp_path).write_bytes(b"no database" * 100)
+    assert lacks_runs(tmp_path, read_study(study))
