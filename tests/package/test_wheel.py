@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from trials.storage.versions import REVISIONS
+
 ROOT = Path(__file__).parents[2]
 ROOMS = ("dhen", "spaces", "trials", "search", "dashboards")
 BUILD = "from setuptools.build_meta import build_wheel; build_wheel('dist')"
@@ -102,7 +104,7 @@ def test_a_ledger_of_the_time_before_versions_is_migrated_from_it(installed: Pat
     with closing(sqlite3.connect(file)) as connection:
         (version,) = connection.execute("select version_num from dhen_alembic_version").fetchone()
         columns = [row[1] for row in connection.execute("pragma table_info(dhen_study)")]
-    assert version == "0003"
+    assert version == REVISIONS[-1]
     assert "revision" in columns
 
 

@@ -61,7 +61,7 @@ def measured_on_ranks(setting: SharedSetting, say: Say, *, until: float = math.i
 
 
 def _at_once(
-    measure: Callable[..., T], of_each: Sequence[tuple[Any, ...]], say: Say, until: float
+    measure: Callable[..., T], of_each: Sequence[tuple[Any, ...]], say: Say, until: float = math.inf
 ) -> list[T]:
     began = time.monotonic()
 

@@ -148,7 +148,7 @@ def test_of_two_commands_one_measures_and_both_have_it(
 def test_a_long_measurement_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "SAY_SECONDS", 0.2)
     said: list[str] = []
-    assert processes._at_once(time.sleep, [(0.1,), (1.0,)], said.append, math.inf) == [None, None]
+    assert processes._at_once(time.sleep, [(0.1,), (1.0,)], said.append) == [None, None]
     assert said
     assert all(line.startswith("... measuring, after ") for line in said)
 
