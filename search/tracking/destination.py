@@ -13,15 +13,12 @@ from dashboards.sentences.study_note import study_note
 from dhen.errors import UserError
 from search.config import DEMO, StudyConfig
 from trials.data.remote import is_url, shown_url
-from trials.mlflow.server import VARIABLE, check_server, open_server, server_errors
+from trials.mlflow.server import LOCAL, VARIABLE, check_server, open_server, server_errors
 from trials.mlflow.store import database, open_store, store_errors, store_uri
 from trials.mlflow.tracker import Tracker
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-
-LOCAL = "local"
-"""Value of `tracking` by which runs stay in the run directory, whatever the environment says."""
 
 
 def with_destination(config: StudyConfig) -> StudyConfig:

@@ -18,6 +18,7 @@ from search.read_study import read_study
 from search.run_directory import REPORT, STUDY_FILE
 from search.terminal import print_table
 from search.verbs.output import WrittenReport, json_option, print_json
+from trials.mlflow.server import LOCAL
 from trials.mlflow.store import database
 from trials.mlflow.tracker import lacks_runs
 from trials.study_record import StudyRecord
@@ -88,8 +89,8 @@ def _print(record: StudyRecord, notes: tuple[str, ...]) -> None:
 def _catch_up(directory: Path, record: StudyRecord, *, json_on_stdout: bool) -> None:
     """Writes to MLflow what it has missed, on the study's tracking server or in the directory's own store; the
     study's driver does so while there is one."""
-    server_is_asked = load_yaml(directory / STUDY_FILE).get("tracking") is not None
-    if record.running or not (server_is_asked or lacks_runs(directory, record)):
+    runs_go_to = load_yaml(directory / STUDY_FILE).get("tracking")
+    if record.running or (runs_go_to in (None, LOCAL) and not lacks_runs(directory, record)):
         return
     from search.config import written_config  # late: with torch, which a report needs for nothing else
     from search.tracking.destination import server_of
@@ -97,8 +98,6 @@ def _catch_up(directory: Path, record: StudyRecord, *, json_on_stdout: bool) -> 
 
     config = written_config(directory)
     server = server_of(config)
-    if server is None and not lacks_runs(directory, record):
-        return
     mlflow = MlflowFollower(directory, config, Console(stderr=json_on_stdout))
     if mlflow.sync(record):
         mlflow.register_best(record)

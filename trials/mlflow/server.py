@@ -19,6 +19,8 @@ from trials.mlflow.store import open_client
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+LOCAL = "local"
+"""Value of `tracking` by which runs stay in the run directory, whatever the environment says."""
 VARIABLE = "MLFLOW_TRACKING_URI"
 """The environment's variable that names the tracking server, as MLflow itself has it."""
 BOUNDS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": 1, "MLFLOW_HTTP_REQUEST_TIMEOUT": 10}
