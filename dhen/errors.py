@@ -13,6 +13,10 @@ FEWEST_LETTERS = 3
 """A part of a name this long says which name was meant."""
 
 
+EXIT_CODE = 2
+"""Exit code of the command line after a `UserError`, and after other errors that are not ours."""
+
+
 class UserError(ValueError):
     """Says what was wrong, what was received and what would work."""
 

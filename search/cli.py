@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from dhen.errors import UserError
+from dhen.errors import EXIT_CODE, UserError
 from search.logs import show_logs
 from trials.hosts.head import HeadGoneError
 from trials.storage.disk_full import NO_SPACE, disk_full
@@ -53,7 +53,7 @@ VERBS = {
     "blocks": "the interaction modules and what they cost",
     "clusters": "the named clusters and this machine, with the source of each number",
 }
-USER_ERROR, INTERRUPTED = 2, 130
+INTERRUPTED = 130
 VERBOSE = "verbose"
 
 
@@ -126,7 +126,7 @@ def main(arguments: list[str] | None = None) -> Any:
         sys.exit(INTERRUPTED)
     except click.ClickException as error:
         error.show()
-        sys.exit(USER_ERROR)
+        sys.exit(EXIT_CODE)
     except HeadGoneError as error:
         click.echo(f"dhen-search: {error}", err=True)
         _end_without_ray()
@@ -170,10 +170,10 @@ def _end_without_ray() -> None:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(USER_ERROR)
+    os._exit(EXIT_CODE)
 
 
 def fail(message: str) -> None:
     """Prints one message on stderr and ends with exit code 2."""
     click.echo(f"dhen-search: {message}", err=True)
-    sys.exit(USER_ERROR)
+    sys.exit(EXIT_CODE)

@@ -46,7 +46,6 @@ from trials.data.cache import PreparedLog
 from trials.data.origin import origins_of
 from trials.data.teacher import save_teacher
 from trials.events import Progress
-from trials.hosts.head import HeadGoneError
 from trials.record import Metrics, TrialKind, TrialRecord
 from trials.storage.ledger import Ledger
 from trials.study_record import StageName, StudyRecord
@@ -245,8 +244,6 @@ class Finals:
                 has_time_for=has_time_for,
             )
             self._state.note_comparisons(comparisons)
-        except HeadGoneError:
-            raise
         except UserError as error:
             sentences = [f"{error} The study ends without a verdict; `{confirm_command(record)}` goes on."]
         for sentence in sentences:

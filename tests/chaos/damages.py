@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +14,9 @@ from chaos import kills
 from chaos.hit import Hit
 from chaos.scenes import Scene
 
-FAKE_CLOCK = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
-"""Of Debian's package libfaketime."""
+from dhen.atomic_write import write_atomically
+
+CLOCK = Path(__file__).with_name("clock.c")
 HOUR_SECONDS = 3600
 
 
@@ -61,25 +64,22 @@ def truncated_cache(scene: Scene, rng: Random) -> Hit | None:
     return Hit(None, time.time())
 
 
-def no_fake_clock() -> str | None:
-    return None if FAKE_CLOCK.exists() else "needs libfaketime (Debian's package libfaketime)"
+def no_compiler() -> str | None:
+    return None if shutil.which("gcc") else "needs gcc, for a clock that can be put forth and back"
 
 
 def own_clock(scene: Scene, _: Random) -> None:
     """The study's processes have a clock that can be put forth and back; monotonic time goes on, as it does."""
-    clock = scene.folder / "clock"
-    clock.write_text("+0\n")
-    scene.environment |= {
-        "LD_PRELOAD": str(FAKE_CLOCK),
-        "FAKETIME_TIMESTAMP_FILE": str(clock),
-        "FAKETIME_NO_CACHE": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        "NO_FAKE_STAT": "1",
-    }
+    clock, library = scene.folder / "clock", scene.folder / "clock.so"
+    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", library, CLOCK, "-ldl"], check=True)
+    clock.write_text("0")
+    scene.environment |= {"LD_PRELOAD": str(library), "DHEN_CLOCK": str(clock)}
 
 
 def jump(scene: Scene, rng: Random) -> Hit | None:
     if not scene.running():
         return None
-    (scene.folder / "clock").write_text(f"{rng.choice((-1, 1)) * rng.randrange(60, 24 * HOUR_SECONDS):+d}\n")
+    seconds = rng.choice((-1, 1)) * rng.randrange(60, 24 * HOUR_SECONDS)
+    # who reads it in between sees the one or the other
+    write_atomically(scene.folder / "clock", str(seconds))
     return Hit(None, time.time())

@@ -111,6 +111,6 @@ FAULTS = {
         "the clock jumps by up to a day, forth or back",
         damages.jump,
         prepare=damages.own_clock,
-        lacking=damages.no_fake_clock,
+        lacking=damages.no_compiler,
     ),
 }

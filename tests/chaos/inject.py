@@ -17,6 +17,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 HERE = Path(__file__).parent
+MOST_STRIKES = 4
+"""With so many a study has seven candidates; from eight on some may be stopped early."""
 for place in (HERE.parent, HERE.parents[1]):
     sys.path.insert(0, str(place))
 
@@ -36,6 +38,11 @@ def main() -> None:
     parser.add_argument("--strikes", type=int, default=1, help="of a fault in one study, which takes longer")
     parser.add_argument("--table", type=Path, default=INJECTIONS)
     given = parser.parse_args()
+    if given.strikes > MOST_STRIKES:
+        parser.error(
+            f"--strikes {given.strikes}: {MOST_STRIKES} at most; with more a study has so many candidates that "
+            "some are stopped, as those before them happened to end"
+        )
     for name in given.faults:
         if name not in FAULTS:
             parser.error(f"{name!r} is no fault; there are {', '.join(FAULTS)}.")

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar
 
-from dhen.errors import UserError
+from dhen.errors import EXIT_CODE
 
 T = TypeVar("T")
 RAYS_SETTING = "RAY_gcs_rpc_server_reconnect_timeout_s"
@@ -28,12 +28,13 @@ SHARE, LAST_SHARE = 0.75, 0.9
 ends itself."""
 BEAT_SECONDS = 2.0
 """Seconds between two questions whether the head is there."""
-USER_ERROR = 2
-"""Exit code of the command line after a `UserError`."""
 
 
-class HeadGoneError(UserError):
-    """The head of the cluster does not answer, and nothing can be asked of Ray in this process any more."""
+class HeadGoneError(Exception):
+    """The head of the cluster does not answer, and nothing can be asked of Ray in this process any more.
+
+    It is no `UserError`: who goes on without what a user got wrong cannot go on without the cluster.
+    """
 
 
 class Head:
@@ -107,7 +108,7 @@ class Head:
             silent = time.monotonic() - (self._answered or time.monotonic())
             if silent > patience:
                 print(f"dhen-search: {self._gone or _gone(_silent_for(silent))}", file=sys.stderr, flush=True)
-                os._exit(USER_ERROR)
+                os._exit(EXIT_CODE)
 
 
 def _rays_seconds() -> float:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 from dhen.errors import UserError
 from trials.data.cache import PreparedLog
 from trials.hosts.agent import LISTEN_SECONDS, Agent, HostFacts, RankEnded, StudyThere
-from trials.hosts.head import Head
+from trials.hosts.head import Head, HeadGoneError
 from trials.hosts.here import devices_here, versions_here
 from trials.hosts.placement import Shape
 from trials.processes.launcher import Launcher
@@ -227,7 +227,7 @@ class Hosts:
         """Takes in what agents have told, which nodes have left, and which are new.
 
         Raises:
-            UserError: once, where the head of the cluster is gone, and all hosts with it.
+            HeadGoneError: once, where the head of the cluster is gone, and all hosts with it.
         """
         with contextlib.suppress(BlockingIOError):
             self._heard.recv(4096)
@@ -314,7 +314,7 @@ class Hosts:
         self._looked = time.monotonic()
         try:
             nodes = {node.id: node for node in self.head.ask(nodes_alive)}
-        except UserError:
+        except HeadGoneError:
             self._lose_all(LOST_HEAD)
             raise
         for node_id, member in self._members.items():

@@ -49,10 +49,9 @@ class OwnTime:
         self._began = self._read()
 
     def taken(self) -> OwnSeconds:
-        """Returns what was taken since the stretch began, and begins the next one."""
+        """Returns what was taken since the stretch began."""
         began, now = self._began, self._read()
         wall, running, delayed, still = (after - before for before, after in zip(began, now, strict=True))
-        self._began = now
         # who is held back by a limit of its group may be counted in both
         return OwnSeconds(min(wall, running + max(delayed, still)), wall)
 

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from dhen.errors import EXIT_CODE
 from trials.hosts import head
 from trials.hosts.head import Head, HeadGoneError
 
@@ -53,6 +54,7 @@ def test_a_head_that_is_watched_may_take_long_for_an_answer(monkeypatch: pytest.
 
 OUT_OF_REACH = """
 import threading, time
+from dhen.errors import EXIT_CODE
 from trials.hosts import head
 head.BEAT_SECONDS = 0.1
 with head.Head().watched(threading.Event().wait):
@@ -65,7 +67,7 @@ def test_a_process_that_asks_nothing_ends_with_a_sentence() -> None:
     done = subprocess.run(
         [sys.executable, "-c", OUT_OF_REACH], env=environment, capture_output=True, text=True, timeout=50
     )
-    assert done.returncode == head.USER_ERROR
+    assert done.returncode == EXIT_CODE
     assert "the head of the Ray cluster has not answered for 1 s" in done.stderr
 
 
