@@ -155,6 +155,8 @@ def _knee(record: StudyRecord, baseline: TrialRecord | None) -> str | None:
     relative = ""
     if baseline is not None and baseline.result.validation is not None:
         difference = relative_ne_percent(knee.result.validation.ne, baseline.result.validation.ne)
+        if difference >= 0 and (knee.job.flops or 0.0) >= (baseline.job.flops or 0.0):
+            return None  # who has the baseline has no use for it
         relative = f", {_side(difference)} the baseline"
         relative += _flops(knee, baseline)
     about = f"trial {knee.number} ({trial_name(knee)}), has NE {_ne(knee)}"

@@ -15,6 +15,8 @@ from dhen.errors import unknown_name
 from dhen.schema import Growing, Ttl, node_names
 from dhen.values import Value, parse
 
+DecimalMark = Literal[".", ","]
+POINT: DecimalMark = "."
 StampFormat = Literal[
     "iso",
     "seconds",
@@ -24,6 +26,8 @@ StampFormat = Literal[
     "yyyymmdd",
     "yyyymmddhh",
     "yyyymmddhhmmss",
+    "day_first",
+    "month_first",
 ]
 Cycle = Literal["hour_of_day", "day_of_week"]
 CYCLES: tuple[Cycle, ...] = ("hour_of_day", "day_of_week")
@@ -117,6 +121,9 @@ class NumericColumn(Value):
     buckets: Annotated[int, Field(ge=2)] | None = None
     """Largest number of buckets, which are quantiles of the training rows, for a further embedding table
     `COLUMN__bucket`; null: no such table."""
+    decimal: DecimalMark = Field(default=POINT, exclude_if=lambda mark: mark == POINT)
+    """Mark before the decimals of a number that is written as text; with a comma the point may group thousands:
+    1.234,50."""
 
 
 class TimestampColumn(Value):
@@ -126,7 +133,8 @@ class TimestampColumn(Value):
     role: Literal["timestamp"] = "timestamp"
     """What the column is for."""
     format: StampFormat = "iso"
-    """How the time is written. Columns that Parquet types as time stamps need none."""
+    """How the time is written: 31.12.2026 and 31/12/2026 17:05:09 are day_first, 12/31/2026 5:05 PM is
+    month_first. Columns that Parquet types as time stamps need none."""
     derive: tuple[Cycle, ...] = CYCLES
     """Categorical tables made from it; a table is left out where the training rows do not span its cycle."""
 

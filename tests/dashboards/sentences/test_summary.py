@@ -49,6 +49,21 @@ def test_a_candidate_worse_than_the_baseline_is_not_praised() -> None:
     assert "gap closed" not in text
 
 
+def test_a_knee_is_told_where_the_baseline_is_not_better_for_fewer_flops() -> None:
+    baseline, best = (trial(number, Random(number)) for number in range(2))
+    baseline = baseline.replace(kind=TrialKind.BASELINE)
+    cheap, ne = 0.5 * (baseline.job.flops or 0.0), baseline.result.validation.ne
+
+    def said(ne: float, flops: float) -> str:
+        knee = trial(2, Random(2)).with_result(validation=baseline.result.validation.replace(ne=ne))
+        knee = knee.replace(job=knee.job.replace(flops=flops))
+        return " ".join(sentences(judged([baseline, best, knee], best=1, knee=2, front=(1, 2))))
+
+    assert "above the baseline, at 0.5x its FLOPs" in said(1.01 * ne, cheap)
+    assert "The knee of the front" in said(0.99 * ne, 4 * cheap)
+    assert "knee" not in said(1.01 * ne, 4 * cheap)
+
+
 def test_tuning_is_told_by_architecture() -> None:
     first, second = (trial(number, Random(number)) for number in range(2))
     nes = {2: (first, 0.99), 3: (first, 0.98), 4: (second, 1.01)}

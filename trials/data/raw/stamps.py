@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import numpy as np
@@ -17,6 +18,12 @@ MISSING_STAMP = np.iinfo(np.int64).min
 """Mark of a missing time stamp in arrays of milliseconds."""
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 
+DATED = (
+    r"^(?P<a>\d{1,2})[./-](?P<b>\d{1,2})[./-](?P<year>\d{4})"
+    r"(?:[ T,]+(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2})(?:[.,](?P<fraction>\d{1,3})\d*)?)?"
+    r"(?: ?(?P<half>[AaPp][Mm]))?)?$"
+)
+"""A date with the year last, and maybe a time of day."""
 _EPOCH_MS = {"seconds": 1e3, "milliseconds": 1.0, "microseconds": 1e-3}
 _DIGITS: dict[str, tuple[int, ...]] = {
     "yymmddhh": (2, 2, 2, 2),
@@ -36,7 +43,13 @@ def stamps_of(column: pa.Array, stamp_format: StampFormat) -> tuple[Stamps, NDAr
         readable = np.isfinite(numbers) & (np.abs(numbers * _EPOCH_MS[stamp_format]) < 2.0**62)
         scaled = np.round(np.where(readable, numbers, 0.0) * _EPOCH_MS[stamp_format]).astype(np.int64)
         return np.where(readable, scaled, MISSING_STAMP), bad
-    return _from_digits(column, _DIGITS[stamp_format]) if stamp_format in _DIGITS else _from_iso(column)
+    if stamp_format in _DIGITS:
+        return _from_digits(column, _DIGITS[stamp_format])
+    codes, values = distinct(column)
+    values = clean(values)
+    ms = _iso_ms(values) if stamp_format == "iso" else _dated_ms(values, stamp_format)
+    bad = (ms == MISSING_STAMP) & values.is_valid().to_numpy(zero_copy_only=False)
+    return np.append(ms, MISSING_STAMP)[codes], np.append(bad, False)[codes]
 
 
 def _filled(ms: pa.Array) -> Stamps:
@@ -55,33 +68,52 @@ def _from_digits(column: pa.Array, widths: tuple[int, ...]) -> tuple[Stamps, NDA
         digits_left = digits_left // 10**width
     year, month, day, *clock = reversed(fields)
     year = year + 2000 if widths[0] == 2 else year
+    ms, valid = _ms_of(year, month, day, clock)
+    valid &= finite & (digits_left == 0)
+    return np.where(valid, ms, MISSING_STAMP), bad | (finite & ~valid)
+
+
+def _dated_ms(values: pa.Array, order: StampFormat) -> Stamps:
+    """Reads dates with the day or the month first, and maybe a time of day, of 24 hours or of 12."""
+    fields = pc.extract_regex(values, DATED)
+    readable = fields.is_valid().to_numpy(zero_copy_only=False)
+    first, second, year, hour, minute, second_of_minute = (
+        _whole(pc.struct_field(fields, name)) for name in ("a", "b", "year", "hour", "minute", "second")
+    )
+    half = pc.utf8_upper(pc.struct_field(fields, "half").fill_null("")).to_numpy(zero_copy_only=False)
+    halved, afternoon = half != "", half == "PM"
+    readable &= ~halved | ((hour >= 1) & (hour <= 12))
+    hour = np.where(halved, hour % 12 + 12 * afternoon, hour)
+    day, month = (first, second) if order == "day_first" else (second, first)
+    ms, valid = _ms_of(year, month, day, (hour, minute, second_of_minute))
+    fraction = pc.utf8_rpad(pc.struct_field(fields, "fraction").fill_null(""), 3, "0")
+    return np.where(readable & valid, ms + _whole(fraction), MISSING_STAMP)
+
+
+def _whole(digits: pa.Array) -> Stamps:
+    """Returns whole numbers, 0 where there are no digits."""
+    digits = pc.if_else(pc.equal(digits.fill_null(""), ""), "0", digits)
+    return _filled(digits.cast(pa.int64()))
+
+
+def _ms_of(
+    year: Stamps, month: Stamps, day: Stamps, clock: Sequence[Stamps]
+) -> tuple[Stamps, NDArray[np.bool_]]:
+    """Returns milliseconds (N) of dates and times of day (hours, minutes, seconds, as far as they are there), and
+    which are dates of the calendar (N)."""
     months = (year - 1970).astype("M8[Y]").astype("M8[M]") + (month - 1)
     days = months.astype("M8[D]") + (day - 1)
-    valid = (
-        finite
-        & (digits_left == 0)
-        & (month >= 1)
-        & (month <= 12)
-        & (day >= 1)
-        & (days.astype("M8[M]") == months)
-    )
+    valid = (month >= 1) & (month <= 12) & (day >= 1) & (days.astype("M8[M]") == months)
     ms = days.astype("M8[ms]").astype(np.int64)
     for value, limit, unit in zip(clock, (24, 60, 60), (HOUR_MS, 60_000, 1_000), strict=False):
         valid &= value < limit
         ms = ms + value * unit
-    return np.where(valid, ms, MISSING_STAMP), bad | (finite & ~valid)
-
-
-def _from_iso(column: pa.Array) -> tuple[Stamps, NDArray[np.bool_]]:
-    """Reads ISO 8601 with or without zone: in bulk where all rows are alike, else one distinct value at a time."""
-    codes, values = distinct(column)
-    values = pc.replace_substring_regex(clean(values), r"([.]\d{3})\d+", r"\1")  # no finer than a millisecond
-    ms = np.append(_iso_ms(values), MISSING_STAMP)
-    bad = np.append((ms[:-1] == MISSING_STAMP) & values.is_valid().to_numpy(zero_copy_only=False), False)
-    return ms[codes], bad[codes]
+    return ms, valid
 
 
 def _iso_ms(values: pa.Array) -> Stamps:
+    """Reads ISO 8601 with or without zone: in bulk where all values are alike, else one at a time."""
+    values = pc.replace_substring_regex(values, r"([.]\d{3})\d+", r"\1")  # no finer than a millisecond
     for kind in (pa.timestamp("ms"), pa.timestamp("ms", "UTC")):
         try:
             return _filled(values.cast(kind).cast(pa.int64()))

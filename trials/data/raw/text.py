@@ -11,8 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from trials.data.log_schema import POINT, DecimalMark
+
 MISSING_MARKS = ("", "NA", "N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "none", "?", "\\N")
 _MARKS = pa.array(MISSING_MARKS)
+_COMMA_NUMBER = r"^[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d*)?([eE][+-]?\d+)?$"
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?(?i:inf|infinity|nan)$"
 
 Codes = NDArray[np.int32]
@@ -75,8 +78,11 @@ def dictionary_array(codes: Codes, values: pa.Array) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), values)
 
 
-def numbers_of(column: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Returns numbers (N), NaN where missing, infinite or unreadable, and which were unreadable (N)."""
+def numbers_of(
+    column: pa.Array, decimal: DecimalMark = POINT
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Returns numbers (N), NaN where missing, infinite or unreadable, and which were unreadable (N); text has this
+    mark before its decimals."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if pa.types.is_temporal(column.type):
@@ -84,6 +90,12 @@ def numbers_of(column: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]
     unreadable = np.zeros(len(column), dtype=bool)
     if not is_text(column.type):
         values = column.cast(pa.float64(), safe=False)
+    elif decimal != POINT:
+        text = clean(as_text(column))
+        readable = pc.match_substring_regex(text, _COMMA_NUMBER).fill_null(True)
+        pointed = pc.replace_substring(pc.replace_substring(text, ".", ""), ",", ".")
+        values = pc.if_else(readable, pointed, pa.scalar(None, pa.string())).cast(pa.float64())
+        unreadable = ~readable.to_numpy(zero_copy_only=False)
     else:
         try:
             values = as_text(column).cast(pa.float64())

@@ -24,10 +24,12 @@ from numpy.typing import NDArray
 
 from dhen.errors import UserError
 from trials.data.log_schema import (
+    POINT,
     CategoricalColumn,
     Column,
     LogSchema,
     MultiHotColumn,
+    NumericColumn,
     OracleColumn,
     SplitColumn,
     TimestampColumn,
@@ -102,7 +104,7 @@ def _typed(batch: RawBatch, name: str, column: Column, bad_rows: BadRows) -> pa.
         stamps, bad = stamps_of(raw, column.format)
         bad_rows.add_unreadable(batch, name, f"time stamp in the format {column.format}", bad)
         return pa.array(stamps)
-    numbers, bad = numbers_of(raw)
+    numbers, bad = numbers_of(raw, column.decimal if isinstance(column, NumericColumn) else POINT)
     if isinstance(column, OracleColumn):
         outside = (numbers < 0.0) | (numbers > 1.0)
         bad_rows.add_unreadable(batch, name, "probability", bad | outside)

@@ -5,7 +5,8 @@ Known formats (Criteo, Avazu) have known roles; for any other log `roles.rules` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,8 @@ from trials.data.roles.split_columns import FoundSplit, find_split
 
 MOST_BUCKETS = 256
 ROWS_PER_BUCKET = 100
+MOST_NAMED = 5
+"""Number of columns that a sentence names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +44,7 @@ class InferredSchema:
     notes: dict[str, str]
     """Notes on what was seen, by column."""
     sentences: tuple[str, ...] = ()
-    """Sentences on what was decided about the split."""
+    """Sentences on what was decided about the split, and which columns are not used, and why."""
 
 
 def infer_schema(
@@ -85,9 +88,18 @@ def infer(log: RawLog, *, label: str | None = None, skip_bad_rows: bool = False)
         split=next((split.rule for split in found.values() if split.rule is not None), rule),
     )
     notes = {name: judgement.note for name, judgement in judged.items()}
-    return InferredSchema(
-        schema=schema, notes=notes, sentences=tuple(split.sentence for split in found.values())
-    )
+    sentences = (*(split.sentence for split in found.values()), *_unused(judged))
+    return InferredSchema(schema=schema, notes=notes, sentences=sentences)
+
+
+def _unused(judged: Mapping[str, JudgedColumn]) -> Iterator[str]:
+    by_note = defaultdict[str, list[str]](list)
+    for name, judgement in judged.items():
+        if isinstance(judgement.column, IgnoredColumn):
+            by_note[judgement.note].append(repr(name))
+    for note, unused in by_note.items():
+        more = f" and {len(unused) - MOST_NAMED} more" if len(unused) > MOST_NAMED else ""
+        yield f"not used: {', '.join(unused[:MOST_NAMED])}{more} ({note})"
 
 
 def find_label(log: RawLog, requested: str | None) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from trials.data.log_schema import (
+    POINT,
     CategoricalColumn,
     Column,
     IgnoredColumn,
@@ -23,7 +25,7 @@ from trials.data.raw.text import is_list
 from trials.data.roles import names
 from trials.data.roles.multi_hot import separator_of
 from trials.data.roles.sample import ColumnSample
-from trials.data.roles.stamp_formats import stamp_format_of
+from trials.data.roles.stamp_formats import has_unclear_dates, stamp_format_of
 
 FEW_VALUES = 10
 """Number of distinct values up to which whole numbers are codes, whatever their name says."""
@@ -31,6 +33,11 @@ SOME_VALUES = 50
 """Number of distinct values up to which whole numbers are codes unless their name says otherwise."""
 HEAVY_TAIL = 2.0
 """Skewness above which the logarithm of a number is taken (an exponential distribution has 2)."""
+
+UNCLEAR_DATES = (
+    "dates whose day and month could be either; as role timestamp with format day_first or month_first they split "
+    "the log by time"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,7 @@ def _by_name(column: ColumnSample) -> JudgedColumn | None:
     if (
         names.plain(column.name) in names.WEIGHTS
         and column.numbers is not None
+        and column.decimal == POINT
         and np.nanmin(column.numbers) >= 0
     ):
         return JudgedColumn(WeightColumn(), seen(column))
@@ -74,8 +82,9 @@ def _nested(column: ColumnSample) -> JudgedColumn | None:
 
 
 def _stamp(column: ColumnSample) -> JudgedColumn | None:
-    stamp_format = stamp_format_of(column)
-    return JudgedColumn(TimestampColumn(format=stamp_format), seen(column)) if stamp_format else None
+    if stamp_format := stamp_format_of(column):
+        return JudgedColumn(TimestampColumn(format=stamp_format), seen(column))
+    return JudgedColumn(IgnoredColumn(), UNCLEAR_DATES) if has_unclear_dates(column) else None
 
 
 def _constant(column: ColumnSample) -> JudgedColumn | None:
@@ -114,7 +123,8 @@ def _numeric(column: ColumnSample) -> JudgedColumn:
     logarithmic = _skewness(np.sign(values) * np.log1p(np.abs(values)), counts)
     heavy_tailed = abs(raw) > HEAVY_TAIL and abs(logarithmic) < abs(raw)
     note = f"{seen(column)}, {values.min():.6g} to {values.max():.6g}, skewness {raw:.1f}"
-    return JudgedColumn(NumericColumn(transform="log" if heavy_tailed else "standard"), note)
+    transform: Literal["log", "standard"] = "log" if heavy_tailed else "standard"
+    return JudgedColumn(NumericColumn(transform=transform, decimal=column.decimal), note)
 
 
 def _skewness(values: NDArray[np.float64], counts: NDArray[np.int64]) -> float:

@@ -8,8 +8,10 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from trials.data.log_schema import POINT, DecimalMark
 from trials.data.raw.files import RawLog
 from trials.data.raw.readers import BadRows, read_batches
 from trials.data.raw.text import coded, is_list, numbers_of
@@ -18,6 +20,8 @@ SAMPLE_ROWS = 100_000
 """Number of rows looked at, from the start of the log."""
 MOSTLY = 0.01
 """Fraction of values that may be no numbers in a column of numbers."""
+_NO_THOUSANDS = r",(\d{0,2}|\d{4,})$"
+"""A comma that does not group thousands."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +32,9 @@ class ColumnSample:
     raw: pa.Array
     complete: bool = True
     """Whether these are all rows of the log."""
+    commas: bool = False
+    """Whether numbers may have a decimal comma: in files whose fields are separated by semicolons, as they are
+    written where that is in use."""
 
     @property
     def kind(self) -> pa.DataType:
@@ -70,17 +77,29 @@ class ColumnSample:
         """Number of rows without a value."""
         return self.raw.null_count if is_list(self.kind) else self.rows - self.known
 
-    @cached_property
+    @property
     def numbers(self) -> NDArray[np.float64] | None:
         """The distinct values as numbers, or None where they are none.
 
         A few that are no numbers (NaN here) do not make a column text: when the log is prepared they raise an
         error that names their line.
         """
-        numbers, unreadable = numbers_of(self.values)
-        if np.dot(unreadable, self.counts) > MOSTLY * self.known or not np.isfinite(numbers).any():
-            return None
-        return numbers
+        return self._as_numbers[0]
+
+    @property
+    def decimal(self) -> DecimalMark:
+        """The mark before the decimals of its numbers."""
+        return self._as_numbers[1]
+
+    @cached_property
+    def _as_numbers(self) -> tuple[NDArray[np.float64] | None, DecimalMark]:
+        comma = self.commas and pc.any(pc.match_substring_regex(self.values, _NO_THOUSANDS)).as_py()
+        marks: tuple[DecimalMark, ...] = (POINT, ",") if comma else (POINT,)
+        for mark in marks:
+            numbers, unreadable = numbers_of(self.values, mark)
+            if np.dot(unreadable, self.counts) <= MOSTLY * self.known and np.isfinite(numbers).any():
+                return numbers, mark
+        return None, POINT
 
     @property
     def integral(self) -> bool:
@@ -120,10 +139,11 @@ def draw_sample(
             break
         batches.append(batch.table)
         rows += batch.table.num_rows
+    commas = all(file.delimiter == ";" for file in log.files)
     arrays = {name: [batch.column(name) for batch in batches] for name in columns}
     return Sample(
         columns={
-            name: ColumnSample(name, pa.concat_arrays(parts), complete)
+            name: ColumnSample(name, pa.concat_arrays(parts), complete, commas)
             for name, parts in arrays.items()
             if parts
         },

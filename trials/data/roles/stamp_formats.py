@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trials.data.log_schema import StampFormat
-from trials.data.raw.stamps import stamps_of
+from trials.data.raw.stamps import DATED, stamps_of
 from trials.data.roles import names
 from trials.data.roles.sample import ColumnSample
 
@@ -24,6 +24,8 @@ _DATES: tuple[tuple[StampFormat, int], ...] = (
     ("yyyymmddhhmmss", 14),
 )
 _ISO = r"^\d{4}[-/]\d{1,2}[-/]\d{1,2}"
+_WITH_POINTS = r"^\d+\.\d+\."
+"""Nobody writes the month first and points."""
 
 
 def stamp_format_of(column: ColumnSample) -> StampFormat | None:
@@ -36,9 +38,30 @@ def stamp_format_of(column: ColumnSample) -> StampFormat | None:
     if not column.distinct or pa.types.is_nested(column.kind):
         return None
     if column.numbers is None:
-        dated = pc.all(pc.match_substring_regex(column.values, _ISO)).as_py()
-        return "iso" if dated and _all_readable(column, "iso") else None
+        if pc.all(pc.match_substring_regex(column.values, _ISO)).as_py():
+            return "iso" if _all_readable(column, "iso") else None
+        orders = _orders(column)
+        return orders[0] if len(orders) == 1 else None
     return _numeric_format(column) if names.suggests_time(column.name) else None
+
+
+def has_unclear_dates(column: ColumnSample) -> bool:
+    """Tells whether all values are dates with slashes or dashes whose day and month could be either."""
+    return (
+        bool(column.distinct)
+        and not pa.types.is_nested(column.kind)
+        and column.numbers is None
+        and len(_orders(column)) > 1
+    )
+
+
+def _orders(column: ColumnSample) -> list[StampFormat]:
+    """Returns the formats, day first or month first, in which all values can be read."""
+    if not pc.all(pc.match_substring_regex(column.values, DATED)).as_py():
+        return []
+    with_points = pc.all(pc.match_substring_regex(column.values, _WITH_POINTS)).as_py()
+    orders: tuple[StampFormat, ...] = ("day_first",) if with_points else ("day_first", "month_first")
+    return [order for order in orders if _all_readable(column, order)]
 
 
 def _numeric_format(column: ColumnSample) -> StampFormat | None:

@@ -175,7 +175,7 @@ def test_a_table_is_derived_only_where_its_cycle_is_seen(
     column = log.schema.columns["event_time"]
     assert isinstance(column, TimestampColumn)
     assert column.derive == ("hour_of_day",)
-    assert log.notes == ("no table day_of_week: the training rows do not span it",)
+    assert log.notes[-1] == "no table day_of_week: the training rows do not span it"
 
 
 def test_an_indicator_needs_missing_training_values(clicks: Columns, write_csv: Callable[..., Path]) -> None:

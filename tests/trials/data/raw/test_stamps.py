@@ -32,6 +32,15 @@ HOUR = MS - (4 * 60 + 5) * 1000
         ("20141021", "yyyymmdd", HOUR - 3 * 3_600_000),
         ("2014102103", "yyyymmddhh", HOUR),
         ("20141021030405", "yyyymmddhhmmss", MS),
+        ("21.10.2014 03:04:05", "day_first", MS),
+        ("21/10/2014, 3:04:05", "day_first", MS),
+        ("21-10-2014T03:04:05.1239", "day_first", MS + 123),
+        ("21.10.2014 03:04:05,5", "day_first", MS + 500),
+        ("21.10.2014", "day_first", HOUR - 3 * 3_600_000),
+        ("10/21/2014 3:04:05 am", "month_first", MS),
+        ("10/21/2014 03:04:05 PM", "month_first", MS + 12 * 3_600_000),
+        ("10/21/2014 12:04:05 AM", "month_first", MS - 3 * 3_600_000),
+        ("10/21/2014 12:00PM", "month_first", HOUR + 9 * 3_600_000),
     ],
 )
 def test_formats(text: str, kind: str, expected: int) -> None:
@@ -48,6 +57,24 @@ def test_days_that_do_not_exist(text: str) -> None:
 
 def test_hours_that_do_not_exist() -> None:
     assert stamps_of(pa.array(["14102124"]), "yymmddhh")[1].tolist() == [True]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "31.02.2014",
+        "10/21/2014",
+        "0.10.2014",
+        "21.10.14",
+        "2014-10-21",
+        "1.10.2014 24:00",
+        "1.10.2014 13:00 PM",
+    ],
+)
+def test_what_is_no_date_with_the_day_first(text: str) -> None:
+    stamps, bad = stamps_of(pa.array([text, "1.10.2014"]), "day_first")
+    assert bad.tolist() == [True, False]
+    assert stamps[0] == MISSING_STAMP
 
 
 def test_typed_columns_need_no_format() -> None:
@@ -70,6 +97,8 @@ def test_every_form_of_a_moment_is_the_same_stamp(moment: datetime) -> None:
         (moment.strftime("%Y-%m-%d %H:%M:%S"), "iso"),
         (str(int(moment.timestamp())), "seconds"),
         (moment.strftime("%Y%m%d%H%M%S"), "yyyymmddhhmmss"),
+        (moment.strftime("%d.%m.%Y %H:%M:%S"), "day_first"),
+        (moment.strftime("%m/%d/%Y %I:%M:%S %p"), "month_first"),
     ):
         assert stamps_of(pa.array([text]), kind)[0].tolist() == [expected]  # type: ignore[arg-type]
 

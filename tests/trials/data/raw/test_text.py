@@ -59,6 +59,25 @@ def test_numbers(text: str, number: float | None) -> None:
     assert math.isnan(numbers[0]) if number is None else numbers[0] == number
 
 
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("18,72", 18.72),
+        ("-3,", -3.0),
+        ("1.234,50", 1234.5),
+        ("1.234.567", 1234567.0),
+        ("7", 7.0),
+        ("2,5e3", 2500.0),
+    ],
+)
+def test_numbers_with_a_decimal_comma(text: str, number: float) -> None:
+    numbers, bad = numbers_of(pa.array([text, "3.14", "1,2,3", "1.23,4", None]), ",")
+    assert bad.tolist() == [False, True, True, True, False]
+    assert numbers[0] == number
+    assert np.isnan(numbers[1:]).all()
+    assert numbers_of(pa.array([18.72]), ",")[0].tolist() == [18.72]
+
+
 @pytest.mark.parametrize("mark", MISSING_MARKS)
 def test_missing_numbers(mark: str) -> None:
     numbers, bad = numbers_of(pa.array([mark, f" {mark} ", "7"]))

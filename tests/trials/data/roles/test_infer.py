@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dhen.errors import UserError
-from trials.data.log_schema import LabelColumn, NumericColumn, SplitRule
+from trials.data.log_schema import LabelColumn, NumericColumn, SplitRule, TimestampColumn
 from trials.data.raw.sources import CRITEO_COLUMNS, open_log
 from trials.data.roles import sample
 from trials.data.roles.infer import default_buckets, default_min_count, infer, infer_schema
@@ -106,6 +106,20 @@ def test_only_the_first_rows_are_looked_at(
     assert 100 <= drawn.rows < 300
     assert not drawn.complete
     assert sample.draw_sample(open_log([path]), columns, skip_bad_rows=False).complete
+
+
+def test_a_file_as_a_spreadsheet_writes_it_where_the_comma_is_decimal(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    rows = [
+        f"{i // 40 + 1:02d}.03.2026 {i % 24:02d}:15;u{i % 7};{i % 50},{i % 9}5;x;;{i % 2}" for i in range(200)
+    ]
+    path.write_text("\n".join(["seen at;user;price;site;campaign;click", *rows]))
+    inferred = infer(open_log([path]))
+    columns = inferred.schema.columns
+    assert columns["seen at"] == TimestampColumn(format="day_first")
+    assert columns["price"] == NumericColumn(buckets=2, decimal=",")
+    assert inferred.schema.split.by == "timestamp"
+    assert inferred.sentences == ("not used: 'site' (constant: x)", "not used: 'campaign' (always missing)")
 
 
 def test_nothing_to_learn_from(tmp_path: Path) -> None:

@@ -129,12 +129,32 @@ SECONDS = RNG.integers(1_700_000_000, 1_700_900_000, ROWS)
         ("hour", [f"201410{day:02d}05" for day in range(1, 31)], "yyyymmddhh"),
         ("timestamp", [f"201410{day:02d}050607" for day in range(1, 31)], "yyyymmddhhmmss"),
         ("d", pa.array(SECONDS.astype("M8[s]")), "iso"),
+        ("seen", [f"{day}.11.2026 17:05" for day in range(1, 12)], "day_first"),
+        ("seen", [f"{day}/11/2026" for day in range(1, 30)], "day_first"),
+        ("seen", [f"11/{day}/2026 5:0{day % 10} PM" for day in range(1, 30)], "month_first"),
     ],
 )
 def test_time_stamps(name: str, values: Any, expected: str) -> None:
     column = judged(name, values)
     assert isinstance(column, TimestampColumn)
     assert column.format == expected
+
+
+def test_dates_whose_day_could_be_the_month_are_left_to_the_user() -> None:
+    unclear = judge(ColumnSample("seen", pa.array([f"0{day}/11/2026".encode() for day in range(1, 9)])))
+    assert unclear.column.role == "ignore"
+    assert "day_first or month_first" in unclear.note
+
+
+def test_decimal_commas_are_looked_for_where_fields_end_with_semicolons() -> None:
+    prices = [f"{value},{value % 90 + 10}" for value in whole(0, 500)]
+    column = pa.array([price.encode() for price in prices])
+    assert isinstance(judge(ColumnSample("price", column)).column, CategoricalColumn | MultiHotColumn)
+    number = judge(ColumnSample("price", column, commas=True)).column
+    assert isinstance(number, NumericColumn)
+    assert number.decimal == ","
+    thousands = pa.array([f"{value % 9},{value:03d}".encode() for value in whole(0, 999)])
+    assert not isinstance(judge(ColumnSample("price", thousands, commas=True)).column, NumericColumn)
 
 
 def test_numbers_are_time_stamps_only_by_name() -> None:
