@@ -33,6 +33,11 @@ HEAD_BYTES = 1 << 20
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _SUFFIXES = {".csv": Format.CSV, ".tsv": Format.TSV, ".parquet": Format.PARQUET, ".pq": Format.PARQUET}
 _CRITEO_FIELDS = re.compile(r"(?:[01]\t)?(?:-?\d*\t){13}(?:[0-9a-f]{0,8}\t){25}[0-9a-f]{0,8}")
+_FROM_JSON_LINES = (
+    "Where each line is an object, this makes a Parquet file of it, nested keys as columns: "
+    "python -c 'import sys, pyarrow.json as j, pyarrow.parquet as p; "
+    'p.write_table(j.read_json(sys.argv[1]).flatten(), "log.parquet")\' FILE'
+)
 
 
 def open_log(sources: Sequence[Path], log_format: str | None = None) -> RawLog:
@@ -124,6 +129,8 @@ def _file_with_header(path: Path, head: bytes, file_format: Format) -> RawFile:
     bom = len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0
     lines = list(io.StringIO(head[bom:].decode("latin-1"), newline="\n"))
     header = next((line for line in lines if line.strip("\r\n")), "")
+    if header.lstrip().startswith(("{", "[{")):
+        raise UserError(f"{path}: the text is JSON, which is not read. {_FROM_JSON_LINES}")
     delimiter = (
         "\t"
         if file_format is Format.TSV

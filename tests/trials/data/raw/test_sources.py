@@ -99,6 +99,7 @@ def test_several_files_share_their_common_columns(tmp_path: Path) -> None:
         ("\n\n", "no header and no rows"),
         ("a,b,a,click\n1,2,3,0\n", "'a' more than once"),
         ("1,0,3\n4,1,6\n", "no header line"),
+        ('{"click": 1, "user": "a"}\n{"click": 0}\n', r"the text is JSON.* pyarrow\.json"),
         ("a,click\n".encode("utf-16"), "UTF-16"),
         (b"\x00\x01\x02\x03", "neither text nor Parquet"),
         (gzip.compress(b"a,click\n" * 1000, mtime=0)[:-9], "cannot be read"),
