@@ -55,7 +55,8 @@ def read_request(
     Raises:
         UserError: naming the key, what was received and what would work.
     """
-    raw = _plain(what, member) if isinstance(what, str) else _request(deepcopy(dict(what)))
+    plain = _plain(what, member) if isinstance(what, str) else _request(deepcopy(dict(what)))
+    raw = {str(key): value for key, value in plain.items()}  # YAML has keys that are no text
     raw |= given or {}
     what = what if isinstance(what, str) else "plan"
     for unknown in sorted(set(raw) - set(KEYS)):
