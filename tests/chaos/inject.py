@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 HERE = Path(__file__).parent
+KEPT = HERE.parents[1] / "runs" / "chaos"
 MOST_STRIKES = 4
 """With so many a study has seven candidates; from eight on some may be stopped early."""
 for place in (HERE.parent, HERE.parents[1]):
@@ -36,6 +37,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("-n", type=int, help="injections in sum; default: each fault once")
     parser.add_argument("--strikes", type=int, default=1, help="of a fault in one study, which takes longer")
+    parser.add_argument(
+        "--keep", type=Path, default=KEPT, help="where studies that are not as they must be are kept"
+    )
     parser.add_argument("--table", type=Path, default=INJECTIONS)
     given = parser.parse_args()
     if given.strikes > MOST_STRIKES:
@@ -58,7 +62,9 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dhen-chaos-")))
         os.environ["DHEN_SEARCH_CACHE"] = str(folder / "cache")
         keep_costs()
-        chaos = Chaos(folder, given.seed, dict(os.environ), stack, strikes=given.strikes)
+        chaos = Chaos(
+            folder, given.seed, dict(os.environ), stack, strikes=given.strikes, keep=given.keep.resolve()
+        )
         while count < given.n if given.n is not None else studies < len(names):
             name = names[studies % len(names)]
             found = chaos.inject(name, studies // len(names))

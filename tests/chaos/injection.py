@@ -75,9 +75,18 @@ class Chaos:
     """What the injections of one seed share: a log, undisturbed studies, a database server."""
 
     def __init__(
-        self, folder: Path, seed: int, environment: dict[str, str], stack: ExitStack, *, strikes: int = 1
+        self,
+        folder: Path,
+        seed: int,
+        environment: dict[str, str],
+        stack: ExitStack,
+        *,
+        strikes: int = 1,
+        keep: Path | None = None,
     ) -> None:
-        """With `strikes` a fault strikes its study so often, which has the more candidates."""
+        """With `strikes` a fault strikes its study so often, which has the more candidates. A study that is not as
+        it must be is kept below `keep`."""
+        self._keep = keep
         self._strikes, self._candidates = strikes, CANDIDATES * (strikes + 1) // 2
         self._folder, self._seed, self._environment, self._stack = folder, seed, environment, stack
         self._log = write_log(folder / "clicks.csv", ROWS, seed=seed)
@@ -147,11 +156,18 @@ class Chaos:
                     came = verdict._asdict() | {"problems": tuple(verdict.problems)}
                     found[-1] = found[-1].replace(**came)
                     if verdict.problems:
-                        print(scene.said(), file=sys.stderr)  # who looks for the cause begins there
+                        self._for_who_looks_for_the_cause(scene, found[-1])
             except Broken as broken:
                 found = found or [injection]
                 found[-1] = found[-1].replace(problems=(str(broken),))
         return found
+
+    def _for_who_looks_for_the_cause(self, scene: Scene, injection: Injection) -> None:
+        print(scene.said(), file=sys.stderr)
+        if self._keep is not None:
+            kept = self._keep / f"{injection.fault}-{injection.seed}-{injection.number}"
+            shutil.copytree(scene.out, kept, dirs_exist_ok=True)
+            print(f"kept: {kept}", file=sys.stderr)
 
     @contextmanager
     def _scene(self, scene: type[Scene], kind: str, options: dict[str, Any]) -> Iterator[Scene]:
