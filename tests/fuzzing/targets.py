@@ -50,6 +50,11 @@ EVENTS: tuple[Event, ...] = (
 PLAN = """schema: {tables: [{name: site, rows: 1000000, multi_hot: true, mean_ids: 2.0}], numeric: 13}
 training: {batch_size: 64}
 """
+SPREADSHEET = b"seen at;until;price;click\n" + b"".join(
+    b"%d.03.2026 17:05;3/%d/2026 5:05 PM;1.234,5%d;%d\n" % (day, day, day % 10, day % 2)
+    for day in range(1, 29)
+)
+"""A log as a spreadsheet writes it where the comma is decimal."""
 
 
 class Target(NamedTuple):
@@ -108,7 +113,7 @@ def targets(folder: Path) -> dict[str, Target]:
             [(folder / "events.jsonl").read_bytes()],
             _of_file(folder, "fuzzed.jsonl", lambda path: EventReader(path)()),
         ),
-        "log": Target([raw, gzip.compress(raw)], _of_file(folder, "fuzzed.csv", _prepared)),
+        "log": Target([raw, gzip.compress(raw), SPREADSHEET], _of_file(folder, "fuzzed.csv", _prepared)),
         "parquet": Target(
             [(folder / "log.parquet").read_bytes()], _of_file(folder, "fuzzed.parquet", _prepared)
         ),
