@@ -60,7 +60,10 @@ class RawFile:
             stream.read(self.header_bytes)
             lines = io.TextIOWrapper(stream, encoding="latin-1", newline="\n")
             records = records_of(lines, self.delimiter, quoting=self.quoting)
-            line, _, _ = next(itertools.islice(records, row, None))
+            try:
+                line, _, _ = next(itertools.islice(records, row, None))
+            except csv.Error:
+                return f"{self.path}, row {row + 1}"
         return f"{self.path}, line {self.header_lines + line}"
 
 

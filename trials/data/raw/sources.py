@@ -7,6 +7,7 @@ bytes, whatever the file is called.
 from __future__ import annotations
 
 import codecs
+import csv
 import io
 import re
 import zlib
@@ -136,10 +137,17 @@ def _file_with_header(path: Path, head: bytes, file_format: Format) -> RawFile:
         if file_format is Format.TSV
         else next((character for character in ",;\t|" if character in header), ",")
     )
-    record = next(records_of(iter(lines), delimiter, quoting=True), None)
+    try:
+        record = next(records_of(iter(lines), delimiter, quoting=True), None)
+    except csv.Error as error:
+        raise UserError(f"{path}: the header line cannot be read: {error}.") from None
     if record is None:
         raise UserError(f"{path}: the file holds no header and no rows.")
     _, height, fields = record
+    if '"' not in header and any("\r" in field for field in fields):
+        raise UserError(
+            f"{path}: lines end with carriage returns alone; convert them, e.g. with tr '\\r' '\\n'."
+        )
     names = [field.encode("latin-1").decode("utf-8", "replace").strip() for field in fields]
     return RawFile(
         path=path,
