@@ -35,7 +35,8 @@ class OwnTime:
 
     def __init__(self) -> None:
         """Starts the thread that finds out when the process stands still."""
-        self._standstill = 0.0
+        self._noted = (0.0, time.perf_counter())
+        """Seconds that the process stood still, and when the thread woke last; replaced as one."""
         self._ended = False
         try:
             self._schedstat: int | None = os.open(SCHEDSTAT, os.O_RDONLY)  # of this thread, whoever reads it
@@ -67,14 +68,19 @@ class OwnTime:
         delayed = 0.0
         if self._schedstat is not None:
             delayed = 1e-9 * int(os.pread(self._schedstat, 100, 0).split()[1])
-        return time.perf_counter(), time.thread_time(), delayed, self._standstill
+        standstill, woke = self._noted
+        now = time.perf_counter()  # the process may go on before the thread has noted that it stood still
+        return now, time.thread_time(), delayed, standstill + _late(woke, now)
 
     def _watch(self) -> None:
-        before = time.perf_counter()
         while not self._ended:
             time.sleep(PAUSE_SECONDS)
+            standstill, woke = self._noted
             now = time.perf_counter()
-            late = now - before - PAUSE_SECONDS
-            if late > PAUSE_SECONDS:  # less is the interpreter's lock, and the scheduler's
-                self._standstill += late
-            before = now
+            self._noted = standstill + _late(woke, now), now
+
+
+def _late(woke: float, now: float) -> float:
+    """Returns how much later than it asked to a thread wakes that has woken before."""
+    late = now - woke - PAUSE_SECONDS
+    return late if late > PAUSE_SECONDS else 0.0  # less is the interpreter's lock, and the scheduler's
