@@ -7,7 +7,7 @@ line prints its message alone and exits with code 2. Broken invariants of ours a
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 FEWEST_LETTERS = 3
 """A part of a name this long says which name was meant."""
@@ -27,6 +27,12 @@ def unknown_name(kind: str, received: str, known: Iterable[str]) -> UserError:
     near = _nearest(received, names)
     hint = f" Did you mean {near!r}?" if near else ""
     return UserError(f"unknown {kind} {received!r}.{hint} Known: {', '.join(names)}.")
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Returns the first of many names, separated by commas, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _nearest(received: str, names: list[str]) -> str | None:

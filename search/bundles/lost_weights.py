@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dashboards.report.commands import exportable
+from dhen.errors import listed
 from search.run_directory import folder_of
 from trials.events import WEIGHTS
 from trials.record import TrialRecord
@@ -26,11 +27,10 @@ def lost_weights(record: StudyRecord) -> tuple[str, ...]:
     ]
     if not lost:
         return ()
-    named = ", ".join(map(str, lost[:MOST_NAMED]))
-    more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
+    named = listed([str(number) for number in lost], MOST_NAMED)
     of = "trial" if len(lost) == 1 else "trials"
     return (
-        f"The weights of {of} {named}{more} are gone from {directory}: they cannot be exported. "
+        f"The weights of {of} {named} are gone from {directory}: they cannot be exported. "
         f"`dhen-search run --out {directory}` trains them again.",
     )
 

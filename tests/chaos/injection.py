@@ -84,8 +84,8 @@ class Chaos:
         strikes: int = 1,
         keep: Path | None = None,
     ) -> None:
-        """With `strikes` a fault strikes its study so often, which has the more candidates. A study that is not as
-        it must be is kept below `keep`."""
+        """Writes the log. A fault strikes its study `strikes` times, which has the more candidates; a study that
+        is not as it must be is kept below `keep`."""
         self._keep = keep
         self._strikes, self._candidates = strikes, CANDIDATES * (strikes + 1) // 2
         self._folder, self._seed, self._environment, self._stack = folder, seed, environment, stack

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dhen.errors import UserError
+from dhen.errors import UserError, listed
 from trials.data.raw.text import coded
 
 _NEGATIVE = {"0", "-1", "false", "f", "no", "n", "noclick", "no_click", "no click", "not_clicked", "negative"}
@@ -97,6 +97,4 @@ class LabelReader:
 
 
 def _listed(values: Iterable[str]) -> str:
-    values = list(values)
-    more = f" and {len(values) - LISTED} more" if len(values) > LISTED else ""
-    return ", ".join(repr(value) for value in values[:LISTED]) + more
+    return listed([repr(value) for value in values], LISTED)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dhen.errors import UserError, unknown_name
+from dhen.errors import UserError, listed, unknown_name
 from trials.data.log_schema import (
     CategoricalColumn,
     Column,
@@ -98,8 +98,7 @@ def _unused(judged: Mapping[str, JudgedColumn]) -> Iterator[str]:
         if isinstance(judgement.column, IgnoredColumn):
             by_note[judgement.note].append(repr(name))
     for note, unused in by_note.items():
-        more = f" and {len(unused) - MOST_NAMED} more" if len(unused) > MOST_NAMED else ""
-        yield f"not used: {', '.join(unused[:MOST_NAMED])}{more} ({note})"
+        yield f"not used: {listed(unused, MOST_NAMED)} ({note})"
 
 
 def find_label(log: RawLog, requested: str | None) -> str:

@@ -25,7 +25,7 @@ from trials.data.raw.text import is_list
 from trials.data.roles import names
 from trials.data.roles.multi_hot import separator_of
 from trials.data.roles.sample import ColumnSample
-from trials.data.roles.stamp_formats import has_unclear_dates, stamp_format_of
+from trials.data.roles.stamp_formats import stamp_formats_of
 
 FEW_VALUES = 10
 """Number of distinct values up to which whole numbers are codes, whatever their name says."""
@@ -82,9 +82,10 @@ def _nested(column: ColumnSample) -> JudgedColumn | None:
 
 
 def _stamp(column: ColumnSample) -> JudgedColumn | None:
-    if stamp_format := stamp_format_of(column):
-        return JudgedColumn(TimestampColumn(format=stamp_format), seen(column))
-    return JudgedColumn(IgnoredColumn(), UNCLEAR_DATES) if has_unclear_dates(column) else None
+    formats = stamp_formats_of(column)
+    if len(formats) > 1:
+        return JudgedColumn(IgnoredColumn(), UNCLEAR_DATES)
+    return JudgedColumn(TimestampColumn(format=formats[0]), seen(column)) if formats else None
 
 
 def _constant(column: ColumnSample) -> JudgedColumn | None:

@@ -33,8 +33,7 @@ class ColumnSample:
     complete: bool = True
     """Whether these are all rows of the log."""
     commas: bool = False
-    """Whether numbers may have a decimal comma: in files whose fields are separated by semicolons, as they are
-    written where that is in use."""
+    """The file's fields are separated by semicolons, as they are where numbers have a decimal comma."""
 
     @property
     def kind(self) -> pa.DataType:

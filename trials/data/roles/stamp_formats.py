@@ -28,40 +28,33 @@ _WITH_POINTS = r"^\d+\.\d+\."
 """Nobody writes the month first and points."""
 
 
-def stamp_format_of(column: ColumnSample) -> StampFormat | None:
-    """Returns the format of a column of time stamps, or None for any other column.
+def stamp_formats_of(column: ColumnSample) -> list[StampFormat]:
+    """Returns the formats in which a column of time stamps can be read, which are two where the day could be the
+    month in all values; none for any other column.
 
     Numbers are time stamps only where the name suggests it: an id can look like any of them.
     """
     if pa.types.is_timestamp(column.kind) or pa.types.is_date(column.kind):
-        return "iso"
+        return ["iso"]
     if not column.distinct or pa.types.is_nested(column.kind):
-        return None
-    if column.numbers is None:
-        if pc.all(pc.match_substring_regex(column.values, _ISO)).as_py():
-            return "iso" if _all_readable(column, "iso") else None
-        orders = _orders(column)
-        return orders[0] if len(orders) == 1 else None
-    return _numeric_format(column) if names.suggests_time(column.name) else None
-
-
-def has_unclear_dates(column: ColumnSample) -> bool:
-    """Tells whether all values are dates with slashes or dashes whose day and month could be either."""
-    return (
-        bool(column.distinct)
-        and not pa.types.is_nested(column.kind)
-        and column.numbers is None
-        and len(_orders(column)) > 1
-    )
-
-
-def _orders(column: ColumnSample) -> list[StampFormat]:
-    """Returns the formats, day first or month first, in which all values can be read."""
-    if not pc.all(pc.match_substring_regex(column.values, DATED)).as_py():
         return []
-    with_points = pc.all(pc.match_substring_regex(column.values, _WITH_POINTS)).as_py()
-    orders: tuple[StampFormat, ...] = ("day_first",) if with_points else ("day_first", "month_first")
-    return [order for order in orders if _all_readable(column, order)]
+    if column.numbers is None:
+        return [name for name in _written_as(column) if _all_readable(column, name)]
+    found = _numeric_format(column) if names.suggests_time(column.name) else None
+    return [found] if found else []
+
+
+def _written_as(column: ColumnSample) -> tuple[StampFormat, ...]:
+    """Returns the formats that all values of a column of text look like."""
+    if _all_match(column, _ISO):
+        return ("iso",)
+    if not _all_match(column, DATED):
+        return ()
+    return ("day_first",) if _all_match(column, _WITH_POINTS) else ("day_first", "month_first")
+
+
+def _all_match(column: ColumnSample, pattern: str) -> bool:
+    return bool(pc.all(pc.match_substring_regex(column.values, pattern)).as_py())
 
 
 def _numeric_format(column: ColumnSample) -> StampFormat | None:
