@@ -44,7 +44,7 @@ class Choice:
     name: str
     values: tuple[Any, ...]
 
-    @property
+    @cached_property
     def labels(self) -> tuple[Scalar, ...]:
         """What stands in a point for each value: scalars as they are, lists as `128-64`."""
         return tuple(label(value) for value in self.values)

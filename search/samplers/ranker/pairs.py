@@ -53,17 +53,26 @@ class Comparison:
         ne_NG = np.stack([_best_so_far(record, examples) for record in records])
         self._last_N = ne_NG.shape[1] - 1 - np.argmax(~np.isnan(ne_NG[:, ::-1]), axis=1)
         fits = [_regression(ne_NG[:, column], ne_NG[:, -1]) for column in range(ne_NG.shape[1])]
-        self._slope_G, self._error_G = np.array(fits).T
+        self._slope_G, error_G = np.array(fits).T
+        self._weight_G = temperature**2 / (temperature**2 + 2.0 * error_G**2)
         self._ne_NG = np.where(np.isinf(ne_NG), ne_NG[np.isfinite(ne_NG)].max(), ne_NG)
 
     def among(self, left: np.ndarray, right: np.ndarray) -> Pairs:
         """The pairs of these candidates, by their rows."""
         common_LR = np.minimum(self._last_N[left][:, None], self._last_N[right])
-        ahead_LR = self._ne_NG[right, common_LR] - self._ne_NG[left[:, None], common_LR]
-        weight_LR = self._temperature**2 / (self._temperature**2 + 2.0 * self._error_G[common_LR] ** 2)
+        logit_LR = self._ne_at(right, common_LR) - self._ne_at(left[:, None], common_LR)
+        logit_LR *= self._slope_G.take(common_LR)
+        logit_LR /= self._temperature
+        weight_LR = self._weight_G.take(common_LR)
         # nothing is said of a candidate and itself, or where one has shown nothing at what both have reached
-        weight_LR = np.where(np.isnan(ahead_LR) | (left[:, None] == right), 0.0, weight_LR)
-        return Pairs(np.nan_to_num(ahead_LR) * self._slope_G[common_LR] / self._temperature, weight_LR)
+        silent_LR = np.isnan(logit_LR) | (left[:, None] == right)
+        logit_LR[silent_LR] = weight_LR[silent_LR] = 0.0
+        return Pairs(logit_LR, weight_LR)
+
+    def _ne_at(self, rows: np.ndarray, columns_LR: np.ndarray) -> np.ndarray:
+        """NE of candidates at numbers of examples, by one index each: a gather by two takes twice as long."""
+        ne_LR: np.ndarray = self._ne_NG.take(rows * self._ne_NG.shape[1] + columns_LR)
+        return ne_LR
 
 
 def _best_so_far(record: TrialRecord, examples: Sequence[int]) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 from numpy.typing import NDArray
 
@@ -21,6 +23,10 @@ BLOCK_BYTES = 8 << 20
 """Bytes of text per batch: large enough that a column's distinct values are few beside its rows."""
 PARQUET_ROWS = 32_768
 """Rows of a Parquet file per batch."""
+BYTES_AS_CHARACTERS = "latin-1"
+"""Encoding in which each byte is a character."""
+RAGGED = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
+"""How Arrow's parser says that a row has a wrong number of fields."""
 
 T = TypeVar("T")
 
@@ -121,12 +127,7 @@ def _read_parquet(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> I
 
 
 def _read_text(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> Iterator[pa.RecordBatch]:
-    ragged: list[pacsv.InvalidRow] = []
-
-    def on_ragged(row: pacsv.InvalidRow) -> str:
-        if not bad_rows.skip:
-            ragged.append(row)
-            return "error"
+    def leave_out(row: pacsv.InvalidRow) -> str:
         bad_rows.ragged += 1
         return "skip"
 
@@ -134,7 +135,7 @@ def _read_text(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> Iter
         delimiter=file.delimiter,
         quote_char='"' if file.quoting else False,
         newlines_in_values=file.quoting,
-        invalid_row_handler=on_ragged,
+        invalid_row_handler=leave_out if bad_rows.skip else None,
     )
     fields = dict.fromkeys([*columns, file.columns[-1]])  # the last one shows whether all quotes were closed
     convert = pacsv.ConvertOptions(
@@ -143,22 +144,40 @@ def _read_text(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> Iter
         null_values=list(MISSING_MARKS),
         strings_can_be_null=True,
     )
-    # one thread: only then does the parser know the number of a row; conversion is parallel elsewhere
-    read = pacsv.ReadOptions(column_names=list(file.columns), block_size=BLOCK_BYTES, use_threads=False)
+    read = pacsv.ReadOptions(
+        column_names=list(file.columns),
+        block_size=BLOCK_BYTES,
+        use_threads=False,  # only then does the parser know the number of a row; conversion is parallel elsewhere
+        encoding=BYTES_AS_CHARACTERS if bad_rows.skip else "utf-8",  # the handler is called for UTF-8 alone
+    )
     try:
         with open_stream(file.path) as stream:
             stream.read(file.header_bytes)
             last_column = pa.array([])
             for table in pacsv.open_csv(stream, read, parse, convert):
                 last_column = table.column(file.columns[-1])
-                yield table.select(columns)
+                chosen = table.select(columns)
+                yield _as_bytes_were(chosen) if bad_rows.skip else chosen
         _check_last_field(file, last_column)
     except (pa.ArrowException, OSError) as error:
-        if ragged:
-            raise _ragged_row(file, ragged[0]) from None
         if "Empty CSV" in str(error):
             return
-        raise UserError(f"{file.path}: cannot be read to its end ({error}).{_remedy(str(error))}") from None
+        raise _ragged_row(file, str(error)) or UserError(
+            f"{file.path}: cannot be read to its end ({error}).{_remedy(str(error))}"
+        ) from None
+
+
+def _as_bytes_were(table: pa.RecordBatch) -> pa.RecordBatch:
+    """The fields in the file's own bytes, each of which was read as a character."""
+
+    def own_bytes(column: pa.Array) -> pa.Array:
+        text = column.cast(pa.string())
+        if pc.all(pc.string_is_ascii(text)).as_py() is not False:
+            return column
+        values = (None if value is None else value.encode(BYTES_AS_CHARACTERS) for value in text.to_pylist())
+        return pa.array(values, pa.binary())
+
+    return pa.RecordBatch.from_arrays([own_bytes(column) for column in table.columns], table.column_names)
 
 
 def _check_last_field(file: RawFile, last_column: pa.Array) -> None:
@@ -167,9 +186,13 @@ def _check_last_field(file: RawFile, last_column: pa.Array) -> None:
         raise UserError(f"{file.path}: a quote in column {file.columns[-1]!r} is never closed.")
 
 
-def _ragged_row(file: RawFile, row: pacsv.InvalidRow) -> UserError:
+def _ragged_row(file: RawFile, error: str) -> UserError | None:
+    """The error in our words, where a row has more or fewer fields than the header."""
+    if (found := RAGGED.search(error)) is None:
+        return None
+    row, expected, actual = map(int, found.groups())
     return UserError(
-        f"{file.where(row.number - 1)}: expected {row.expected_columns} fields, found {row.actual_columns}. "
+        f"{file.where(row - 1)}: expected {expected} fields, found {actual}. "
         "Mend the row, or leave such rows out with skip_bad_rows."
     )
 

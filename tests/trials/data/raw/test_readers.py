@@ -52,6 +52,17 @@ def test_a_ragged_row_is_named_by_its_line(
     assert bad_rows.notes() == ["rows skipped for a wrong number of fields: 1"]
 
 
+def test_a_ragged_row_that_is_no_utf_8(tmp_path: Path) -> None:
+    """Rows that are left out pass through a handler that Arrow calls with text alone."""
+    path = tmp_path / "log.csv"
+    path.write_bytes(b"a,b,click\r\ncaf\xe9,x,0\rna\xc3\xafve,y,1\n\xe9t\xe9,y,1,7\n,\xff,0\n")
+    with pytest.raises(UserError, match=r"log.csv, line 4: expected 3 fields, found 4"):
+        read(path, ["a"])
+    rows, bad_rows = read(path, ["a", "b"], skip=True)
+    assert rows == {"a": [b"caf\xe9", "na\u00efve".encode(), None], "b": [b"x", b"y", b"\xff"]}
+    assert bad_rows.ragged == 1
+
+
 def test_unclosed_quotes_and_cut_files(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text('a,click\n1,"0\n2,1\n3,0\n')
