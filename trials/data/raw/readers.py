@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dhen.errors import UserError
 from trials.data.raw.files import Format, RawFile, RawLog, open_parquet, open_stream
-from trials.data.raw.text import MISSING_MARKS
+from trials.data.raw.text import MISSING_MARKS, from_bytes
 
 BLOCK_BYTES = 8 << 20
 """Bytes of text per batch: large enough that a column's distinct values are few beside its rows."""
@@ -62,7 +62,7 @@ class BadRows:
         if not self.skip:
             row = int(np.argmax(bad))
             value = batch.table.column(name)[row].as_py()
-            text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+            text = from_bytes(value) if isinstance(value, bytes) else value
             remedy = (
                 "Mend the row, give the column another role in schema.yaml, or count such values as missing with "
                 "skip_bad_rows."

@@ -25,6 +25,7 @@ from trials.data.raw.files import (
     open_stream,
     records_of,
 )
+from trials.data.raw.text import from_bytes
 
 CRITEO_COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
 AVAZU_COLUMNS = ("hour", "C1", "banner_pos", "site_id", "app_id", "device_id", "C14", "C21")
@@ -148,7 +149,7 @@ def _file_with_header(path: Path, head: bytes, file_format: Format) -> RawFile:
         raise UserError(
             f"{path}: lines end with carriage returns alone; convert them, e.g. with tr '\\r' '\\n'."
         )
-    names = [field.encode("latin-1").decode("utf-8", "replace").strip() for field in fields]
+    names = [from_bytes(field.encode("latin-1")).strip() for field in fields]
     return RawFile(
         path=path,
         format=file_format,

@@ -40,10 +40,11 @@ def _decoded(column: pa.Array) -> pa.Array:
     try:
         return column.cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array([None if raw is None else _decode(raw) for raw in column.to_pylist()], pa.string())
+        return pa.array([None if raw is None else from_bytes(raw) for raw in column.to_pylist()], pa.string())
 
 
-def _decode(raw: bytes) -> str:
+def from_bytes(raw: bytes) -> str:
+    """Returns what bytes spell: in UTF-8, or in Latin-1 where they are none."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:

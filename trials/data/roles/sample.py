@@ -20,7 +20,7 @@ SAMPLE_ROWS = 100_000
 """Number of rows looked at, from the start of the log."""
 MOSTLY = 0.01
 """Fraction of values that may be no numbers in a column of numbers."""
-_NO_THOUSANDS = r",(\d{0,2}|\d{4,})$"
+_NO_THOUSANDS = r",(\d{0,2}|\d{4,})$|^[+-]?(0|\d{4})\d*,"
 """A comma that does not group thousands."""
 
 

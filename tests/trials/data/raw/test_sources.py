@@ -66,6 +66,8 @@ def test_columns_of_a_header(tmp_path: Path) -> None:
         "click",
     )
     assert open_log([written(tmp_path / "semicolon.csv", "a;click\n1;0\n")]).columns == ("a", "click")
+    latin = written(tmp_path / "latin.csv", "café;click\n1;0\n".encode("latin-1"))
+    assert open_log([latin]).columns == ("café", "click")
 
 
 def test_criteo_columns(tmp_path: Path) -> None:

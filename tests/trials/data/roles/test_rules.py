@@ -153,8 +153,11 @@ def test_decimal_commas_are_looked_for_where_fields_end_with_semicolons() -> Non
     number = judge(ColumnSample("price", column, commas=True)).column
     assert isinstance(number, NumericColumn)
     assert number.decimal == ","
-    thousands = pa.array([f"{value % 9},{value:03d}".encode() for value in whole(0, 999)])
-    assert not isinstance(judge(ColumnSample("price", thousands, commas=True)).column, NumericColumn)
+    thousands = [f"{value % 9 + 1},{value:03d}" for value in whole(0, 999)]
+    for other, numeric in (("7,125", False), ("0,125", True), ("-0,125", True), ("1250,125", True)):
+        values = pa.array([value.encode() for value in (*thousands, other)])
+        judgement = judge(ColumnSample("price", values, commas=True))
+        assert isinstance(judgement.column, NumericColumn) == numeric, other
 
 
 def test_numbers_are_time_stamps_only_by_name() -> None:
