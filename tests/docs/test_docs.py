@@ -109,6 +109,7 @@ def test_help_lists_all_keys() -> None:
 @pytest.mark.parametrize("name", GUIDE)
 def test_keys_exist(name: str) -> None:
     known = {"data", "depth"} | {row.key for row in all_rows()}  # an option, and what `--sweep` says
+    known |= {"dt", "country"}  # in names of folders
     known |= set(DemoConfig.model_fields)  # of `demo`, where they stand by themselves
     known |= {f"training.{row.key}" for row in rows(TrainingConfig, skip=set(), pages=PAGES)}
     for key in re.findall(r"(?<![\w.-])([a-z_.]+)=[\w.\[]+", (ROOT / name).read_text()):

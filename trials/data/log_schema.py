@@ -226,8 +226,9 @@ class SplitRule(Value):
     column with the role split."""
     validation: SplitPart = 0.1
     """Fraction of the rows for validation; with `by: files` a list of file names, with `by: column` of values.
-    With `by: timestamp` or `by: order`, one of validation and test may be a list too, of values where a column
-    has the role split, else of file names; the fraction is then of the other rows."""
+    The name of a file in a folder that is the log is its path in there (`day1/part-0.parquet`). With
+    `by: timestamp` or `by: order`, one of validation and test may be a list too, of values where a column has the
+    role split, else of file names; the fraction is then of the other rows."""
     test: SplitPart = 0.1
     """Fraction of the rows for test, or a list, as for validation. Rows in neither are training rows."""
 

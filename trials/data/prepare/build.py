@@ -45,7 +45,9 @@ class Request:
 
     def fingerprint(self, schema: LogSchema) -> str:
         """Returns the hash of all that decides what the cache holds, with this schema for the log."""
-        names = [file.path.name for file in self.log.files] if schema.splits_by_file else []
+        files = self.log.files
+        by_name = schema.splits_by_file or any(file.partition for file in files)
+        names = [file.name for file in files] if by_name else []
         encoding = self.encoding.fingerprint if self.encoding else None
         deciding = [VERSION, list(self.file_hashes), names, str(self.log.format), schema.to_dict(), encoding]
         return fingerprint([*deciding, self.skip_bad_rows])

@@ -161,7 +161,7 @@ def _fitting(schema: LogSchema, log: RawLog) -> tuple[LogSchema, tuple[str, ...]
     }
     split = schema.split
     sentences: tuple[str, ...] = ()
-    files = {file.path.name for file in log.files}
+    files = {file.name for file in log.files}
     listed = {*split.names("validation"), *split.names("test")}
     without_column = schema.split_column is not None and schema.split_column not in columns
     if without_column or (schema.splits_by_file and not listed <= files):

@@ -64,7 +64,7 @@ def stage(
             a split rule that lists what the log has not.
     """
     if schema.split_column is None:  # before hours are spent on reading
-        check_names(schema.split, [file.path.name for file in log.files], None, ())
+        check_names(schema.split, [file.name for file in log.files], None, ())
     column = schema.columns[schema.label]
     assert isinstance(column, LabelColumn)
     labels = LabelReader(schema.label, column.positive, log.describe())
@@ -80,7 +80,7 @@ def stage(
             writer = writer or pa.ipc.new_stream(str(path), batch.schema)
             writer.write_batch(batch)
             assert raw.source is not None
-            files.append(raw.source.path.name)
+            files.append(raw.source.name)
             values = batch.column(schema.split_column) if schema.split_column else None
             if values is not None:
                 split_values.update(values.dictionary.to_pylist())

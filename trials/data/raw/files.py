@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,13 +13,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dhen.errors import UserError
 
-GZIP_MAGIC = b"\x1f\x8b"
+COMPRESSIONS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
+"""Arrow's names of the compressions that are read, by a file's first bytes."""
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+"""How Hive and Spark write a missing value into the name of a folder."""
 
 
 class Format(StrEnum):
@@ -37,12 +42,32 @@ class RawFile:
 
     path: Path
     format: Format
-    columns: tuple[str, ...]
-    """Names of the columns, in the file's order."""
+    fields: tuple[str, ...]
+    """Names of what a row of the file holds, in its order."""
+    folder: Path | None = None
+    """The folder that was named as the log, where the file itself was not."""
     delimiter: str = ","
     header_bytes: int = 0
     """Bytes of decompressed text before the first row of data."""
     header_lines: int = 0
+
+    @property
+    def name(self) -> str:
+        """The file's path below the folder that was named; its own name where it was named itself."""
+        return self.path.relative_to(self.folder).as_posix() if self.folder else self.path.name
+
+    @property
+    def partition(self) -> dict[str, str | None]:
+        """Columns that the names of folders hold, as Hive and Spark write them (`dt=2026-11-02/part-0.parquet`),
+        with the value that they have in all rows; a row's own column goes before."""
+        pairs = (part.split("=", 1) for part in self.name.split("/")[:-1] if re.match("[^=]+=", part))
+        values = {unquote(key): None if value == _NO_VALUE else unquote(value) for key, value in pairs}
+        return {key: value for key, value in values.items() if key not in self.fields}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns: a row's own, in the file's order, and those of its folders."""
+        return (*self.fields, *self.partition)
 
     @property
     def quoting(self) -> bool:
@@ -89,8 +114,9 @@ class RawLog:
     @property
     def name(self) -> str:
         """Name of the first file, or of the folder that holds several."""
-        path = self.files[0].path
-        return path.parent.name if len(self.files) > 1 else path.name.split(".")[0]
+        first = self.files[0]
+        folder = first.folder or first.path.parent
+        return folder.name if len(self.files) > 1 else first.path.name.split(".")[0]
 
     def describe(self) -> str:
         """Returns the log's name in words, for messages."""
@@ -98,19 +124,25 @@ class RawLog:
         return f"{self.files[0].path}{more}"
 
 
+def compression_of(head: bytes) -> str | None:
+    """Returns Arrow's name of a file's compression, by its first bytes; None for a plain one."""
+    return next((name for magic, name in COMPRESSIONS.items() if head.startswith(magic)), None)
+
+
 def open_stream(path: Path) -> Any:
     """Opens the decompressed bytes of a file, as an Arrow input stream."""
+    return pa.input_stream(str(path), compression=_compression(path))
+
+
+def _compression(path: Path) -> str | None:
     with path.open("rb") as file:
-        compression = "gzip" if file.read(2) == GZIP_MAGIC else None
-    return pa.input_stream(str(path), compression=compression)
+        return compression_of(file.read(max(map(len, COMPRESSIONS))))
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
     """Opens a Parquet file; a compressed one is unpacked to an unnamed temporary file first."""
     try:
-        with path.open("rb") as file:
-            plain = file.read(2) != GZIP_MAGIC
-        parquet = pq.ParquetFile(path if plain else _unpacked(path))
+        parquet = pq.ParquetFile(_unpacked(path) if _compression(path) else path)
         parquet.schema_arrow.names  # noqa: B018, names that are no UTF-8 show here
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a readable Parquet file ({error}).") from None

@@ -112,10 +112,26 @@ def _read(log: RawLog, columns: Sequence[str], bad_rows: BadRows) -> Iterator[Ra
                 f"the file has {', '.join(file.columns)}."
             )
         read = _read_parquet if file.format is Format.PARQUET else _read_text
+        fields = [name for name in columns if name in file.fields]
         first_row = 0
-        for table in read(file, columns, bad_rows):
-            yield RawBatch(table=table, source=file, first_row=first_row)
+        for table in read(file, fields, bad_rows):
+            yield RawBatch(table=_with_folders(table, file, columns), source=file, first_row=first_row)
             first_row += table.num_rows
+
+
+def _with_folders(table: pa.RecordBatch, file: RawFile, columns: Sequence[str]) -> pa.RecordBatch:
+    """The columns in this order, those that the names of the file's folders hold among them."""
+    for name, value in file.partition.items():
+        if name in columns:
+            table = table.append_column(name, repeated(value, len(table)))
+    return table.select(columns)
+
+
+def repeated(value: str | None, rows: int) -> pa.Array:
+    """Returns the column of so many rows that have one value, which the name of a folder holds."""
+    if value is None:
+        return pa.nulls(rows, pa.binary())
+    return pa.repeat(pa.scalar(value.encode(), pa.binary()), rows)
 
 
 def _read_parquet(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> Iterator[pa.RecordBatch]:
@@ -137,7 +153,7 @@ def _read_text(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> Iter
         newlines_in_values=file.quoting,
         invalid_row_handler=leave_out if bad_rows.skip else None,
     )
-    fields = dict.fromkeys([*columns, file.columns[-1]])  # the last one shows whether all quotes were closed
+    fields = dict.fromkeys([*columns, file.fields[-1]])  # the last one shows whether all quotes were closed
     convert = pacsv.ConvertOptions(
         column_types=dict.fromkeys(fields, pa.binary()),
         include_columns=list(fields),
@@ -145,7 +161,7 @@ def _read_text(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> Iter
         strings_can_be_null=True,
     )
     read = pacsv.ReadOptions(
-        column_names=list(file.columns),
+        column_names=list(file.fields),
         block_size=BLOCK_BYTES,
         use_threads=False,  # only then does the parser know the number of a row; conversion is parallel elsewhere
         encoding=BYTES_AS_CHARACTERS if bad_rows.skip else "utf-8",  # the handler is called for UTF-8 alone
@@ -155,7 +171,7 @@ def _read_text(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> Iter
             stream.read(file.header_bytes)
             last_column = pa.array([])
             for table in pacsv.open_csv(stream, read, parse, convert):
-                last_column = table.column(file.columns[-1])
+                last_column = table.column(file.fields[-1])
                 chosen = table.select(columns)
                 yield _as_bytes_were(chosen) if bad_rows.skip else chosen
         _check_last_field(file, last_column)
@@ -183,7 +199,7 @@ def _as_bytes_were(table: pa.RecordBatch) -> pa.RecordBatch:
 def _check_last_field(file: RawFile, last_column: pa.Array) -> None:
     """Checks that no quote was left open: it swallows the rest of the file, the end of its last line included."""
     if len(last_column) and last_column[-1].is_valid and last_column[-1].as_py().endswith(b"\n"):
-        raise UserError(f"{file.path}: a quote in column {file.columns[-1]!r} is never closed.")
+        raise UserError(f"{file.path}: a quote in column {file.fields[-1]!r} is never closed.")
 
 
 def _ragged_row(file: RawFile, error: str) -> UserError | None:

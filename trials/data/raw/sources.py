@@ -1,26 +1,31 @@
 """Finds out of which files a log consists and how they are written, from names and content.
 
-Text formats have a header line, except raw Criteo, whose columns are known. Gzip is seen from the first
-bytes, whatever the file is called.
+Text formats have a header line, except raw Criteo, whose columns are known. How a file is compressed is seen
+from its first bytes, whatever it is called.
 """
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import io
 import re
-import zlib
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+
+import pyarrow as pa
 
 from dhen.errors import UserError, unknown_name
 from trials.data.raw.files import (
-    GZIP_MAGIC,
+    COMPRESSIONS,
     Format,
     RawFile,
     RawLog,
+    compression_of,
     open_parquet,
     open_stream,
     records_of,
@@ -32,9 +37,16 @@ AVAZU_COLUMNS = ("hour", "C1", "banner_pos", "site_id", "app_id", "device_id", "
 """Names by which an Avazu header is recognised (its test file has no `click`)."""
 HEAD_BYTES = 1 << 20
 """Bytes read from the start of a text file to learn how it is written; a header line must fit in."""
+CHUNK_BYTES = 1 << 16
+"""Bytes unpacked at a time; what follows the last whole chunk of a file's beginning is not counted."""
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _SUFFIXES = {".csv": Format.CSV, ".tsv": Format.TSV, ".parquet": Format.PARQUET, ".pq": Format.PARQUET}
 _CRITEO_FIELDS = re.compile(r"(?:[01]\t)?(?:-?\d*\t){13}(?:[0-9a-f]{0,8}\t){25}[0-9a-f]{0,8}")
+_UNREAD = {
+    b"PK\x03\x04": "a ZIP archive, which is not read: unpack it, or save a spreadsheet as CSV",
+    b"\xfd7zXZ\x00": "compressed by xz, which is not read: unpack it (xz -d)",
+}
+"""What is said of files that begin so."""
 _FROM_JSON_LINES = (
     "Where each line is an object, this makes a Parquet file of it, nested keys as columns: "
     "python -c 'import sys, pyarrow.json as j, pyarrow.parquet as p; "
@@ -51,10 +63,12 @@ def open_log(sources: Sequence[Path], log_format: str | None = None) -> RawLog:
     """
     if log_format is not None and log_format not in list(Format):
         raise unknown_name("format", log_format, [str(format_name) for format_name in Format])
-    paths = [file for source in sources for file in _files_of(Path(source))]
-    if not paths:
+    files = tuple(
+        replace(_open_file(path, Format(log_format) if log_format else None), folder=folder)
+        for folder, path in chain.from_iterable(_files_of(Path(source)) for source in sources)
+    )
+    if not files:
         raise UserError("no log was given: name a file, several files, or a folder.")
-    files = tuple(_open_file(path, Format(log_format) if log_format else None) for path in paths)
     formats = Counter(file.format for file in files)
     if len(formats) > 1:
         examples = ", ".join(f"{file.path.name} is {file.format}" for file in files[:5])
@@ -64,15 +78,21 @@ def open_log(sources: Sequence[Path], log_format: str | None = None) -> RawLog:
     return RawLog(files=files)
 
 
-def _files_of(source: Path) -> list[Path]:
+def _files_of(source: Path) -> list[tuple[Path | None, Path]]:
+    """The files at a path with the folder that it is, if it is one; those that begin with `.` or `_` are of
+    whoever wrote the folder, such as Spark's `_SUCCESS`."""
     if source.is_file():
-        return [source]
+        return [(None, source)]
     if not source.is_dir():
         raise UserError(f"{source}: no such file or folder.")
-    files = sorted(path for path in source.iterdir() if path.is_file() and path.name[0] not in "._")
+    files = sorted(
+        path
+        for path in source.rglob("*")
+        if path.is_file() and not any(part[0] in "._" for part in path.relative_to(source).parts)
+    )
     if not files:
         raise UserError(f"{source}: the folder holds no files.")
-    return files
+    return [(source, path) for path in files]
 
 
 def _open_file(path: Path, requested: Format | None) -> RawFile:
@@ -85,7 +105,7 @@ def _open_file(path: Path, requested: Format | None) -> RawFile:
         raise UserError(f"{path}: cannot be read ({error}).") from None
     file_format = requested or _detect(path, head)
     if file_format is Format.PARQUET:
-        return RawFile(path=path, format=file_format, columns=tuple(open_parquet(path).schema_arrow.names))
+        return RawFile(path=path, format=file_format, fields=tuple(open_parquet(path).schema_arrow.names))
     if head.startswith(_UTF16):
         raise UserError(f"{path}: the text is UTF-16; convert it to UTF-8, e.g. with iconv.")
     if file_format is Format.CRITEO:
@@ -97,7 +117,12 @@ def _detect(path: Path, head: bytes) -> Format:
     if head.startswith(b"PAR1"):
         return Format.PARQUET
     if b"\0" in head[:4096] and not head.startswith(_UTF16):
-        raise UserError(f"{path}: neither text nor Parquet. Known formats: {', '.join(Format)}.")
+        told = next(
+            (words for magic, words in _UNREAD.items() if head.startswith(magic)), "neither text nor Parquet"
+        )
+        raise UserError(
+            f"{path}: {told}. Known formats: {', '.join(Format)}, plain or by {', '.join(COMPRESSIONS.values())}."
+        )
     if _looks_like_criteo(head):
         return Format.CRITEO
     first_line = head.removeprefix(codecs.BOM_UTF8).split(b"\n", 1)[0].decode("latin-1").strip("\r")
@@ -124,7 +149,7 @@ def _criteo_file(path: Path, head: bytes) -> RawFile:
             f"{path}: a Criteo log has 40 tab-separated fields (39 without label) and no header, "
             f"the first line has {width}."
         )
-    return RawFile(path=path, format=Format.CRITEO, columns=CRITEO_COLUMNS[40 - width :], delimiter="\t")
+    return RawFile(path=path, format=Format.CRITEO, fields=CRITEO_COLUMNS[40 - width :], delimiter="\t")
 
 
 def _file_with_header(path: Path, head: bytes, file_format: Format) -> RawFile:
@@ -153,7 +178,7 @@ def _file_with_header(path: Path, head: bytes, file_format: Format) -> RawFile:
     return RawFile(
         path=path,
         format=file_format,
-        columns=_checked_names(path, names),
+        fields=_checked_names(path, names),
         delimiter=delimiter,
         header_bytes=bom + sum(len(line) for line in lines[:height]),
         header_lines=height,
@@ -185,5 +210,17 @@ def _estimate_file_rows(file: RawFile) -> int:
     size = file.path.stat().st_size
     with file.path.open("rb") as raw:
         head = raw.read(HEAD_BYTES)
-    text = zlib.decompressobj(wbits=31).decompress(head) if head.startswith(GZIP_MAGIC) else head
+    text = _unpacked(head)
     return max(1, round(text.count(b"\n") * size / len(head)) - file.header_lines)
+
+
+def _unpacked(head: bytes) -> bytes:
+    """The text of a file's beginning, as far as it goes."""
+    if (compression := compression_of(head)) is None:
+        return head
+    text = bytearray()
+    with contextlib.suppress(OSError):  # a part of a compressed file ends too soon
+        stream = pa.CompressedInputStream(pa.py_buffer(head), compression)
+        while chunk := stream.read(CHUNK_BYTES):
+            text += chunk
+    return bytes(text)

@@ -34,6 +34,8 @@ MOST_BUCKETS = 256
 ROWS_PER_BUCKET = 100
 MOST_NAMED = 5
 """Number of columns that a sentence names."""
+MOST_LISTED = 30
+"""Number of columns that are named where one is to be chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +118,7 @@ def find_label(log: RawLog, requested: str | None) -> str:
     if label is None:
         raise UserError(
             f"{log.describe()}: no label column found (looked for {', '.join(names.LABELS)}). Name it with "
-            f"label=..., one of: {', '.join(log.columns)}."
+            f"label=..., one of: {listed(log.columns, MOST_LISTED)}."
         )
     return label
 
@@ -224,8 +226,8 @@ def _check_features(log: RawLog, label: str, judged: dict[str, JudgedColumn]) ->
         for judgement in judged.values()
     ):
         return
-    reasons = "; ".join(f"{name}: {judgement.note}" for name, judgement in judged.items() if name != label)
+    others = [f"{name} ({judgement.note})" for name, judgement in judged.items() if name != label]
     raise UserError(
         f"{log.describe()}: no column besides the label {label!r} seems to be a feature"
-        + (f" ({reasons})." if reasons else ".")
+        + (f": {listed(others, MOST_NAMED)}." if others else ".")
     )

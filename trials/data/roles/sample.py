@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from trials.data.log_schema import POINT, DecimalMark
 from trials.data.raw.files import RawLog
-from trials.data.raw.readers import BadRows, read_batches
+from trials.data.raw.readers import BadRows, read_batches, repeated
 from trials.data.raw.text import coded, is_list, numbers_of
 
 SAMPLE_ROWS = 100_000
@@ -129,7 +129,10 @@ class Sample:
 def draw_sample(
     log: RawLog, columns: Sequence[str], *, skip_bad_rows: bool, limit: int = SAMPLE_ROWS
 ) -> Sample:
-    """Reads the first rows of a log (whole batches, until there are `limit` rows)."""
+    """Reads the first rows of a log (whole batches, until there are `limit` rows).
+
+    What the names of folders hold is of all files, as days and countries do not vary within the first.
+    """
     batches: list[pa.RecordBatch] = []
     rows, complete = 0, True
     for batch in read_batches(log, columns, BadRows(skip=skip_bad_rows)):
@@ -140,6 +143,8 @@ def draw_sample(
         rows += batch.table.num_rows
     commas = all(file.delimiter == ";" for file in log.files)
     arrays = {name: [batch.column(name) for batch in batches] for name in columns}
+    if not complete:
+        arrays |= {name: _over_all_files(log, name, rows) for name in _in_folders(log) if name in columns}
     return Sample(
         columns={
             name: ColumnSample(name, pa.concat_arrays(parts), complete, commas)
@@ -149,3 +154,14 @@ def draw_sample(
         rows=rows,
         complete=complete,
     )
+
+
+def _in_folders(log: RawLog) -> set[str]:
+    return set.intersection(*(set(file.partition) for file in log.files))
+
+
+def _over_all_files(log: RawLog, name: str, rows: int) -> list[pa.Array]:
+    """A folder's values in the order of the files, each in as many of the rows as its file has of the bytes."""
+    sizes = [file.path.stat().st_size for file in log.files]
+    counts = [max(1, round(rows * size / sum(sizes))) for size in sizes]
+    return [repeated(file.partition[name], count) for file, count in zip(log.files, counts, strict=True)]

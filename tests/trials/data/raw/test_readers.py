@@ -63,6 +63,22 @@ def test_a_ragged_row_that_is_no_utf_8(tmp_path: Path) -> None:
     assert bad_rows.ragged == 1
 
 
+def test_columns_that_folders_name(tmp_path: Path) -> None:
+    for day, name in (("2026-11-01", "log.csv"), ("__HIVE_DEFAULT_PARTITION__", "log.csv")):
+        folder = tmp_path / "clicks" / f"a b%3Dc={day}"
+        folder.mkdir(parents=True)
+        (folder / name).write_text("a,click\n1,0\n2,1\n")
+    rows, _ = read(tmp_path / "clicks", ["click", "a b=c", "a"])
+    assert rows["a b=c"] == [b"2026-11-01", b"2026-11-01", None, None]
+    assert rows["click"] == [b"0", b"1"] * 2
+    for suffix in ("1", "2"):
+        folder = tmp_path / "parquet" / f"dt={suffix}"
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table({"click": [0, 1]}), folder / "part-0.parquet")
+    rows, _ = read(tmp_path / "parquet", ["dt", "click"])
+    assert rows == {"dt": [b"1", b"1", b"2", b"2"], "click": [0, 1, 0, 1]}
+
+
 def test_unclosed_quotes_and_cut_files(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text('a,click\n1,"0\n2,1\n3,0\n')

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 from pathlib import Path
 
 import pyarrow as pa
@@ -86,6 +87,27 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
     assert log.name == "days"
 
 
+def test_a_folder_of_folders_as_spark_writes_it(tmp_path: Path) -> None:
+    """Names of folders hold columns; a row's own of the same name goes before."""
+    for name, text in {
+        "dt=2026-11-02/part-0.csv": "a,click\n2,1\n",
+        "dt=2026-11-01/part-0.csv": "a,click\n1,0\n",
+        "dt=__HIVE_DEFAULT_PARTITION__/part-0.csv": "a,click\n3,1\n",
+        "dt=2026-11-01/_temporary/part-0.csv": "never finished",
+        "_SUCCESS": "",
+    }.items():
+        path = tmp_path / "clicks" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    log = open_log([tmp_path / "clicks"])
+    assert [file.name for file in log.files][:2] == ["dt=2026-11-01/part-0.csv", "dt=2026-11-02/part-0.csv"]
+    assert (log.name, log.columns) == ("clicks", ("a", "click", "dt"))
+    assert [file.partition["dt"] for file in log.files] == ["2026-11-01", "2026-11-02", None]
+    assert open_log([log.files[0].path]).columns == ("a", "click")
+    own = written(tmp_path / "clicks" / "dt=2026-11-01" / "part-0.csv", "dt,a,click\nmine,1,0\n")
+    assert open_log([own.parents[1]]).files[0].columns == ("dt", "a", "click")
+
+
 def test_several_files_share_their_common_columns(tmp_path: Path) -> None:
     one, two = (
         written(tmp_path / "1.csv", "a,b,click\n1,2,0\n"),
@@ -105,7 +127,12 @@ def test_several_files_share_their_common_columns(tmp_path: Path) -> None:
         ("click,a\r0,1\r1,2\r", "carriage returns alone"),
         ('{"click": 1, "user": "a"}\n{"click": 0}\n', r"the text is JSON.* pyarrow\.json"),
         ("a,click\n".encode("utf-16"), "UTF-16"),
-        (b"\x00\x01\x02\x03", "neither text nor Parquet"),
+        (
+            b"\x00\x01\x02\x03",
+            r"neither text nor Parquet\. Known formats: .* plain or by gzip, bz2, zstd, lz4",
+        ),
+        (b"PK\x03\x04\x14\x00\x00", "a ZIP archive, which is not read: unpack it"),
+        (lzma.compress(b"a,click\n1,0\n"), "compressed by xz, which is not read"),
         (gzip.compress(b"a,click\n" * 1000, mtime=0)[:-9], "cannot be read"),
     ],
 )
@@ -131,8 +158,17 @@ def test_sources_that_are_no_log(tmp_path: Path) -> None:
         open_log([tmp_path])
 
 
+@pytest.mark.parametrize("compression", ["gzip", "bz2", "zstd", "lz4"])
+def test_compressed_files_whatever_they_are_called(tmp_path: Path, compression: str) -> None:
+    text, path = "a,click\n" + "12345,0\n" * 50_000, tmp_path / "log"
+    with pa.output_stream(str(path), compression=compression) as stream:
+        stream.write(text.encode())
+    log = open_log([path])
+    assert (log.format, log.columns) == (Format.CSV, ("a", "click"))
+    assert log.files[0].where(7) == f"{path}, line 9"
+    assert estimate_rows(log) == pytest.approx(50_000, rel=0.25)
+
+
 def test_rows_are_estimated(tmp_path: Path) -> None:
     text = "a,click\n" + "12345,0\n" * 50_000
     assert estimate_rows(open_log([written(tmp_path / "log.csv", text)])) == pytest.approx(50_000, rel=0.01)
-    packed = written(tmp_path / "log.csv.gz", gzip.compress(text.encode()))
-    assert estimate_rows(open_log([packed])) == pytest.approx(50_000, rel=0.1)

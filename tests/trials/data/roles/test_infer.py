@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,22 @@ def test_only_the_first_rows_are_looked_at(
     assert sample.draw_sample(open_log([path]), columns, skip_bad_rows=False).complete
 
 
+def test_folders_of_days_and_countries_are_time_stamps_and_categories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of all files, though only the first ones are read."""
+    monkeypatch.setattr("trials.data.roles.infer.draw_sample", partial(sample.draw_sample, limit=100))
+    for day in range(1, 11):
+        for country in ("de", "nl"):
+            folder = tmp_path / f"dt=2026-11-{day:02d}" / f"country={country}"
+            folder.mkdir(parents=True)
+            rows = [f"u{row % 7},{row % 2}" for row in range(60)]
+            (folder / "part-0.csv").write_text("\n".join(["user,click", *rows]))
+    schema = infer(open_log([tmp_path])).schema
+    assert schema.columns["country"].role == "categorical"
+    assert (schema.timestamp, schema.split.by) == ("dt", "timestamp")
+
+
 def test_a_file_as_a_spreadsheet_writes_it_where_the_comma_is_decimal(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     rows = [
@@ -125,7 +142,7 @@ def test_a_file_as_a_spreadsheet_writes_it_where_the_comma_is_decimal(tmp_path: 
 def test_nothing_to_learn_from(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("click,version\n" + "1,a\n0,a\n" * 30)
-    with pytest.raises(UserError, match=r"no column besides the label 'click'.*version: constant: a"):
+    with pytest.raises(UserError, match=r"no column besides the label 'click'.*version .constant: a."):
         infer_schema([path])
     path.write_text("click,version\n")
     with pytest.raises(UserError, match="only a header"):
