@@ -83,9 +83,8 @@ class RawFile:
             return f"{self.path}, row {row + 1}"
         with open_stream(self.path) as stream:
             stream.read(self.header_bytes)
-            lines = io.TextIOWrapper(
-                stream, encoding="latin-1", newline=""
-            )  # ends lines where Arrow's parser does
+            # lines end where Arrow's parser ends them, at carriage returns too
+            lines = io.TextIOWrapper(stream, encoding="latin-1", newline="")
             records = records_of(lines, self.delimiter, quoting=self.quoting)
             try:
                 line, _, _ = next(itertools.islice(records, row, None))

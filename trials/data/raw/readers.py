@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -131,7 +132,7 @@ def repeated(value: str | None, rows: int) -> pa.Array:
     """Returns the column of so many rows that have one value, which the name of a folder holds."""
     if value is None:
         return pa.nulls(rows, pa.binary())
-    return pa.repeat(pa.scalar(value.encode(), pa.binary()), rows)
+    return pa.repeat(pa.scalar(os.fsencode(value), pa.binary()), rows)
 
 
 def _read_parquet(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> Iterator[pa.RecordBatch]:
