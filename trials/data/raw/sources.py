@@ -105,7 +105,8 @@ def _open_file(path: Path, requested: Format | None) -> RawFile:
         raise UserError(f"{path}: cannot be read ({error}).") from None
     file_format = requested or _detect(path, head)
     if file_format is Format.PARQUET:
-        return RawFile(path=path, format=file_format, fields=tuple(open_parquet(path).schema_arrow.names))
+        names = tuple(open_parquet(path).schema_arrow.names)
+        return RawFile(path=path, format=file_format, fields=_without_doubles(path, names))
     if head.startswith(_UTF16):
         raise UserError(f"{path}: the text is UTF-16; convert it to UTF-8, e.g. with iconv.")
     if file_format is Format.CRITEO:
@@ -191,12 +192,14 @@ def _checked_names(path: Path, names: list[str]) -> tuple[str, ...]:
         raise UserError(
             f"{path}: there seems to be no header line, the first line is {', '.join(names[:8])} ..."
         )
+    return _without_doubles(path, tuple(names))
+
+
+def _without_doubles(path: Path, names: tuple[str, ...]) -> tuple[str, ...]:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise UserError(
-            f"{path}: the header names {', '.join(map(repr, twice))} more than once; rename them."
-        )
-    return tuple(names)
+        raise UserError(f"{path}: it names {', '.join(map(repr, twice))} more than once; rename them.")
+    return names
 
 
 def estimate_rows(log: RawLog) -> int:

@@ -153,6 +153,11 @@ def test_sources_that_are_no_log(tmp_path: Path) -> None:
         open_log([path], "parquet")
     with pytest.raises(UserError, match="first line has 1"):
         open_log([path], "criteo")
+    twice = pa.table([[0], [1]], names=["click", "click"])
+    pq.write_table(twice, tmp_path / "twice.pq")
+    with pytest.raises(UserError, match="it names 'click' more than once"):
+        open_log([tmp_path / "twice.pq"])
+    (tmp_path / "twice.pq").unlink()
     pq.write_table(pa.table({"click": [0]}), tmp_path / "log.parquet")
     with pytest.raises(UserError, match=r"log.csv is csv, log.parquet is parquet"):
         open_log([tmp_path])
