@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -65,7 +66,8 @@ def _given_schema(config: LogConfig) -> LogSchema | None:
 def log_files(
     names: Sequence[str], demo: DemoConfig | None = None, progress: OnProgress | None = None
 ) -> list[Path]:
-    """The paths that `--data` names; `demo` alone is the demo log, and what lies at a URL is copied here.
+    """The paths that `--data` names: `demo` alone is the demo log, a pattern (`days/*.csv`) stands for what fits
+    it, in the order of the names, and what lies at a URL is copied here.
 
     Raises:
         UserError: naming the first path that is missing, or cannot be copied.
@@ -74,17 +76,34 @@ def log_files(
         raise UserError(f"--data is empty; name a log, a prepared log, or `{DEMO}`.")
     if list(names) == [DEMO]:
         return [_demo_file(demo or DemoConfig(), progress)]
-    paths = [local_copy(name, progress) if is_url(name) else Path(name) for name in names]
+    paths = [path for name in names for path in _paths(name, progress)]
     missing = [path for path in paths if not path.exists()]
     if missing:
         raise UserError(f"{missing[0]}: no such file or folder (a log, a prepared log, or `{DEMO}`).")
     return paths
 
 
+def _paths(name: str, progress: OnProgress | None) -> list[Path]:
+    if is_url(name):
+        return [local_copy(name, progress)]
+    if not _is_pattern(name):
+        return [Path(name)]
+    if not (found := sorted(glob.glob(name, recursive=True))):
+        raise UserError(f"{name}: no file or folder fits this pattern.")
+    return [Path(path) for path in found]
+
+
+def _is_pattern(name: str) -> bool:
+    return glob.has_magic(name) and not Path(name).exists()
+
+
 def log_name(names: Sequence[str]) -> str:
     """A short name for the log that `--data` names, for folders of what is made of it."""
-    name = shown_url(names[0]) if is_url(names[0]) else names[0]
-    return Path(name).name.split(".")[0] or "log"
+    if is_url(names[0]):
+        path = Path(shown_url(names[0]))
+    else:
+        path = Path(names[0]).resolve().parent if _is_pattern(names[0]) else Path(names[0])
+    return path.name.split(".")[0] or "log"
 
 
 def _demo_file(demo: DemoConfig, progress: OnProgress | None) -> Path:

@@ -29,6 +29,9 @@ from trials.processes.launcher import Launcher
 from trials.storage.disk_full import is_disk_full
 from trials.study_record import StudyRecord
 
+STUDY_SUFFIXES = (".yaml", ".yml", ".json", "")
+"""How names of study files end; what ends otherwise may be a log of gigabytes, which is not read to find out."""
+
 
 def run_session(
     words: tuple[str, ...],
@@ -168,9 +171,15 @@ def _check_names(config: StudyConfig) -> None:
 
 def _split_words(words: tuple[str, ...]) -> tuple[Path | None, list[str]]:
     """Splits words into an optional study file, which comes first, and `key=value` words."""
-    if words and "=" not in words[0]:
-        return Path(words[0]), list(words[1:])
-    return None, list(words)
+    if not words or "=" in words[0]:
+        return None, list(words)
+    file = Path(words[0])
+    if file.is_dir() or (file.exists() and file.suffix not in STUDY_SUFFIXES):
+        raise UserError(
+            f"{file}: a study file is YAML. A log is given as --data {file}; several files each with a --data of "
+            "its own, or as a pattern in quotes."
+        )
+    return file, list(words[1:])
 
 
 def _default_directory(file: Path | None, data: tuple[str, ...]) -> Path:

@@ -88,6 +88,17 @@ def test_names_of_urls_have_no_secrets() -> None:
     assert log_name(["https://host/log?x=secret"]) == "log"
 
 
+def test_a_pattern_stands_for_what_fits_it(tmp_path: Path) -> None:
+    for name in ("day-2.csv", "day-1.csv", "other.csv", "day-[3].csv"):
+        (tmp_path / name).touch()
+    days = [tmp_path / name for name in ("day-1.csv", "day-2.csv")]
+    pattern = str(tmp_path / "day-?.csv")
+    assert log_files([pattern]) == days
+    assert log_files([pattern, str(tmp_path / "day-[3].csv")]) == [*days, tmp_path / "day-[3].csv"]
+    assert log_name([pattern]) == tmp_path.name
+    assert log_name([str(tmp_path / "day-[3].csv")]) == "day-[3]"
+
+
 def test_a_log_at_a_url_is_prepared_as_the_file(dhen_search: Run, site: Site, tmp_path: Path) -> None:
     log = write_log(site.folder / "log.csv", 300)
     dhen_search("prepare", log, "--out", tmp_path / "here")
