@@ -67,22 +67,23 @@ class Killer:
         self._next = progress + self._random.randrange(3, 12)
 
 
+@pytest.mark.parametrize("kills", [4, pytest.param(KILLS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("synchrony", "processes"), [("async", (1, 2)), ("async", (3, 4)), ("semi", (3, 4))], ids=str
 )
 def test_the_others_go_on_and_another_takes_its_place(
-    folder: Path, tmp_path: Path, synchrony: str, processes: Sequence[int]
+    folder: Path, tmp_path: Path, synchrony: str, processes: Sequence[int], kills: int
 ) -> None:
-    killer = Killer(tmp_path, processes, KILLS)
+    killer = Killer(tmp_path, processes, kills)
     served = train_on_servers(long_task(folder, synchrony, tmp_path), tmp_path, killer)
     replaced = [event for event in served.events if isinstance(event, Replaced)]
     assert [event.process for event in replaced] == [NAMES[number] for number in killer.killed]
-    assert len(replaced) == KILLS
+    assert len(replaced) == kills
     assert all(event.how == "was killed by signal 9 (SIGKILL)" for event in replaced)
     assert all(map(math.isfinite, served.ne))
     lost = served.trained.measured.lost_steps or 0
-    assert lost > KILLS if 3 in processes else lost <= KILLS  # of a rank, the batch that it had
-    assert len(killer.seen) == len(NAMES) + KILLS
+    assert lost > kills if 3 in processes else lost <= kills  # of a rank, the batch that it had
+    assert len(killer.seen) == len(NAMES) + kills
     assert not any(Path(f"/proc/{pid}").exists() for pid in killer.seen)
 
 
