@@ -87,10 +87,12 @@ class RawFile:
             lines = io.TextIOWrapper(stream, encoding="latin-1", newline="")
             records = records_of(lines, self.delimiter, quoting=self.quoting)
             try:
-                line, _, _ = next(itertools.islice(records, row, None))
+                found = next(itertools.islice(records, row, None), None)
             except csv.Error:
-                return f"{self.path}, row {row + 1}"
-        return f"{self.path}, line {self.header_lines + line}"
+                found = None
+        if found is None:  # what Arrow takes for rows is not what Python's parser does
+            return f"{self.path}, row {row + 1}"
+        return f"{self.path}, line {self.header_lines + found[0]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,13 +163,13 @@ def records_of(
     """Yields first line, last line (both from 1) and fields of each record; blank lines are no records."""
     number = 0
     for line in lines:
-        first_line = number + 1
+        first_line = number = number + 1
         if quoting and '"' in line:
             reader = csv.reader(itertools.chain([line], lines), delimiter=delimiter)
             fields = next(reader)
-            number += reader.line_num
+            number += reader.line_num - 1
+        elif text := line.rstrip("\r\n"):
+            fields = text.split(delimiter)
         else:
-            number = first_line
-            fields = line.rstrip("\r\n").split(delimiter)
-        if fields != [""]:
-            yield first_line, number, fields
+            continue
+        yield first_line, number, fields

@@ -61,6 +61,9 @@ def test_a_ragged_row_that_is_no_utf_8(tmp_path: Path) -> None:
     rows, bad_rows = read(path, ["a", "b"], skip=True)
     assert rows == {"a": [b"caf\xe9", "na\u00efve".encode(), None], "b": [b"x", b"y", b"\xff"]}
     assert bad_rows.ragged == 1
+    path.write_text('click\n""\n\n1\n1,2\n')  # an empty field in quotes is a row, an empty line is none
+    with pytest.raises(UserError, match=r"log.csv, line 5: expected 1 fields, found 2"):
+        read(path, ["click"])
 
 
 def test_columns_that_folders_name(tmp_path: Path) -> None:
