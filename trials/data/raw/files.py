@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -60,7 +59,7 @@ class RawFile:
     def partition(self) -> dict[str, str | None]:
         """Columns that the names of folders hold, as Hive and Spark write them (`dt=2026-11-02/part-0.parquet`),
         with the value that they have in all rows; a row's own column goes before."""
-        pairs = (part.split("=", 1) for part in self.name.split("/")[:-1] if re.match("[^=]+=", part))
+        pairs = (part.split("=", 1) for part in self.name.split("/")[:-1] if part.find("=") > 0)
         values = {unquote(key): None if value == _NO_VALUE else unquote(value) for key, value in pairs}
         return {key: value for key, value in values.items() if key not in self.fields}
 

@@ -173,8 +173,8 @@ def _read_text(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> Iter
             last_column = pa.array([])
             for table in pacsv.open_csv(stream, read, parse, convert):
                 last_column = table.column(file.fields[-1])
-                chosen = table.select(columns)
-                yield _as_bytes_were(chosen) if bad_rows.skip else chosen
+                own = _as_bytes_were(table) if bad_rows.skip else table
+                yield own.select(columns)
         _check_last_field(file, last_column)
     except (pa.ArrowException, OSError) as error:
         if "Empty CSV" in str(error):

@@ -74,6 +74,9 @@ def test_columns_that_folders_name(tmp_path: Path) -> None:
     rows, _ = read(tmp_path / "clicks", ["click", "a b=c", "a"])
     assert rows["a b=c"] == [b"2026-11-01", b"2026-11-01", None, None]
     assert rows["click"] == [b"0", b"1"] * 2
+    for skip in (False, True):  # by itself too
+        rows, _ = read(tmp_path / "clicks", ["a b=c"], skip=skip)
+        assert rows["a b=c"] == [b"2026-11-01", b"2026-11-01", None, None]
     for suffix in ("1", "2"):
         folder = tmp_path / "parquet" / f"dt={suffix}"
         folder.mkdir(parents=True)

@@ -112,7 +112,7 @@ def test_only_the_first_rows_are_looked_at(
 def test_folders_of_days_and_countries_are_time_stamps_and_categories(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of all files, though only the first ones are read."""
+    """Names of folders are looked at in all files, though only the first ones are read."""
     monkeypatch.setattr("trials.data.roles.infer.draw_sample", partial(sample.draw_sample, limit=100))
     for day in range(1, 11):
         for country in ("de", "nl"):
