@@ -179,6 +179,12 @@ class StudyConfig(LogConfig):
     trained once more, on labels that are half its predictions, and join the front. With `origins` none does,
     since averages have seen what comes after them. Auto: yes where `minutes` are given and leave time for it;
     yes does it though they do not."""
+    refit: Literal["auto"] | bool = "auto"
+    """Whether the baseline and the winners, once they are chosen, are trained once more, on the rows of training
+    and validation together, as many passes as they took to their best. These networks are scored on test beside
+    the others, compared by `confirm`, and exported. With `objective=next_period` none is, since test is scored by
+    networks that have learnt from validation. Auto: yes where `minutes` are given and leave time for it; yes does
+    it though they do not."""
     origins: int = Field(default=0, ge=0)
     """Number of earlier periods, each as long as validation, that winners and baseline are judged on too before
     the best is chosen: their networks are trained again on the rows before each. 0: on validation alone. It needs
@@ -253,6 +259,13 @@ class StudyConfig(LogConfig):
         return wanted and self.most_averaged > 0 and not self.origins
 
     @property
+    def refits(self) -> bool:
+        """Whether winners are trained once more on the rows of training and validation together."""
+        if self.refit == "auto":
+            return self.minutes is not None and self.objective == "validation"
+        return self.refit
+
+    @property
     def confirm_seeds(self) -> tuple[int, int]:
         """Smallest and largest number of seeds that winners are confirmed from; (0, 0) where they are not."""
         if self.confirm == "auto":
@@ -281,6 +294,15 @@ class StudyConfig(LogConfig):
             raise ValueError(
                 f"objective=next_period goes on with tables that the ranks hold, and training.tables.synchrony="
                 f"{synchrony} has them on servers: leave one of the two out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _refit_is_new(self) -> StudyConfig:
+        if self.refit is True and self.objective == "next_period":
+            raise ValueError(
+                "refit=yes trains on validation before test, which objective=next_period does in any case: leave "
+                "one of the two out"
             )
         return self
 
@@ -385,6 +407,7 @@ BUDGET_KEYS = frozenset(
         "averages",
         "average_seeds",
         "distil",
+        "refit",
         "origins",
         "tracking",
         "register_model",

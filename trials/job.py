@@ -16,6 +16,7 @@ from dhen.fingerprint import fingerprint
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema
 from dhen.values import Value
+from trials.record import Refit
 
 STEPS_PER_PASS, MIN_BATCH, MAX_BATCH = 640, 256, 4096
 """Steps per pass that the default batch size aims at; the sizes after it are the bounds of that batch size."""
@@ -430,6 +431,9 @@ class Job(Value):
     origin: int | None = Field(default=None, gt=0, exclude_if=lambda rows: rows is None)
     """Number of the training rows, the first ones, that are trained on as if the log had ended there; the rows
     after them stand for validation (`trials.data.origin`). None: the whole log."""
+    refit: Refit | None = Field(default=None, exclude_if=lambda refit: refit is None)
+    """How long training on the rows of training and validation together goes on (`trials.data.origin`); None:
+    validation is no part of what is trained on, and says when training ends."""
     teacher: str | None = Field(default=None, exclude_if=lambda teacher: teacher is None)
     """Fingerprint of the average that has softened the labels (`trials.data.teacher`); None: the log's own."""
     period: str | None = Field(default=None, exclude_if=lambda length: length is None)

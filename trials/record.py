@@ -215,6 +215,33 @@ def _point_of(numbers: Sequence[float]) -> CurvePoint:
     )
 
 
+class Refit(Value):
+    """How long a training on the rows of training and validation together goes on, and what it keeps: as an
+    earlier training, on training rows alone, had come to its best. No rows are left that could tell it."""
+
+    evaluations: int = Field(gt=0)
+    """Number of the best evaluation, from 1 on; evaluations lie at the same shares of the passes."""
+    averaged: bool = Field(default=False, exclude_if=lambda averaged: not averaged)
+    """Whether the mean of the weights at the last evaluations was the best (`weight_average`)."""
+    lowered_after: tuple[int, ...] = Field(default=(), exclude_if=lambda numbers: not numbers)
+    """Numbers of the evaluations before it after which learning rates were lowered."""
+
+    @classmethod
+    def of(cls, curve: Curve) -> Refit:
+        """How the training with this curve, which has a point at least, had come to its best."""
+        best, lowered = 0, list[int]()
+        for number, ne in enumerate(curve.ne):
+            if number == 0 or ne < curve.ne[best]:
+                best = number
+            else:
+                lowered.append(number + 1)
+        return cls(
+            evaluations=best + 1,
+            averaged=curve[best].averaged,
+            lowered_after=tuple(number for number in lowered if number <= best),
+        )
+
+
 class JobSummary(Value):
     """What a trial trains, as its record keeps it (`trials.job.Job` is the whole of it). Empty where the trial's
     point gives no model."""
@@ -242,6 +269,8 @@ class JobSummary(Value):
     above; an average, which has no training of its own, says the sum over its networks."""
     origin: int | None = Field(default=None, exclude_if=lambda rows: rows is None)
     """Number of the training rows that it is trained on as if the log had ended there; None: the whole log."""
+    refit: Refit | None = Field(default=None, exclude_if=lambda refit: refit is None)
+    """How long it is trained on the rows of training and validation together; None: on those of training alone."""
     teacher: str | None = Field(default=None, exclude_if=lambda teacher: teacher is None)
     """Fingerprint of the average that has softened the labels; None: they are the log's."""
     period: str | None = Field(default=None, exclude_if=lambda length: length is None)

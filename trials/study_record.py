@@ -16,7 +16,7 @@ from dhen.values import Value
 from trials.analyses import Ablation, Better, Slices
 from trials.choice import Choice
 from trials.ordered_axis import OrderedAxis, Setting
-from trials.record import MADE_OF_WINNERS, Curve, TrialKind, TrialRecord
+from trials.record import MADE_OF_WINNERS, Curve, Metrics, TrialKind, TrialRecord
 from trials.serving_limits import Limits, ServingConfig
 
 
@@ -49,6 +49,18 @@ class Comparison(Value):
     """The smallest difference that would have been found in 80 % of such comparisons."""
     better: Better
     """Whether the winner is better than the baseline, by the adjusted p at 5 %."""
+
+
+class Refitted(Value):
+    """A trial whose networks were trained once more, on the rows of training and validation together."""
+
+    trial: int
+    networks: tuple[int, ...]
+    """Numbers of the retrainings that are its networks, in their order."""
+    rows: int
+    """Number of rows that they were trained on."""
+    test: Metrics
+    """Metrics on test."""
 
 
 class LogSummary(Value):
@@ -172,6 +184,7 @@ class StageName(StrEnum):
     DISTILLING = "learning from an average"
     CHOICE = "choice of winners"
     TEST = "scores on test"
+    REFIT = "refit on training and validation"
     CONFIRMATION = "confirmation"
 
 
@@ -292,6 +305,9 @@ class StudyRecord(Value):
     """Retrainings of winners and the baseline after selection, for intervals and ablations; no candidates."""
     comparisons: tuple[Comparison, ...] = ()
     """Comparisons of winners with the baseline, by FLOPs, once they were retrained (`dhen-search confirm`)."""
+    refits: tuple[Refitted, ...] = ()
+    """The baseline and the winners, trained once more on the rows of training and validation together; none where
+    the study does not do so (`refit`)."""
     ablations: tuple[Ablation, ...] = ()
     """What the parts of winners are worth, by number of the trial, as far as that was asked
     (`dhen-search ablate`)."""
@@ -307,6 +323,11 @@ class StudyRecord(Value):
     def comparison(self, number: int | None) -> Comparison | None:
         """Returns the comparison of a winner with the baseline; None where the winner was not retrained."""
         return next((comparison for comparison in self.comparisons if comparison.trial == number), None)
+
+    def refit(self, number: int | None) -> Refitted | None:
+        """Returns what became of a trial on the rows of training and validation together; None where it was not
+        trained on them."""
+        return next((refit for refit in self.refits if refit.trial == number), None)
 
     def trial(self, number: int) -> TrialRecord:
         """Returns the trial with this number."""

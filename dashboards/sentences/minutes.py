@@ -18,6 +18,11 @@ TRAININGS_TO_BEGIN_WITH = 12
 the baseline's, a quarter is kept for confirmation (docs/decisions/0029-minutes.md)."""
 NO_TIME_TO_DISTIL = "No network learnt from the best average, for want of time; with distil=yes some do."
 """What a study says whose minutes leave no time for distillation."""
+NO_TIME_TO_REFIT = (
+    "The winners were not trained once more on training and validation together, for want of time; with refit=yes "
+    "they are."
+)
+"""What a study says whose minutes leave no time for that."""
 
 
 def search_ended(record: StudyRecord) -> str | None:

@@ -14,7 +14,7 @@ from dashboards.sentences.choice import baseline_is_best, best_not_lowest, noise
 from dashboards.sentences.edges import on_the_edge, widened
 from dashboards.sentences.minutes import fewer_seeds, fewer_winners, no_candidate, search_ended
 from dashboards.sentences.stages import over_limits, passes_found, promotion, proposed, tuned, warm_starts
-from dashboards.sentences.winners import confirm_command, verdict
+from dashboards.sentences.winners import confirm_command, refitted, verdict
 from dashboards.units import byte_size, decimals, known, percent, ratio, si
 from trials.record import Metrics, Outcome, TrialKind, TrialRecord
 from trials.study_record import StudyRecord, relative_ne_percent
@@ -54,6 +54,7 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
         _floor(record, best, baseline, "validation"),
         winners_chosen(record),
         _test(best, baseline, record),
+        refitted(record),
         fewer_winners(record),
         fewer_seeds(record),
         _floor(record, best, baseline, "test"),

@@ -7,7 +7,7 @@ from dashboards.sentences.choice import reasons
 from dashboards.units import MISSING, decimals, percent, percent_range, si
 from trials.analyses import Better
 from trials.record import Outcome, TrialRecord
-from trials.study_record import Comparison, StudyRecord
+from trials.study_record import Comparison, StudyRecord, relative_ne_percent
 
 COLUMNS = (
     "Trial",
@@ -43,11 +43,12 @@ def explanation(record: StudyRecord) -> str | None:
         return None
     first = record.comparisons[0]
     fewest = min(len(comparison.seeds) for comparison in record.comparisons)
+    on = ", on the rows of training and validation together" if record.refits else ""
     return (
-        f"Winners and baseline retrained from {fewest} seeds other than the study's, each pair in the same order "
-        f"of examples. Intervals are of NE on test relative to the baseline's, over seeds and {first.blocks} "
-        f"blocks of rows by {first.blocked_by}. p is two-sided, after Holm's correction over {first.winners}. "
-        f"Detectable: the difference that four of five such comparisons would have found."
+        f"Winners and baseline retrained from {fewest} seeds other than the study's{on}, each pair in the same "
+        f"order of examples. Intervals are of NE on test relative to the baseline's, over seeds and "
+        f"{first.blocks} blocks of rows by {first.blocked_by}. p is two-sided, after Holm's correction over "
+        f"{first.winners}. Detectable: the difference that four of five such comparisons would have found."
     )
 
 
@@ -60,6 +61,21 @@ def verdict(comparison: Comparison) -> str:
         f"95 % interval {interval(comparison)}): {VERDICTS[comparison.better]}. "
         f"The smallest difference that this comparison could be expected to show is "
         f"{decimals(comparison.detectable_percent, 2)} %."
+    )
+
+
+def refitted(record: StudyRecord) -> str | None:
+    """What the best has gained by learning from validation too; None where it has not."""
+    refit = record.refit(record.best)
+    if refit is None:
+        return None
+    before = record.trial(refit.trial).result.test
+    change = f", {percent(relative_ne_percent(refit.test.ne, before.ne))} to before" if before else ""
+    baseline = record.refit(record.baseline) if record.best != record.baseline else None
+    beside = f", the baseline {decimals(baseline.test.ne, 5)}" if baseline else ""
+    return (
+        f"Trained once more, on the {refit.rows:,} rows of training and validation together, the best has NE "
+        f"{decimals(refit.test.ne, 5)} on test{change}{beside}; the bundle has these weights."
     )
 
 
@@ -91,10 +107,14 @@ def retrained_line(retraining: TrialRecord) -> str:
     ablation = f" without {retraining.origin.removed}" if retraining.origin.removed else ""
     rows = retraining.job.origin
     part = f" on the first {rows:,} rows" if rows is not None else ""
+    if retraining.job.refit is not None:
+        part = " on training and validation"
     about = f"retrained trial {retraining.origin.of}{ablation}{part} from seed {retraining.job.seed}"
     if retraining.result.outcome is not Outcome.COMPLETED:
         return f"{about}: {retraining.result.outcome}, {retraining.result.error}"
     split, metrics = "test", retraining.result.test
+    if metrics is None and retraining.job.refit is not None:
+        return about
     if metrics is None:
         split, metrics = "validation", retraining.result.validation
     return f"{about}: NE {decimals(metrics.ne, 5) if metrics else MISSING} on {split}"

@@ -18,7 +18,7 @@ OF_CANDIDATES = (StageName.SEARCH, StageName.TUNING)
 """Stages whose trainings are the candidates, which are counted in any case."""
 LEAST_WORK = 0.05
 """Trainings that must be done before the rest is estimated from them: less than that is mostly starting up."""
-NOUNS = {StageName.CONFIRMATION: "retrainings", StageName.AVERAGES: "retrainings"}
+NOUNS = dict.fromkeys((StageName.AVERAGES, StageName.REFIT, StageName.CONFIRMATION), "retrainings")
 
 
 def progress_line(record: StudyRecord, shares: Shares | None = None) -> Text:

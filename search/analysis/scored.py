@@ -12,7 +12,7 @@ import numpy as np
 
 from dhen.errors import UserError
 from search.analysis.losses import Blocks, block_sums
-from search.execution.jobs import trained_job
+from search.execution.jobs import refit_job, trained_job
 from search.execution.retraining import SPLIT, RetrainingRequest, Retrainings
 from trials.data.cache import PreparedLog
 from trials.data.example_weights import Floats, example_weights
@@ -43,8 +43,9 @@ def fresh_seeds(study_seed: int, count: int) -> range:
 
 def retrained_job(network: TrialRecord, study: StudyRecord, log: PreparedLog, seed: int) -> Job:
     """The job of training a network of a study from another seed; networks with different seeds keep them
-    apart."""
-    return trained_job(network, log, seed_shift=seed - study.seed)
+    apart. In a study whose winners were trained once more on validation too, it is trained so."""
+    job_of = refit_job if study.refits else trained_job
+    return job_of(network, log, seed_shift=seed - study.seed)
 
 
 def wanted_from(

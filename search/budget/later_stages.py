@@ -10,6 +10,8 @@ divided:
   alone, nothing is kept, and the study says what there was no time for. A number of seeds that was asked for has
   half of the minutes at most; what it takes beyond that is done when they are over.
 - Networks that learn from an average have what scoring and training them takes, 15 % of the minutes at most.
+- Winners that are trained once more, on training and validation together, have what that takes, 15 % of the
+  minutes at most.
 - Trainings on all rows, after a search on a part of them, have what they take, half of the minutes at most.
 - The search and tuning have the rest, in turns (`search.budget.budget`).
 """
@@ -41,6 +43,8 @@ SETTLED = 10
 """Number of candidates from which as many winners are expected as there are, and no longer five."""
 DISTIL_SHARE = 0.15
 """Largest share of the minutes that is kept for networks that learn from an average."""
+REFIT_SHARE = 0.15
+"""Largest share of the minutes that is kept for training winners once more, on validation too."""
 CLOSING_SECONDS = 4.0
 """Seconds that the bundle of the best takes, and the end of the processes (docs/benchmarks/minutes.md); the report
 and MLflow take on top what they took last."""
@@ -62,11 +66,12 @@ class LaterStages:
         self._test_rows, self._train_rows = (
             rows[split] / max(1, rows["validation"]) for split in ("test", "train")
         )
+        self._longer = 1.0 + 1.0 / max(1.0, self._train_rows) if config.refits else 1.0
         self.minutes_seconds = 60.0 * config.minutes
 
     def seconds(self) -> float:
         """All of them together: what a search leaves."""
-        known = self.choosing() + self.distillation() + self.scores() + self.closing
+        known = self.choosing() + self.distillation() + self.scores() + self.refits() + self.closing
         earlier_periods = self._config.origins * self.one_seed()
         return self.promotions() + known + earlier_periods + self.confirmation()
 
@@ -116,6 +121,12 @@ class LaterStages:
         """Seconds until the winners are scored on test."""
         return side_by_side_seconds(self._scored(self._networks(), self._test_rows), self.places)
 
+    def refits(self) -> float:
+        """Seconds until the winners and the baseline are trained once more, on validation too, and scored."""
+        if not self._config.refits:
+            return 0.0
+        return min(self.one_seed(), REFIT_SHARE * self.minutes_seconds)
+
     def one_seed(self) -> float:
         """Seconds until the winners and the baseline are retrained from one seed and scored, in the search."""
         networks = self._networks()
@@ -128,7 +139,7 @@ class LaterStages:
         whole = 1.0 if self._state.promoted else self._config.training.train_fraction
         scored = self._scored(networks, self._test_rows)
         took = (
-            trial.result.training_seconds / whole + score
+            self._longer * trial.result.training_seconds / whole + score
             for trial, score in zip(networks, scored, strict=True)
         )
         return side_by_side_seconds(took, self.places)

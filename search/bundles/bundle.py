@@ -80,6 +80,8 @@ class BundleInfo(Value):
     embedding_parameters: int
     cost: tuple[CostRow, ...]
     validation: Metrics
+    """Metrics on validation; of networks that were trained on validation too (`Job.refit`) those that they were
+    chosen by, before they were."""
     test: Metrics | None = None
     baseline_validation: Metrics | None = None
     baseline_test: Metrics | None = None
@@ -106,6 +108,11 @@ class BundleInfo(Value):
         if (self.job is None) != bool(self.members):
             raise ValueError("expected either a job, or members")
         return self
+
+    @property
+    def has_seen_validation(self) -> bool:
+        """Whether the networks were trained on the rows of validation too."""
+        return any(job.refit is not None for job in self.jobs)
 
     @property
     def jobs(self) -> tuple[Job, ...]:

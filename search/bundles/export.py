@@ -21,13 +21,15 @@ from trials.study_record import StudyRecord
 def export(record: StudyRecord, log: PreparedLog, how: str, out: Path) -> TrialRecord:
     """Writes the bundle of the trial that `how` picks (see `search.pareto.picked`); returns the trial.
 
-    A bundle of an average holds all its members.
+    A bundle of an average holds all its members. Where the trial was trained once more on the rows of training and
+    validation together, these networks are exported.
 
     Raises:
         UserError: where no trial fits, or its weights are no longer there.
     """
     trial = picked(record, how)
-    networks = record.networks(trial)
+    refit, baseline_refit = record.refit(trial.number), record.refit(record.baseline)
+    networks = tuple(map(record.retraining, refit.networks)) if refit else record.networks(trial)
     weights = [folder_of(Path(record.directory), network) / WEIGHTS for network in networks]
     for network, file in zip(networks, weights, strict=True):
         if not file.exists():
@@ -37,6 +39,8 @@ def export(record: StudyRecord, log: PreparedLog, how: str, out: Path) -> TrialR
     baseline = record.trial(record.baseline) if record.baseline is not None else None
     members = [Member(trial=network.network_of, job=trained_job(network, log)) for network in networks]
     info = bundle_info(trial, members, log, study=record.name, baseline=baseline)
+    if refit is not None:
+        info = info.replace(test=refit.test, baseline_test=baseline_refit.test if baseline_refit else None)
     info = info.replace(comparison=record.comparison(trial.number))
     write_bundle(out, info, weights, log, record.serving)
     return trial

@@ -13,7 +13,7 @@ from spaces.space import Candidate, Point, Space
 from trials.cluster.machine import Precision
 from trials.data.cache import PreparedLog
 from trials.job import Job, TrainingConfig, check_order
-from trials.record import JobSummary, Origin, TrialKind, TrialRecord
+from trials.record import JobSummary, Origin, Refit, TrialKind, TrialRecord
 from trials.serving_limits import weights_bytes
 
 
@@ -67,9 +67,20 @@ def trained_job(
         training=parse(TrainingConfig, trial.job.training, "ledger"),
         seed=trial.job.seed + seed_shift,
         origin=origin if origin is not None else trial.job.origin,
+        refit=trial.job.refit,
         teacher=trial.job.teacher,
         period=trial.job.period,
     )
+
+
+def refit_job(network: TrialRecord, log: PreparedLog, *, seed_shift: int = 0) -> Job:
+    """The job of training a network once more, on the rows of training and validation together, as long as its
+    training had taken to its best."""
+    job, rows = trained_job(network, log, seed_shift=seed_shift), log.manifest.rows
+    assert job.training.evaluate_every is not None
+    longer = (rows["train"] + rows["validation"]) / rows["train"]
+    training = job.training.replace(evaluate_every=max(1, round(longer * job.training.evaluate_every)))
+    return job.replace(training=training, refit=Refit.of(network.result.curve))
 
 
 def new_record(number: int, kind: TrialKind, point: Point, job: Job, **origin: Any) -> TrialRecord:
@@ -91,6 +102,7 @@ def new_record(number: int, kind: TrialKind, point: Point, job: Job, **origin: A
             embedding_parameters=embedding_parameters(cost),
             weights_bytes=weights_bytes(cost),
             origin=job.origin,
+            refit=job.refit,
             teacher=job.teacher,
             period=job.period,
         ),

@@ -51,10 +51,12 @@ def reduce_event(record: TrialRecord, event: Event) -> TrialRecord:
     """The record after one event; events that say nothing of the result leave it as it is."""
     if isinstance(event, Wrapped):
         return record.with_result(technique=event.strategy)
+    unseen = record.job.refit is None  # else validation was trained on, and says nothing
     if isinstance(event, Evaluated):
-        return record.with_result(curve=(*record.result.curve, event.point))
+        return record.with_result(curve=(*record.result.curve, event.point)) if unseen else record
     if isinstance(event, Trained):
-        return record.with_result(outcome=Outcome.COMPLETED, validation=event.best, measured=event.measured)
+        validation = event.best if unseen else None
+        return record.with_result(outcome=Outcome.COMPLETED, validation=validation, measured=event.measured)
     if isinstance(event, Diverged):
         error = f"the loss was {event.loss} at step {event.step}"
         return record.with_result(outcome=Outcome.DIVERGED, error=error)

@@ -220,7 +220,7 @@ class Study:
 
     def _finalise(self) -> None:
         """Needs the selection; gives winners with weights, averages, what learns from them, the choice, scores on
-        test, intervals."""
+        test, winners that have had validation too, intervals."""
         self._enter(StageName.AVERAGES)
         self._finals.recover_weights()
         self._finals.make_averages()
@@ -231,6 +231,9 @@ class Study:
         self._settings.note(self._state, choice=self._finals.choose_winners())
         self._enter(StageName.TEST)
         self._finals.score_winners()
+        if self._finals.refits:
+            self._enter(StageName.REFIT)
+        self._settings.note(self._state, refits=self._finals.refit_winners())
         self._enter(StageName.CONFIRMATION)
         self._finals.confirm_winners()
 

@@ -1,5 +1,5 @@
 """What follows the search, in order: weights are recovered, averages made and learnt from, winners chosen,
-scored and confirmed.
+scored, trained once more on all but test, and confirmed.
 
 Candidates never see the test split; from here on nothing is proposed any more, and each look at test is counted.
 """
@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from dashboards.sentences.minutes import NO_TIME_TO_DISTIL, no_time_for_averages, no_time_to_confirm
+import numpy as np
+
+from dashboards.sentences.minutes import (
+    NO_TIME_TO_DISTIL,
+    NO_TIME_TO_REFIT,
+    no_time_for_averages,
+    no_time_to_confirm,
+)
 from dashboards.sentences.winners import confirm_command, retrained_line
 from dhen.errors import UserError
 from search.analysis.choice.choose import choice_of, choice_with_origins
@@ -33,7 +40,7 @@ from search.budget.budget import Budget
 from search.budget.later_stages import LaterStages
 from search.budget.seed_by_seed import SeedBySeed
 from search.config import StudyConfig
-from search.execution.jobs import new_record, trained_job
+from search.execution.jobs import new_record, refit_job, trained_job
 from search.execution.retraining import RetrainingRequest, Retrainings, Watcher
 from search.execution.scoring import ScoringRequest, score_networks
 from search.execution.trainer import Trainer
@@ -43,12 +50,12 @@ from search.study.trial_runner import TrialRunner
 from search.study_state import StudyState
 from trials.choice import Choice
 from trials.data.cache import PreparedLog
-from trials.data.origin import origins_of
+from trials.data.origin import JOINED, origins_of
 from trials.data.teacher import save_teacher
 from trials.events import Progress
 from trials.record import Metrics, TrialKind, TrialRecord
 from trials.storage.ledger import Ledger
-from trials.study_record import StageName, StudyRecord
+from trials.study_record import Refitted, StageName, StudyRecord
 
 SEED_STRIDE = 1000
 """Distance between the seeds of one network's trainings for averages: more than what `confirm` draws its seeds
@@ -164,7 +171,9 @@ class Finals:
                 self._state.say(NO_TIME_TO_DISTIL)
                 return
             self._keep_logits(members, "train")
-            save_teacher(mean_probability(members, self._log, self._logits("train")), file)
+            self._keep_logits(members, "validation")
+            taught = [mean_probability(members, self._log, self._logits(split)) for split in JOINED]
+            save_teacher(np.concatenate(taught), file)
             for member in members:
                 self._weights.logits(member, "train").unlink()
         self._runner.train(lesson.trials(self._admission, self._has_time_to_teach))
@@ -216,6 +225,50 @@ class Finals:
                     test=mean_metrics(networks_of_average, self._log, "test", self._logits("test"))
                 )
             )
+
+    @property
+    def refits(self) -> bool:
+        """Whether winners are to be trained once more, on the rows of training and validation together."""
+        return self._config.refits and self._state.record().choice is not None
+
+    def refit_winners(self) -> tuple[Refitted, ...]:
+        """Trains the baseline and the winners once more, on the rows of training and validation together, and
+        scores them on test; none where the study is not to, or where there is no time for all of them, as their
+        comparison is of all or none."""
+        record = self._state.record()
+        if not self.refits or record.choice is None:
+            return ()
+        numbers = dict.fromkeys((record.choice.baseline, *most_important_first(record)))
+        requests = {
+            number: [
+                RetrainingRequest(self._state.trials[network.network_of], refit_job(network, self._log))
+                for network in record.networks(record.trial(number))
+            ]
+            for number in numbers
+        }
+        wanted = [request for some in requests.values() for request in some]
+        if self.retrainings.missing(wanted, weights=True) and not self._has_time_to_refit():
+            self._state.say(NO_TIME_TO_REFIT)
+            return ()
+        done = self.retrainings.run(wanted, weights=True)
+        for sentence in self.retrainings.failures(wanted):
+            self._state.say(f"{sentence} It stays as it was trained before.")
+        networks = {
+            number: tuple(done[request.job.fingerprint] for request in some)
+            for number, some in requests.items()
+            if all(request.job.fingerprint in done for request in some)
+        }
+        self._keep_logits((network for some in networks.values() for network in some), "test")
+        rows = self._log.manifest.rows
+        return tuple(
+            Refitted(
+                trial=number,
+                networks=tuple(network.number for network in some),
+                rows=rows["train"] + rows["validation"],
+                test=mean_metrics(some, self._log, "test", self._logits("test")),
+            )
+            for number, some in networks.items()
+        )
 
     def confirm_winners(self) -> None:
         """Says whether winners are better than the baseline, where the study is to say so.
@@ -272,6 +325,12 @@ class Finals:
         # where winners cannot be confirmed in any case, their time is free
         kept = scores + confirmation if self._budget.has_time_for(scores + confirmation) else scores
         return self._budget.has_time_for(seconds + kept)
+
+    def _has_time_to_refit(self) -> bool:
+        """Says whether the winners can be trained once more; what was asked for is done though they cannot."""
+        if self._later is None or self._config.refit is True:
+            return True
+        return self._budget.has_time_for(self._later.one_seed())
 
     def _has_time_for_averages(self) -> bool:
         return self._later is None or self._budget.has_time_for(self._later.choosing() + self._later.scores())

@@ -32,6 +32,7 @@ from trials.study_record import (
     ExpectedGain,
     FoundPasses,
     GrownAxis,
+    Refitted,
     RefusedProposal,
     Stage,
     StageName,
@@ -139,6 +140,7 @@ class StudySettings:
             self.head = self.head.replace(
                 choice=parse(choice.Choice, earlier["choice"], "the study's choice")
             )
+        self.head = self.head.replace(refits=tuple(map(Refitted.model_validate, earlier.get("refits", ()))))
         same = self._facts.get(BUDGET) == self._budget
         if same and earlier.get("expected_gain") is not None:
             gain = parse(ExpectedGain, earlier["expected_gain"], "the study's expected gain")

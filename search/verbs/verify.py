@@ -113,7 +113,13 @@ def _evaluate(bundle: Bundle, log: PreparedLog, say: Callable[[str], None]) -> d
         )
         say(f"NE is of {learnt}")
     splits = {}
-    for split, exported in (("validation", bundle.info.validation), ("test", bundle.info.test)):
+    seen = bundle.info.has_seen_validation
+    if seen:
+        say("the network was trained on the rows of validation too: only NE on test compares")
+    for split, exported in (
+        ("validation", None if seen else bundle.info.validation),
+        ("test", bundle.info.test),
+    ):
         now = _ahead(bundle, log, split) if same and period is not None else evaluate(model, log, split)
         splits[split] = VerifiedSplit(now=now, exported=exported if same else None)
         say(_line(split, now, splits[split].exported))

@@ -210,7 +210,10 @@ class Checkpoints:
         LOG.info("goes on from %s, made by %d rank(s)", newest, stand.ranks)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*intent is to load in a single process", UserWarning)
-            for earlier in range(min(len(stand.training.curve), self._job.training.weight_average)):
+            config = self._job.training
+            assert config.evaluate_every is not None
+            noted = min(stand.training.evaluations(config.evaluate_every), config.weight_average)
+            for earlier in range(noted):
                 assert average is not None
                 step.restored(self._read(newest, step, AVERAGED.format(earlier)), stand.training.steps)
                 average.note()

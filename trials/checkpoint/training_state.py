@@ -34,3 +34,7 @@ class TrainingState(BaseModel):
     """Factor of the learning rates that plateaus have left."""
     speeds: list[float] = []
     """Examples per second in each stretch between evaluations."""
+
+    def evaluations(self, every: int) -> int:
+        """Returns how many evaluations, one every so many examples, lie behind; a refit has only passed them."""
+        return self.next_evaluation // every - 1

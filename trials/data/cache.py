@@ -174,7 +174,7 @@ class PreparedLog:
         """
         if name not in SPLITS:
             raise unknown_name("split", name, SPLITS)
-        directory = self.directory / name
+        directory = self.folder_of(name)
         bags = tuple(
             Bags(ids=_mapped(directory, f"bag{i}_ids"), offsets=_mapped(directory, f"bag{i}_offsets"))
             for i in range(len(self.features.multi_hot))
@@ -195,6 +195,10 @@ class PreparedLog:
             base_rate=self.manifest.base_rate[name],
             chronological=self.manifest.chronological,
         )
+
+    def folder_of(self, name: str) -> Path:
+        """Returns the folder of the arrays of a split."""
+        return self.directory / name
 
     def summary(self) -> LogSummary:
         """Returns what a study's record says of its log."""

@@ -3,7 +3,7 @@
 Binary cross-entropy is linear in its label, so the mean of the losses against the label and against what a teacher
 predicts is the loss against the mean of the two. Validation and test keep the labels of the log.
 
-Shapes: N training rows.
+Shapes: N training rows; M rows of training and validation together.
 """
 
 from __future__ import annotations
@@ -33,30 +33,32 @@ class TaughtLog(PreparedLog):
             UserError: where they are missing, or are not those of the log's training rows.
         """
         super().__init__(log.directory, log.manifest)
+        self._log = log
         labels_N = log.split("train").labels
-        taught_N = _read(file, len(labels_N))
+        taught_N = _read(file, len(labels_N), log.manifest.rows["validation"])
         self._labels_N = (1.0 - TEACHER_SHARE) * labels_N + np.float32(TEACHER_SHARE) * taught_N
 
     def split(self, name: str) -> Split:
         """Returns a split; labels of `train` are softened."""
-        split = super().split(name)
+        split = self._log.split(name)
         return dataclasses.replace(split, labels=self._labels_N) if name == "train" else split
 
 
-def save_teacher(probability_N: NDArray[np.float32], file: Path) -> None:
-    """Writes what a teacher predicts for the training rows, in the order of the log, whole or not at all."""
+def save_teacher(probability_M: NDArray[np.float32], file: Path) -> None:
+    """Writes what a teacher predicts for the training rows, and after them those of validation, for networks that
+    are trained on both, in the order of the log; whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(file) as temporary, temporary.open("wb") as opened:
-        np.save(opened, probability_N.astype(np.float32))
+        np.save(opened, probability_M.astype(np.float32))
 
 
-def _read(file: Path, rows: int) -> NDArray[np.float32]:
+def _read(file: Path, rows: int, validation_rows: int) -> NDArray[np.float32]:
     if not file.exists():
         raise UserError(
             f"{file}: what the teacher predicts is gone, so a network that learnt from it cannot be trained "
             "again. Networks that learnt from labels alone can; `distil=no` leaves the others out."
         )
-    taught_N: NDArray[np.float32] = np.load(file, mmap_mode="r", allow_pickle=False)
-    if taught_N.shape != (rows,):
-        raise UserError(f"{file} has {taught_N.shape} predictions, and the log has {rows} training rows.")
-    return taught_N
+    taught_M: NDArray[np.float32] = np.load(file, mmap_mode="r", allow_pickle=False)
+    if taught_M.shape not in ((rows,), (rows + validation_rows,)):
+        raise UserError(f"{file} has {taught_M.shape} predictions, and the log has {rows} training rows.")
+    return taught_M[:rows]

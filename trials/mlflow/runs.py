@@ -129,7 +129,8 @@ def _what(trial: TrialRecord) -> str:
     removed = f" without {trial.origin.removed}" if trial.origin.removed else ""
     retrained = trial.kind is TrialKind.RETRAINING
     rows = f" first {trial.job.origin:,} rows" if retrained and trial.job.origin is not None else ""
-    return f"#{trial.network_of}{removed}{rows}"
+    refit = " refit" if trial.job.refit is not None else ""
+    return f"#{trial.network_of}{removed}{rows}{refit}"
 
 
 def _is_of_baseline(trial: TrialRecord, record: StudyRecord) -> bool:
@@ -158,6 +159,7 @@ def _own_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
             "seed": trial.job.seed,
             "removed": trial.origin.removed,
             "origin": trial.job.origin,
+            "refit": trial.job.refit is not None or None,
         }
     tags: dict[str, Any] = {"trial.number": trial.number}
     if trial.origin.members or trial.origin.retrained_members:

@@ -31,7 +31,7 @@ from trials.checkpoint.optimizer_state import table_part
 from trials.checkpoint.whole import newest_whole
 from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
-from trials.data.origin import LogAtOrigin
+from trials.data.origin import LogAtOrigin, LogWithValidation
 from trials.data.teacher import TaughtLog
 from trials.distributed.process_group import join, meeting_of_servers
 from trials.events import (
@@ -246,6 +246,8 @@ def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
     log = PreparedLog.open(Path(task.log_directory))
     if task.job.origin is not None:
         log = LogAtOrigin(log, task.job.origin)
+    if task.job.refit is not None:
+        log = LogWithValidation(log)
     if task.serving is not None:
         forward = candidate_time(task.job, log, task.serving)
         LOG.info("a forward pass of %d examples takes %.3f ms", forward.batch, forward.ms)

@@ -290,6 +290,12 @@ def _train(run: _Run) -> None:
         now = time.perf_counter()
         state.speeds.append((state.examples - stretch_first) / (now - stretch_began))
         step.settle()
+        if _goes_on_unseen(run, turn):
+            if run.checkpoints.due(evaluated=True):
+                _save(run, began)
+            stretch_began, stretch_first = time.perf_counter(), state.examples
+            _measure_anew(run)
+            continue
         validation, averaged = _evaluate(run)
         stretch_began, stretch_first = time.perf_counter(), state.examples
         state.evaluate_seconds += stretch_began - now
@@ -360,9 +366,27 @@ def _consider_compiling(run: _Run, seconds: float) -> None:
         LOG.info(compile_if_it_pays(run.step.model, seconds / CALIBRATION_STEPS, steps_left))
 
 
+def _goes_on_unseen(run: _Run, turn: Turn) -> bool:
+    """Whether a refit, which has nothing to be evaluated on, goes on after the place of an evaluation: what the
+    earlier training did there to its weights' average and to its rates is done again."""
+    refit, config, state = run.job.refit, run.job.training, run.state
+    assert config.evaluate_every is not None
+    number = state.evaluations(config.evaluate_every)
+    if refit is None or turn.last or number >= refit.evaluations:
+        return False
+    if run.average is not None:
+        run.average.note()
+    if number in refit.lowered_after:
+        assert config.plateau_factor is not None
+        state.rate_factor *= config.plateau_factor
+    return True
+
+
 def _evaluate(run: _Run) -> tuple[Metrics, bool]:
     """Evaluates on validation: the weights as they are, or, with True, their mean over the last evaluations where
-    better."""
+    better; of a refit, the one of them that the earlier training had found to be better."""
+    if run.job.refit is not None:
+        return _of_refit(run, averaged=run.job.refit.averaged)
     validation = run.step.evaluate(run.log, "validation")
     if run.average is None:
         return validation, False
@@ -374,8 +398,19 @@ def _evaluate(run: _Run) -> tuple[Metrics, bool]:
     return (of_mean, True) if of_mean.ne < validation.ne else (validation, False)
 
 
+def _of_refit(run: _Run, *, averaged: bool) -> tuple[Metrics, bool]:
+    """Evaluates the weights, or their mean, at the end of a refit, on rows that it was trained on."""
+    if run.average is not None:
+        run.average.note()
+    if run.average is None or not averaged:
+        return run.step.evaluate(run.log, "validation"), False
+    with run.average.in_place(run.state.steps):
+        return run.step.evaluate(run.log, "validation"), True
+
+
 def _judge(run: _Run, point: CurvePoint) -> bool:
-    """Keeps the best weights, lowers learning rates on a plateau; returns True where training should end."""
+    """Keeps the best weights, lowers learning rates on a plateau; returns True where training should end, as a
+    refit does at its only evaluation."""
     state, config = run.state, run.job.training
     state.curve.append(point)
     state.loss_sum, state.loss_steps, state.clipped_steps = 0.0, 0, 0
@@ -385,7 +420,7 @@ def _judge(run: _Run, point: CurvePoint) -> bool:
             run.best_weights = run.step.weights()
             if run.job.period is not None:  # it is judged as it goes on learning
                 run.best_weights |= optimizer_state(run.step, state.steps, run.ranks)
-        return False
+        return run.job.refit is not None
     assert config.patience is not None
     assert config.plateau_factor is not None
     state.stale += 1

@@ -63,13 +63,15 @@ STAGES = (
     ABLATION,
 )
 """Stages that train or average networks. The passes are found with the baseline's trials, and what learns from an
-average is drawn with the averages."""
+average is drawn with the averages; winners that are trained once more on validation too, with the confirmation."""
 
 
 def stage_of(trial: TrialRecord) -> str:
     """The stage of the study in which a trial, or a retraining, was made; one of `STAGES`."""
     if trial.kind is TrialKind.RETRAINING:
-        return ABLATION if trial.origin.removed else StageName.CONFIRMATION
+        if trial.origin.removed:
+            return ABLATION
+        return StageName.CONFIRMATION
     if trial.kind in MADE_OF_WINNERS:
         return StageName.AVERAGES
     if trial.origin.promoted_from is not None:

@@ -49,7 +49,7 @@ def test_networks_of_the_front_learn_from_the_best_average(taught: Path) -> None
     assert {trial.number for trial in found}.isdisjoint({trial.number for trial in record.candidates})
     (file,) = (taught / TEACHERS).iterdir()
     probability_N = np.load(file)
-    assert len(probability_N) == record.log.rows["train"]
+    assert len(probability_N) == record.log.rows["train"] + record.log.rows["validation"]
     assert ((probability_N > 0) & (probability_N < 1)).all()
     assert not list((taught / "trials").glob("*/logits.train.npy"))
     for trial in found:

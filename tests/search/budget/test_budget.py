@@ -23,7 +23,7 @@ def begun(searched: int = 0, tuned: int = 0, baselines: int = 1, **facts: Any) -
 
 
 ROWS = {"train": 800, "validation": 100, "test": 100}
-ALONE = "averages=0 confirm=0 tune=0 search_until=none"
+ALONE = "averages=0 refit=no confirm=0 tune=0 search_until=none"
 """Words for a study that does nothing but search."""
 
 
@@ -119,7 +119,7 @@ def test_the_search_leaves_what_follows_it_its_time() -> None:
     best alone takes from two seeds."""
     trials = begun(8, seconds=10.0)
     for minutes, seconds in ((20, 300), (12, 180), (5, 75), (2.75, 41.25), (2.5, 0)):
-        words = f"minutes={minutes} averages=0 search_until=none tune=0"
+        words = f"minutes={minutes} averages=0 refit=no search_until=none tune=0"
         end = 60.0 * minutes - 4.0 - seconds - 10.0
         for elapsed, over in ((end - 0.1, False), (end + 0.1, True)):
             assert budget(words, trials, elapsed).search_is_over(0) is over, (minutes, elapsed)
@@ -151,6 +151,17 @@ def test_trainings_on_all_rows_have_their_time() -> None:
     words = f"trials=99 minutes=10 {ALONE} training.train_fraction=0.25"
     assert not budget(words, begun(9, seconds=10.0), 600 - 4 - 240 - 10.1).search_is_over(0)
     assert budget(words, begun(9, seconds=10.0), 600 - 4 - 240 - 9.9).search_is_over(0)
+
+
+def test_winners_that_learn_from_validation_too_have_their_time() -> None:
+    """Six networks, on rows of both: at most 15 % of the minutes."""
+    words = f"trials=99 {ALONE}".replace("refit=no", "refit=auto")
+    longer = 60.0 * (1 + ROWS["validation"] / ROWS["train"])
+    for minutes, seconds in ((10, longer), (5, 45)):
+        for late, over in ((-0.1, False), (0.1, True)):
+            elapsed = 60 * minutes - 4 - seconds - 10 + late
+            spent = budget(f"{words} minutes={minutes}", begun(9, seconds=10.0), elapsed)
+            assert spent.search_is_over(0) is over, (minutes, late)
 
 
 def test_the_baseline_is_tuned_in_half_of_the_minutes() -> None:
@@ -236,7 +247,7 @@ def test_what_the_log_can_show_is_measured_when_it_decides() -> None:
 
 def test_tuning_takes_turns_from_the_middle_on() -> None:
     """Three at a time; then whichever has gained more per second, and where neither has, the other one."""
-    words = "minutes=60 averages=0 confirm=0"
+    words = "minutes=60 averages=0 refit=no confirm=0"
 
     def next_is_tuning(trials: list[TrialRecord], elapsed: float = 3000.0) -> bool:
         return budget(words, trials, elapsed).tuning_is_next()

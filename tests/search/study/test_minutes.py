@@ -146,7 +146,7 @@ def test_one_command_with_minutes_does_all_of_it_within_them(studies: Studies) -
 
 def test_minutes_count_from_the_start_of_the_command(studies: Studies) -> None:
     """What reading the log and measuring this CPU took before the driver began is part of them."""
-    words = ("minutes=10", "averages=0", "confirm=0", "tune=0", "search_until=none")
+    words = ("minutes=10", "averages=0", "confirm=0", "refit=no", "tune=0", "search_until=none")
     record = studies.open(*words, began=studies.now - 300.0).run()
     assert len(record.candidates) == 28  # of 300 s the baseline takes 20 and the report 4
     assert record.elapsed_seconds == pytest.approx(600, rel=0.05)
@@ -203,7 +203,7 @@ def interrupt(when: Callable[[StudyState], bool]) -> Observer:
 
 
 def test_the_time_of_earlier_sessions_counts_and_that_between_them_does_not(studies: Studies) -> None:
-    words = ("minutes=10", "averages=0", "confirm=0", "tune=0", "search_until=none")
+    words = ("minutes=10", "averages=0", "confirm=0", "refit=no", "tune=0", "search_until=none")
     began = studies.now - 200.0
     with pytest.raises(KeyboardInterrupt):
         studies.open(*words, began=began, watch=interrupt(lambda state: len(state.candidates) == 5)).run()
@@ -248,7 +248,7 @@ def test_a_candidate_that_goes_on_and_on_is_cut_short_and_goes_on_with_more_minu
     studies: Studies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endless: list[str] = []
-    words = ("averages=0", "confirm=0", "tune=0", "search_until=none")
+    words = ("averages=0", "confirm=0", "refit=no", "tune=0", "search_until=none")
 
     def start(launcher: FakeLauncher, task: Task, directory: Path) -> FakeRun:
         candidates = [t for t in studies.tasks if t.job.model.family == "dhen" and t.score_split is None]
@@ -282,7 +282,7 @@ def level(task: Task) -> float:
 
 
 def test_a_search_ends_where_it_would_show_nothing_says_so_and_goes_on_when_asked(studies: Studies) -> None:
-    study = studies.open("minutes=300", "confirm=0", "averages=0", ne_of=level)
+    study = studies.open("minutes=300", "confirm=0", "refit=no", "averages=0", ne_of=level)
     record = study.run()
     assert record.finished
     assert record.elapsed_seconds < 0.1 * 300 * 60
@@ -300,9 +300,9 @@ def test_a_search_ends_where_it_would_show_nothing_says_so_and_goes_on_when_aske
     assert sentence in sentences(read_study(studies.directory))
 
     studies.tasks.clear()
-    studies.open("minutes=300", "confirm=0", "averages=0", ne_of=level).run()
+    studies.open("minutes=300", "confirm=0", "refit=no", "averages=0", ne_of=level).run()
     assert studies.tasks == [], "the same command does nothing twice"
-    more = studies.open("minutes=10", "confirm=0", "averages=0", "search_until=none", ne_of=level).run()
+    more = studies.open("minutes=10", "confirm=0", "refit=no", "averages=0", "search_until=none", ne_of=level).run()
     assert len(more.candidates) > 29
     assert more.expected_gain is None
     assert not any("The search ended after" in line for line in sentences(more))
@@ -311,7 +311,7 @@ def test_a_search_ends_where_it_would_show_nothing_says_so_and_goes_on_when_aske
 def test_a_search_that_had_ended_stays_so_where_the_command_was_interrupted_after_it(
     studies: Studies,
 ) -> None:
-    words = ("minutes=300", "confirm=0", "averages=0")
+    words = ("minutes=300", "confirm=0", "refit=no", "averages=0")
 
     def scores(state: StudyState) -> bool:
         return any(trial.result.test is not None for trial in state.trials.values())
@@ -341,7 +341,7 @@ def test_a_search_alone_may_end_by_what_it_gains(studies: Studies) -> None:
 def test_the_baseline_is_tuned_less_where_minutes_are_few_and_candidates_keep_their_numbers(
     studies: Studies,
 ) -> None:
-    words = ("baseline_trials=9", "averages=0", "confirm=0", "tune=0")
+    words = ("baseline_trials=9", "averages=0", "confirm=0", "refit=no", "tune=0")
     few = studies.open("minutes=1", *words).run()
     assert [trial.number for trial in few.trials if trial not in few.candidates] == [0, 1, 2]
     assert [trial.number for trial in few.candidates] == [3, 4]

@@ -118,8 +118,9 @@ def bags_of(raw: pa.Array, separator: str | None, name: str) -> pa.ListArray:
     bags."""
     if not is_list(raw.type):
         if separator is None or not is_text(raw.type):
+            held = "text, and the schema names no separator" if is_text(raw.type) else str(raw.type)
             raise UserError(
-                f"column {name!r} holds {raw.type}: a multi_hot column is text with a `separator`, or lists."
+                f"column {name!r} holds {held}: a multi_hot column is text with a `separator`, or lists."
             )
         raw = pc.split_pattern(as_text(raw), separator)
     lengths = pc.list_value_length(raw).fill_null(0).to_numpy(zero_copy_only=False)

@@ -1,0 +1,93 @@
+"""What a study's best and its baseline gain from learning from the rows of validation too.
+
+Trains both from several seeds, other than the study's, on the training rows with validation to say when to stop,
+and on the rows of training and validation together for as many passes (`refit=yes`), and scores all on test.
+Differences are paired by seed; their intervals are over seeds and blocks of rows. The study must be finished; what
+is trained is kept in its run directory, and the same command goes on.
+
+    python -m benchmarks.search.refit_gain runs/mine [more run directories] [--seeds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.shared.machine_and_tables import machine, markdown
+from dashboards.names import trial_name
+from search.analysis.losses import blocks_of
+from search.analysis.scored import SEEDS, BlockLosses, BySeed, fresh_seeds
+from search.analysis.statistics.bootstrap import paired_bootstrap
+from search.execution.jobs import refit_job, trained_job
+from search.execution.retraining import SPLIT, RetrainingRequest
+from search.study.reopen import FinishedStudy, finished_study
+from trials.job import Job
+from trials.record import TrialRecord
+
+JobOf = Callable[..., Job]
+"""A function that makes the job of a network on a log, with its seed moved by `seed_shift`."""
+
+
+def gains(study: FinishedStudy, seeds: range) -> list[list[str]]:
+    """Rows of the table: the baseline and the best, as they are and with validation."""
+    record, log = study.record, study.log
+    losses = BlockLosses(log, blocks_of(log, log.split(SPLIT)), study.retrainings)
+    rows = []
+    for number in dict.fromkeys((record.baseline, record.best)):
+        assert number is not None
+        trial = record.trial(number)
+        before, after = (
+            _trained(study, record.networks(trial), seeds, job_of) for job_of in (trained_job, refit_job)
+        )
+        found = paired_bootstrap(losses(after, seeds), losses(before, seeds))
+        low, high = found.interval()
+        rows.append(
+            [
+                f"{record.log.name}, {sum(record.log.rows.values()):,} rows",
+                ("baseline, " if number == record.baseline else "best, ") + trial_name(trial),
+                f"{losses.ne(before, seeds):.5f}",
+                f"{losses.ne(after, seeds):.5f}",
+                f"{found.percent:+.2f} % ({low:+.2f} to {high:+.2f})",
+            ]
+        )
+    return rows
+
+
+def _trained(study: FinishedStudy, networks: tuple[TrialRecord, ...], seeds: range, job_of: JobOf) -> BySeed:
+    """Networks trained and scored on test, by seed."""
+    record = study.record
+    wanted = {
+        seed: [
+            RetrainingRequest(
+                record.trial(network.network_of), job_of(network, study.log, seed_shift=seed - record.seed)
+            )
+            for network in networks
+        ]
+        for seed in seeds
+    }
+    done = study.retrainings.run((request for some in wanted.values() for request in some), score=SPLIT)
+    return {seed: tuple(done[request.job.fingerprint] for request in some) for seed, some in wanted.items()}
+
+
+def main() -> None:
+    """Prints a row for the baseline and the best of each study."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("directories", nargs="+", type=Path)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    options = parser.parse_args()
+    rows = []
+    for directory in options.directories:
+        with finished_study(directory, Console(stderr=True)) as study:
+            rows += gains(study, fresh_seeds(study.record.seed, options.seeds))
+    print(f"{machine()}, {options.seeds} seeds\n")
+    header = ["log", "network", "NE on test", "with validation", "difference, 95 % interval"]
+    print(markdown(header, rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""A study whose winners are trained once more, on the rows of training and validation together; by the command
+line."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import SMALL, Run
+
+from search.bundles.bundle import read_bundle
+from search.config import read_study_config
+from search.read_study import read_study
+from search.run_directory import TEACHERS, folder_of
+from trials.events import WEIGHTS
+from trials.record import Outcome, Refit, TrialRecord
+from trials.study_record import Refitted, StudyRecord
+
+BOTH = 2
+"""Seeds."""
+WORDS = ("trials=3", "averages=3", "distil=yes", f"confirm={BOTH}", "seed=3", *SMALL)
+
+
+@pytest.fixture(scope="module")
+def refitted(dhen_search: Run, click_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study whose winners have learnt from validation too, an average and networks it has taught among them."""
+    out = tmp_path_factory.mktemp("refit") / "study"
+    dhen_search("run", "--data", click_log, "--out", out, "refit=yes", *WORDS)
+    return out
+
+
+def networks_of(record: StudyRecord, refit: Refitted) -> list[TrialRecord]:
+    return [record.retraining(number) for number in refit.networks]
+
+
+def looks(directory: Path) -> int:
+    with sqlite3.connect(directory / "study.db") as connection:
+        return int(connection.execute("select count(*) from dhen_test_look").fetchone()[0])
+
+
+def test_baseline_and_winners_are_trained_on_both(refitted: Path) -> None:
+    record = read_study(refitted)
+    assert record.choice is not None
+    winners = [winner.trial for winner in record.choice.winners]
+    assert {refit.trial for refit in record.refits} == {record.choice.baseline, *winners}
+    rows = record.log.rows
+    for refit in record.refits:
+        before, after = record.networks(record.trial(refit.trial)), networks_of(record, refit)
+        assert refit.rows == rows["train"] + rows["validation"]
+        assert refit.test != record.trial(refit.trial).result.test
+        for one, again in zip(before, after, strict=True):
+            assert again.job.refit == Refit.of(one.result.curve)
+            assert (again.job.model, again.job.seed, again.job.teacher) == (
+                one.job.model,
+                one.job.seed,
+                one.job.teacher,
+            )
+            assert again.result.outcome is Outcome.COMPLETED
+            assert (folder_of(refitted, again) / WEIGHTS).exists()
+
+
+def test_nothing_is_said_of_validation_that_they_have_seen(refitted: Path) -> None:
+    for each in read_study(refitted).retrainings:
+        if each.job.refit is not None:
+            assert (each.result.validation, len(each.result.curve)) == (None, 0)
+
+
+def test_a_teacher_has_predicted_validation_too(refitted: Path) -> None:
+    record = read_study(refitted)
+    (file,) = (refitted / TEACHERS).iterdir()
+    assert len(np.load(file)) == record.log.rows["train"] + record.log.rows["validation"]
+    taught = [each for each in record.retrainings if each.job.teacher is not None]
+    assert taught
+    assert all(each.result.outcome is Outcome.COMPLETED for each in taught)
+
+
+def test_the_bundle_has_their_weights(dhen_search: Run, click_log: Path, refitted: Path) -> None:
+    record, info = read_study(refitted), read_bundle(refitted / "best").info
+    refit = record.refit(record.best)
+    assert refit is not None
+    assert info.test == refit.test
+    assert info.baseline_test == record.refit(record.baseline).test  # type: ignore[union-attr]
+    weights = sorted((refitted / "best").glob("weights*.safetensors"))
+    networks = networks_of(record, refit)
+    assert [file.read_bytes() for file in weights] == [
+        (folder_of(refitted, network) / WEIGHTS).read_bytes() for network in networks
+    ]
+    said = json.loads(dhen_search("verify", refitted / "best", "--data", click_log, "--json").stdout)
+    assert said["holds"]
+    assert said["splits"]["test"]["now"]["ne"] == pytest.approx(refit.test.ne, abs=1e-6)
+    assert said["splits"]["validation"].get("exported") is None
+
+
+def test_it_is_they_that_are_confirmed(refitted: Path) -> None:
+    record = read_study(refitted)
+    confirmed = [each for each in record.retrainings if each.result.test is not None]
+    assert {each.job.seed for each in confirmed} == {4, 5}
+    assert all(each.job.refit is not None for each in confirmed)
+    numbers = [refit.trial for refit in record.refits]
+    networks = {n.job.fingerprint for number in numbers for n in record.networks(record.trial(number))}
+    assert len(confirmed) == BOTH * len(networks)
+    assert [each.trial for each in record.comparisons]
+
+
+def test_each_look_at_test_is_counted(refitted: Path) -> None:
+    record = read_study(refitted)
+    numbers = [refit.trial for refit in record.refits]
+    members = {n.number for number in numbers for n in record.networks(record.trial(number))}
+    scored = set(numbers) | members
+    assert looks(refitted) == len(scored) + (1 + BOTH) * len(members)
+
+
+def test_it_is_said(dhen_search: Run, refitted: Path) -> None:
+    record = read_study(refitted)
+    refit = record.refit(record.best)
+    assert refit is not None
+    status = " ".join(dhen_search("status", refitted).stdout.split())
+    assert f"Trained once more, on the {refit.rows:,} rows of training and validation together" in status
+    assert f"the best has NE {refit.test.ne:.5f} on test" in status
+    page = " ".join((refitted / "report.html").read_text().split())
+    assert ", on the rows of training and validation together, each pair in the same order" in page
+
+
+def test_what_is_there_is_not_trained_again_and_what_is_lost_comes_back(
+    dhen_search: Run, click_log: Path, refitted: Path
+) -> None:
+    before = read_study(refitted)
+    lost = folder_of(refitted, before.retraining(before.refits[0].networks[0])) / WEIGHTS
+    kept = lost.read_bytes()
+    lost.unlink()
+    dhen_search("run", "--data", click_log, "--out", refitted, "refit=yes", *WORDS)
+    after = read_study(refitted)
+    assert lost.read_bytes() == kept
+    assert after.refits == before.refits
+    started = [{each.number: each.origin.started_at for each in one.retrainings} for one in (before, after)]
+    changed = {number for number in started[0] if started[0][number] != started[1][number]}
+    assert changed == {before.refits[0].networks[0]}
+
+
+def test_a_study_that_is_no_longer_to_has_its_own_networks(
+    dhen_search: Run, click_log: Path, refitted: Path
+) -> None:
+    words = [word for word in WORDS if not word.startswith("confirm")]
+    dhen_search("run", "--data", click_log, "--out", refitted, "refit=no", "confirm=0", *words)
+    record, info = read_study(refitted), read_bundle(refitted / "best").info
+    assert record.refits == ()
+    assert all(job.refit is None for job in info.jobs)
+    assert info.test == record.trial(record.best or 0).result.test
+    said = " ".join(dhen_search("verify", refitted / "best", "--data", click_log).stdout.split())
+    assert "validation too" not in said
+
+
+def test_minutes_ask_for_it() -> None:
+    assert read_study_config(None, ["minutes=5"]).refits
+    assert not read_study_config(None, ["trials=5"]).refits
+    assert not read_study_config(None, ["minutes=5", "refit=no"]).refits
+    assert not read_study_config(None, ["minutes=5", "objective=next_period"]).refits
+
+
+def test_bad_input(dhen_search: Run) -> None:
+    said = dhen_search("run", "refit=yes", "objective=next_period", code=2).stderr
+    assert "objective=next_period does in any case: leave one of the two out" in " ".join(said.split())

@@ -1,0 +1,143 @@
+"""Training on the rows of training and validation together, as long as an earlier training took to its best."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from interrupted import Interrupted, Told, run
+
+from dhen.model import parse_model
+from search.execution.jobs import job_on, new_record, refit_job
+from trials.data.cache import PreparedLog
+from trials.data.origin import LogWithValidation
+from trials.data.prepare.prepare_log import prepare
+from trials.job import Job, TrainingConfig
+from trials.record import Curve, CurvePoint, Metrics, Refit, TrialKind
+
+MODEL = parse_model({"embedding_dim": 8, "layers": [{"modules": ["mlp"]}]}, "test")
+SETTINGS = {"epochs": 2, "batch_size": 100, "precision": "fp32", "patience": 100}
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PreparedLog:
+    monkeypatch.setenv("DHEN_SEARCH_CACHE", str(tmp_path / "cache"))
+    draw = random.Random(0)
+    with (tmp_path / "log.csv").open("w") as file:
+        file.write("click,price,city,tags\n")
+        for _ in range(600):
+            price, city = draw.random(), draw.randint(0, 199)
+            tags = "|".join(f"t{draw.randint(0, 20)}" for _ in range(draw.randint(0, 3)))
+            file.write(f"{int(draw.random() < 0.2 + 0.6 * (city < 100))},{price:.3f},{city},{tags}\n")
+    return prepare([tmp_path / "log.csv"], out=tmp_path / "prepared")
+
+
+def job_of(log: PreparedLog, refit: Refit | None = None, **settings: object) -> Job:
+    config = TrainingConfig.model_validate(SETTINGS | settings)
+    return job_on(log, MODEL, config, 0, "fp32").replace(refit=refit)
+
+
+def point(ne: float, *, averaged: bool = False) -> CurvePoint:
+    metrics = Metrics(ne=ne, log_loss=ne, auc=0.5, calibration=1.0, examples=10)
+    return CurvePoint(
+        examples=1, epoch=1, train_loss=1, learning_rate=1, seconds=1, validation=metrics, averaged=averaged
+    )
+
+
+def test_the_rows_are_those_of_both_splits(log: PreparedLog) -> None:
+    both = LogWithValidation(log)
+    joined, parts = both.split("train"), [log.split(name) for name in ("train", "validation")]
+    assert both.manifest.rows["train"] == joined.rows == sum(part.rows for part in parts)
+    for name in ("labels", "categorical", "numeric"):
+        whole = np.concatenate([getattr(part, name) for part in parts])
+        assert np.array_equal(getattr(joined, name), whole)
+    assert joined.base_rate == pytest.approx(float(joined.labels.mean()))
+    rows = np.random.default_rng(0).permutation(joined.rows)
+    first = parts[0].rows
+    assert joined.bags
+    for number, bags in enumerate(joined.bags):
+        taken = bags.take(rows)
+        for place, row in enumerate(rows):
+            part, own = (parts[0], row) if row < first else (parts[1], row - first)
+            expected = part.bags[number].take(np.array([own])).ids
+            assert np.array_equal(taken.ids[taken.offsets[place] : taken.offsets[place + 1]], expected)
+    for name in ("validation", "test"):
+        assert np.array_equal(both.split(name).labels, log.split(name).labels)
+
+
+def test_what_it_does_again_is_read_from_a_curve() -> None:
+    curve = [point(0.9), point(0.95), point(0.8, averaged=True), point(0.8), point(0.85)]
+    assert Refit.of(Curve(curve)) == Refit(evaluations=3, averaged=True, lowered_after=(2,))
+
+
+def test_all_evaluations_are_the_training_on_both(log: PreparedLog) -> None:
+    """Nothing but validation's rows tells a refit from a training: the last weights are those of one that had the
+    rows of both from the start."""
+    both = LogWithValidation(log)
+    seen = run(job_of(both), both, told := Told(), None)
+    assert told.points[-1]["validation"]["ne"] == min(one["validation"]["ne"] for one in told.points)
+    refit = Refit(evaluations=len(seen.points))
+    again = run(job_of(both, refit), both, Told(), None)
+    assert equal(again, seen)
+    assert len(again.points) == 1
+
+
+def test_it_ends_where_the_earlier_training_had_its_best(log: PreparedLog) -> None:
+    both = LogWithValidation(log)
+    whole = run(job_of(both), both, Told(), None)
+    ended = run(job_of(both, Refit(evaluations=2)), both, Told(), None)
+    assert ended.points[0]["examples"] == whole.points[1]["examples"]
+    assert not equal(ended, whole)
+
+
+def test_rates_are_lowered_where_they_were(log: PreparedLog) -> None:
+    both = LogWithValidation(log)
+    as_they_are, lowered = (
+        run(job_of(both, Refit(evaluations=3, lowered_after=numbers), plateau_factor=0.1), both, Told(), None)
+        for numbers in ((), (1,))
+    )
+    rates = [told.points[0]["learning_rate"] for told in (as_they_are, lowered)]
+    assert rates[1] == pytest.approx(0.1 * rates[0])
+
+
+def test_the_mean_of_the_last_weights_is_kept_where_it_was_better(log: PreparedLog) -> None:
+    both = LogWithValidation(log)
+    jobs = [job_of(both, Refit(evaluations=number), weight_average=2) for number in (2, 3)]
+    second, third = (run(job, both, Told(), None) for job in jobs)
+    refit = Refit(evaluations=3, averaged=True)
+    mean = run(job_of(both, refit, weight_average=2), both, Told(), None)
+    for name, weights in mean.weights.items():
+        expected = (second.weights[name] + third.weights[name]) / 2
+        assert torch.allclose(weights, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_it_goes_on_from_a_checkpoint_to_the_bit(log: PreparedLog, tmp_path: Path) -> None:
+    both = LogWithValidation(log)
+    job = job_of(both, Refit(evaluations=4, averaged=True, lowered_after=(1, 2)), weight_average=3)
+    whole = run(job, both, Told(), None)
+    for at in (1, 3):
+        folder = tmp_path / str(at)
+        with pytest.raises(Interrupted):
+            run(job, both, Told(at * (job.training.evaluate_every or 0)), folder)
+        assert equal(run(job, both, Told(), folder), whole)
+
+
+def test_its_evaluations_lie_at_the_same_shares_of_the_passes(log: PreparedLog) -> None:
+    record = new_record(0, TrialKind.CANDIDATE, {}, job_of(log))
+    record = record.with_result(curve=(point(0.9), point(0.8), point(0.85)))
+    job, rows = refit_job(record, log, seed_shift=2), log.manifest.rows
+    assert job.refit == Refit(evaluations=2)
+    assert job.seed == 2
+    share = (job.training.evaluate_every or 0) / (rows["train"] + rows["validation"])
+    assert share == pytest.approx((job_of(log).training.evaluate_every or 0) / rows["train"], rel=1e-2)
+    assert not math.isclose(job.training.evaluate_every or 0, job_of(log).training.evaluate_every or 0)
+    assert job.fingerprint not in (job_of(log).fingerprint, job.replace(refit=None).fingerprint)
+
+
+def equal(told: Told, other: Told) -> bool:
+    assert told.weights.keys() == other.weights.keys()
+    return all(torch.equal(weights, other.weights[name]) for name, weights in told.weights.items())
