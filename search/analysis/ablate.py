@@ -13,9 +13,10 @@ from dhen.config import DhenConfig, ModelConfig
 from dhen.cost import headline_flops
 from dhen.errors import UserError
 from dhen.model import model_cost, parse_model
-from search.analysis.scored import fresh_seeds, retrained_job
+from search.analysis.scored import fresh_seeds
 from search.analysis.statistics.bootstrap import CONFIDENCE
 from search.analysis.statistics.t_interval import compared
+from search.execution.jobs import trained_job
 from search.execution.retraining import RetrainingRequest, Retrainings
 from trials.analyses import Ablation, MeanInterval, Part
 from trials.data.cache import PreparedLog
@@ -55,7 +56,9 @@ def ablate(
         UserError: for too few seeds, or a model that has no parts.
     """
     assert trial.kind is not TrialKind.AVERAGE
-    whole = {seed: retrained_job(trial, study, log, seed) for seed in fresh_seeds(study.seed, seeds)}
+    seed_range = fresh_seeds(study.seed, seeds)
+    # validation tells the parts apart, so it must not be trained on, whatever `confirm` does
+    whole = {seed: trained_job(trial, log, seed_shift=seed - study.seed) for seed in seed_range}
     model = next(iter(whole.values())).model
     variants = without_parts(model)
     rest = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,18 @@ def test_a_command_is_held_against_its_minutes(log: Path) -> None:
     assert number(row["asked, s"]) == 1
     assert number(row["taken, s"]) >= 1
     assert (row["candidates"], row["seeds"], row["best NE"]) == ("0", "0", "-")
+
+
+def test_networks_that_have_learnt_from_validation_stand_beside_those_that_have_not(
+    study: Path, tmp_path: Path
+) -> None:
+    copied = tmp_path / study.name
+    shutil.copytree(study, copied)
+    (rows,) = tables(run_benchmark("benchmarks.training.refit_gain", copied, "--seeds", 2))
+    assert rows[0]["network"].startswith("baseline, ")
+    for row in rows:
+        percent = 100.0 * (number(row["with validation"]) / number(row["NE on test"]) - 1.0)
+        assert number(row["difference, 95 % interval"].split()[0]) == pytest.approx(percent, abs=0.02)
 
 
 def test_samplers_are_compared_on_a_made_up_function(tmp_path: Path) -> None:

@@ -50,7 +50,12 @@ def seeds_of(trial: TrialRecord, record: StudyRecord) -> list[TrialRecord]:
     """Returns the completed retrainings of a trial's whole network, in the order of their ends."""
     if trial.kind is TrialKind.RETRAINING:
         return []
-    seeds = [other for other in record.retrainings if _is_seed_of(other, trial)]
+    refit = bool(record.refits)  # what learnt from validation too, and what did not, has no mean together
+    seeds = [
+        other
+        for other in record.retrainings
+        if _is_seed_of(other, trial) and (other.job.refit is not None) == refit
+    ]
     return sorted(seeds, key=lambda other: (end_ms(other), other.number))
 
 
@@ -146,7 +151,7 @@ def _seed_series(trial: TrialRecord, record: StudyRecord) -> Series:
     test_ne = [(end_ms(seed), seed.result.test.ne) for seed in seeds if seed.result.test]
     counts = tuple(
         MetricValue(step=count, value=float(count), time_ms=time_ms)
-        for count, (time_ms, _) in enumerate(ne, start=1)
+        for count, (time_ms, _) in enumerate(ne or test_ne, start=1)
     )
     counted: Series = {"seeds/count": counts} if counts else {}
     return counted | _mean_and_std("seeds/best_ne", ne) | _mean_and_std("seeds/test_ne", test_ne)

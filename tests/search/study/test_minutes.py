@@ -302,7 +302,9 @@ def test_a_search_ends_where_it_would_show_nothing_says_so_and_goes_on_when_aske
     studies.tasks.clear()
     studies.open("minutes=300", "confirm=0", "refit=no", "averages=0", ne_of=level).run()
     assert studies.tasks == [], "the same command does nothing twice"
-    more = studies.open("minutes=10", "confirm=0", "refit=no", "averages=0", "search_until=none", ne_of=level).run()
+    more = studies.open(
+        "minutes=10", "confirm=0", "refit=no", "averages=0", "search_until=none", ne_of=level
+    ).run()
     assert len(more.candidates) > 29
     assert more.expected_gain is None
     assert not any("The search ended after" in line for line in sentences(more))

@@ -5,7 +5,7 @@ and on the rows of training and validation together for as many passes (`refit=y
 Differences are paired by seed; their intervals are over seeds and blocks of rows. The study must be finished; what
 is trained is kept in its run directory, and the same command goes on.
 
-    python -m benchmarks.search.refit_gain runs/mine [more run directories] [--seeds 5]
+    python -m benchmarks.training.refit_gain runs/mine [more run directories] [--seeds 5]
 """
 
 from __future__ import annotations
