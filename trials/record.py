@@ -216,13 +216,11 @@ def _point_of(numbers: Sequence[float]) -> CurvePoint:
 
 
 class Refit(Value):
-    """How long a training on the rows of training and validation together goes on, and what it keeps: as an
-    earlier training, on training rows alone, had come to its best. No rows are left that could tell it."""
+    """How long a training on the rows of training and validation together goes on: as an earlier training, on
+    training rows alone, had come to its best. No rows are left that could tell it."""
 
     evaluations: int = Field(gt=0)
     """Number of the best evaluation, from 1 on; evaluations lie at the same shares of the passes."""
-    averaged: bool = Field(default=False, exclude_if=lambda averaged: not averaged)
-    """Whether the mean of the weights at the last evaluations was the best (`weight_average`)."""
     lowered_after: tuple[int, ...] = Field(default=(), exclude_if=lambda numbers: not numbers)
     """Numbers of the evaluations before it after which learning rates were lowered."""
 
@@ -237,7 +235,6 @@ class Refit(Value):
                 lowered.append(number + 1)
         return cls(
             evaluations=best + 1,
-            averaged=curve[best].averaged,
             lowered_after=tuple(number for number in lowered if number <= best),
         )
 

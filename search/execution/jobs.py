@@ -15,6 +15,11 @@ from trials.data.cache import PreparedLog
 from trials.job import Job, TrainingConfig, check_order
 from trials.record import JobSummary, Origin, Refit, TrialKind, TrialRecord
 from trials.serving_limits import weights_bytes
+from trials.strategy import named
+
+REFIT_AVERAGE = 4
+"""Largest number of the last evaluations of a refit whose weights' mean is kept, where the training says nothing:
+no rows are left that could tell the better ones apart (docs/benchmarks/refit.md). It is half of them at most."""
 
 
 def job_on(
@@ -77,10 +82,19 @@ def refit_job(network: TrialRecord, log: PreparedLog, *, seed_shift: int = 0) ->
     """The job of training a network once more, on the rows of training and validation together, as long as its
     training had taken to its best."""
     job, rows = trained_job(network, log, seed_shift=seed_shift), log.manifest.rows
-    assert job.training.evaluate_every is not None
+    training = job.training
+    assert training.evaluate_every is not None
     longer = (rows["train"] + rows["validation"]) / rows["train"]
-    training = job.training.replace(evaluate_every=max(1, round(longer * job.training.evaluate_every)))
-    return job.replace(training=training, refit=Refit.of(network.result.curve))
+    technique = network.plan.technique
+    # tables that lie below the device's memory, or on servers, are too large for copies of them
+    copied = not training.tables.on_servers and (technique is None or named(technique).tables == "device")
+    refit = Refit.of(network.result.curve)
+    last = min(REFIT_AVERAGE, refit.evaluations // 2)
+    training = training.replace(
+        evaluate_every=max(1, round(longer * training.evaluate_every)),
+        weight_average=training.weight_average or (last if copied and last > 1 else 0),
+    )
+    return job.replace(training=training, refit=refit)
 
 
 def new_record(number: int, kind: TrialKind, point: Point, job: Job, **origin: Any) -> TrialRecord:

@@ -13,7 +13,7 @@ from chaos.injection import Chaos, Injection
 from chaos.table import INJECTIONS, PAGE, append, injections, table, with_table
 from conftest import keep_costs
 
-SHORT = ("rank_killed", "driver_killed", "checkpoint_damaged", "disk_full_checkpoint", "postgresql_restarted")
+SHORT = ("rank_killed", "driver_killed", "postgresql_restarted")
 SEED = 3
 
 

@@ -98,7 +98,12 @@ def test_a_rank_on_its_own_that_is_stopped_is_replaced(folder: Path, tmp_path: P
 @pytest.mark.parametrize("kills", [3, pytest.param(KILLS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("synchrony", "processes"),
-    [("sync", (0, 1, 2)), ("sync", (3, 4)), ("semi", (0, 1, 2)), ("async", (0,))],
+    [
+        ("sync", (0, 1, 2)),
+        pytest.param("sync", (3, 4), marks=pytest.mark.slow),
+        pytest.param("semi", (0, 1, 2), marks=pytest.mark.slow),
+        ("async", (0,)),
+    ],
     ids=str,
 )
 def test_all_go_back_to_the_newest_checkpoint_and_nothing_is_lost(

@@ -367,8 +367,8 @@ def _consider_compiling(run: _Run, seconds: float) -> None:
 
 
 def _goes_on_unseen(run: _Run, turn: Turn) -> bool:
-    """Whether a refit, which has nothing to be evaluated on, goes on after the place of an evaluation: what the
-    earlier training did there to its weights' average and to its rates is done again."""
+    """Whether a refit, which has nothing to be evaluated on, goes on after the place of an evaluation: weights are
+    noted there for their mean, and rates are lowered where those of the earlier training were."""
     refit, config, state = run.job.refit, run.job.training, run.state
     assert config.evaluate_every is not None
     number = state.evaluations(config.evaluate_every)
@@ -384,9 +384,9 @@ def _goes_on_unseen(run: _Run, turn: Turn) -> bool:
 
 def _evaluate(run: _Run) -> tuple[Metrics, bool]:
     """Evaluates on validation: the weights as they are, or, with True, their mean over the last evaluations where
-    better; of a refit, the one of them that the earlier training had found to be better."""
+    better; of a refit, at whose end nothing is better for sure, the mean."""
     if run.job.refit is not None:
-        return _of_refit(run, averaged=run.job.refit.averaged)
+        return _of_refit(run)
     validation = run.step.evaluate(run.log, "validation")
     if run.average is None:
         return validation, False
@@ -398,11 +398,12 @@ def _evaluate(run: _Run) -> tuple[Metrics, bool]:
     return (of_mean, True) if of_mean.ne < validation.ne else (validation, False)
 
 
-def _of_refit(run: _Run, *, averaged: bool) -> tuple[Metrics, bool]:
-    """Evaluates the weights, or their mean, at the end of a refit, on rows that it was trained on."""
+def _of_refit(run: _Run) -> tuple[Metrics, bool]:
+    """Evaluates the mean of the last weights at the end of a refit, on rows that it was trained on; the weights
+    themselves where no others were noted."""
     if run.average is not None:
         run.average.note()
-    if run.average is None or not averaged:
+    if run.average is None or not run.average.is_mean:
         return run.step.evaluate(run.log, "validation"), False
     with run.average.in_place(run.state.steps):
         return run.step.evaluate(run.log, "validation"), True

@@ -41,11 +41,9 @@ def job_of(log: PreparedLog, refit: Refit | None = None, **settings: object) -> 
     return job_on(log, MODEL, config, 0, "fp32").replace(refit=refit)
 
 
-def point(ne: float, *, averaged: bool = False) -> CurvePoint:
+def point(ne: float) -> CurvePoint:
     metrics = Metrics(ne=ne, log_loss=ne, auc=0.5, calibration=1.0, examples=10)
-    return CurvePoint(
-        examples=1, epoch=1, train_loss=1, learning_rate=1, seconds=1, validation=metrics, averaged=averaged
-    )
+    return CurvePoint(examples=1, epoch=1, train_loss=1, learning_rate=1, seconds=1, validation=metrics)
 
 
 def test_the_rows_are_those_of_both_splits(log: PreparedLog) -> None:
@@ -70,8 +68,8 @@ def test_the_rows_are_those_of_both_splits(log: PreparedLog) -> None:
 
 
 def test_what_it_does_again_is_read_from_a_curve() -> None:
-    curve = [point(0.9), point(0.95), point(0.8, averaged=True), point(0.8), point(0.85)]
-    assert Refit.of(Curve(curve)) == Refit(evaluations=3, averaged=True, lowered_after=(2,))
+    curve = [point(0.9), point(0.95), point(0.8), point(0.8), point(0.85)]
+    assert Refit.of(Curve(curve)) == Refit(evaluations=3, lowered_after=(2,))
 
 
 def test_all_evaluations_are_the_training_on_both(log: PreparedLog) -> None:
@@ -104,12 +102,10 @@ def test_rates_are_lowered_where_they_were(log: PreparedLog) -> None:
     assert rates[1] == pytest.approx(0.1 * rates[0])
 
 
-def test_the_mean_of_the_last_weights_is_kept_where_it_was_better(log: PreparedLog) -> None:
+def test_the_mean_of_the_last_weights_is_kept(log: PreparedLog) -> None:
     both = LogWithValidation(log)
-    jobs = [job_of(both, Refit(evaluations=number), weight_average=2) for number in (2, 3)]
-    second, third = (run(job, both, Told(), None) for job in jobs)
-    refit = Refit(evaluations=3, averaged=True)
-    mean = run(job_of(both, refit, weight_average=2), both, Told(), None)
+    second, third = (run(job_of(both, Refit(evaluations=number)), both, Told(), None) for number in (2, 3))
+    mean = run(job_of(both, Refit(evaluations=3), weight_average=2), both, Told(), None)
     for name, weights in mean.weights.items():
         expected = (second.weights[name] + third.weights[name]) / 2
         assert torch.allclose(weights, expected, rtol=1e-6, atol=1e-7)
@@ -117,7 +113,7 @@ def test_the_mean_of_the_last_weights_is_kept_where_it_was_better(log: PreparedL
 
 def test_it_goes_on_from_a_checkpoint_to_the_bit(log: PreparedLog, tmp_path: Path) -> None:
     both = LogWithValidation(log)
-    job = job_of(both, Refit(evaluations=4, averaged=True, lowered_after=(1, 2)), weight_average=3)
+    job = job_of(both, Refit(evaluations=4, lowered_after=(1, 2)), weight_average=3)
     whole = run(job, both, Told(), None)
     for at in (1, 3):
         folder = tmp_path / str(at)
@@ -128,10 +124,12 @@ def test_it_goes_on_from_a_checkpoint_to_the_bit(log: PreparedLog, tmp_path: Pat
 
 def test_its_evaluations_lie_at_the_same_shares_of_the_passes(log: PreparedLog) -> None:
     record = new_record(0, TrialKind.CANDIDATE, {}, job_of(log))
-    record = record.with_result(curve=(point(0.9), point(0.8), point(0.85)))
+    record = record.with_result(curve=[point(0.9 - 0.01 * number) for number in range(6)])
     job, rows = refit_job(record, log, seed_shift=2), log.manifest.rows
-    assert job.refit == Refit(evaluations=2)
+    assert job.refit == Refit(evaluations=6)
     assert job.seed == 2
+    below = refit_job(record.with_plan(technique="dp+ssd_tables"), log)
+    assert (job.training.weight_average, below.training.weight_average) == (3, 0)
     share = (job.training.evaluate_every or 0) / (rows["train"] + rows["validation"])
     assert share == pytest.approx((job_of(log).training.evaluate_every or 0) / rows["train"], rel=1e-2)
     assert not math.isclose(job.training.evaluate_every or 0, job_of(log).training.evaluate_every or 0)
