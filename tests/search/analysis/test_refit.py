@@ -10,13 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import SMALL, Run
+from interrupted import Told, run
 
 from search.bundles.bundle import read_bundle
+from search.bundles.export import study_log
 from search.config import read_study_config
+from search.execution.jobs import trained_job
 from search.read_study import read_study
 from search.run_directory import TEACHERS, folder_of
+from trials.data.origin import LogWithValidation
 from trials.events import WEIGHTS
 from trials.record import Outcome, Refit, TrialRecord
+from trials.storage.weights_file import read_weights
 from trials.study_record import Refitted, StudyRecord
 
 BOTH = 2
@@ -60,6 +65,19 @@ def test_baseline_and_winners_are_trained_on_both(refitted: Path) -> None:
             )
             assert again.result.outcome is Outcome.COMPLETED
             assert (folder_of(refitted, again) / WEIGHTS).exists()
+
+
+def test_they_are_what_training_on_the_rows_of_both_gives(refitted: Path) -> None:
+    record, log = read_study(refitted), study_log(refitted)
+    refit = record.refit(record.baseline)
+    assert refit is not None
+    (network,) = networks_of(record, refit)
+    saved, job = read_weights(folder_of(refitted, network) / WEIGHTS), trained_job(network, log)
+    off = []
+    for rows in (LogWithValidation(log), log):
+        weights = run(job, rows, Told(), None).weights
+        off.append(max(float((weights[name] - saved[name]).abs().max()) for name in saved))
+    assert off[0] < 1e-5 < 1e-3 < off[1]
 
 
 def test_nothing_is_said_of_validation_that_they_have_seen(refitted: Path) -> None:
