@@ -170,7 +170,10 @@ class TrainedBundle(Value):
     trainings: int
     """Number of trainings of which it was the best: several where passes are left open."""
     seed: int
+    refit: bool
+    """Whether it was trained once more then, on the rows of training and validation together."""
     validation: Metrics
+    """Metrics on validation, before it was trained on."""
     test: Metrics
 
 

@@ -21,7 +21,7 @@ from search.bundles.bundle import Member, check_place, is_bundle, read_bundle, w
 from search.bundles.export import bundle_info
 from search.config import HELD_KEYS, StudyConfig, held_config, set_override
 from search.dataset import log_files, open_log
-from search.execution.jobs import job_on, new_record
+from search.execution.jobs import job_on, new_record, refit_job
 from search.execution.scoring import score_one
 from search.execution.train_one import train_one
 from search.execution.trainer import Trainer
@@ -52,6 +52,7 @@ FOLDER_DIGITS = 12
     epilog="""\b
 Examples:
   dhen-search train runs/demo/best --data log.csv --out retrained seed=1
+  dhen-search train runs/demo/best --data newer.csv --out newer refit=yes
   dhen-search train runs/demo/best --data newer.csv --from-weights --out continued
   dhen-search train dcn_v2 --data log.csv --out dcn training.epochs=2
   dhen-search train runs/demo/best --data log.csv --out sharded ranks=1x4 hbm=2GiB
@@ -74,10 +75,13 @@ def command(
     as_json: bool,
 ) -> None:
     """Train one configuration and write it as a bundle. Keys: seed, model.KEY, training.KEY, objective, period,
-    ranks, hbm, prefer, technique, memory_margin, servers.
+    refit, ranks, hbm, prefer, technique, memory_margin, servers.
 
-    With one of these it is planned, and held as a study holds its candidates. After Ctrl-C the same command
-    goes on.
+    With refit=yes it is trained once more then, on the rows of training and validation together, for as many
+    passes as it took to its best, and that is written.
+
+    With one of the keys from ranks on it is planned, and held as a study holds its candidates. After Ctrl-C the
+    same command goes on.
     """
     console = Console(stderr=as_json)
     model, training, config = _configuration(what, overrides, member)
@@ -114,6 +118,13 @@ def command(
         passes = "one pass" if job.training.epochs == 1 else f"up to {job.training.epochs} passes"
         decays = "".join(f", {key}={rate:g}" for key in DECAYS[-1] if (rate := getattr(job.training, key)))
         console.print(f"kept: the training with {passes}{decays}")
+    if config.refit is True:
+        again = refit_job(record, log)
+        folders.append(out.absolute().parent / f".{out.name}.training.{_identity(again, start)}")
+        rows = log.manifest.rows["train"] + log.manifest.rows["validation"]
+        console.print(f"once more, on the {rows:,} rows of training and validation together")
+        job, after, trainer = _train(again, folders[-1], launcher, log, config, start, console)
+        record = after.with_result(validation=record.result.validation)
     record = record.with_result(test=score_one(record, job, "test", trainer))
     info = bundle_info(record, [Member(trial=0, job=job)], log, study="train")
     write_bundle(out, info, [trainer.folder(record) / WEIGHTS], log)
@@ -123,7 +134,8 @@ def command(
     if as_json:
         print_json(_as_value(best, record, out, len(trained)))
         return
-    console.print(f"validation NE {best.ne:.5f}, test NE {record.result.test.ne:.5f}")
+    before = " before it was trained on" if config.refit is True else ""
+    console.print(f"validation NE {best.ne:.5f}{before}, test NE {record.result.test.ne:.5f}")
     console.print(f"bundle: {out}", soft_wrap=True)
 
 
@@ -152,6 +164,7 @@ def _as_value(best: _Trained, record: TrialRecord, out: Path, trainings: int) ->
         epochs=best.job.training.epochs,
         trainings=trainings,
         seed=best.job.seed,
+        refit=record.job.refit is not None,
         validation=record.result.validation,
         test=record.result.test,
     )
@@ -243,7 +256,7 @@ def _configuration(
     data |= {"objective": "next_period", "period": period} if period is not None else {}
     for word in overrides:
         set_override(data, word)
-    own = ("seed", "objective", "period", *HELD_KEYS)
+    own = ("seed", "objective", "period", "refit", *HELD_KEYS)
     known = ("model", "training", *own)
     for unknown in sorted(set(data) - set(known)):
         raise unknown_name("key", unknown, known)

@@ -198,6 +198,25 @@ def test_train_a_shipped_model(dhen_search: Run, click_log: Path, tmp_path: Path
     assert json.loads((out / "bundle.json").read_text())["job"]["seed"] == 3
 
 
+def test_train_once_more_with_validation(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
+    """On one rank and on two."""
+    words = ("train", "dlrm", "--data", click_log, "training.epochs=2", "training.precision=fp32", "--json")
+    ends = {}
+    for name, more in {"before": (), "alone": ("refit=yes",), "ranks": ("refit=yes", "ranks=1x2")}.items():
+        out = tmp_path / name
+        said = json.loads(dhen_search(*words, *more, "--out", out).stdout)
+        bundle = json.loads((out / "bundle.json").read_text())
+        assert said["refit"] == ("refit" in bundle["job"]) == (name != "before")
+        assert said["test"] == bundle["test"]
+        ends[name] = bundle["validation"]["ne"], bundle["test"]["ne"]
+    assert ends["ranks"] == pytest.approx(ends["alone"], rel=5e-3)
+    assert ends["alone"][0] == ends["before"][0]  # of what was not trained on validation
+    assert abs(ends["alone"][1] / ends["before"][1] - 1) > 1e-4
+    said = dhen_search("verify", tmp_path / "ranks", "--data", click_log).stdout
+    assert "only NE on test compares" in said
+    assert not [path for path in tmp_path.iterdir() if "training" in path.name]
+
+
 def test_gradients_are_clipped_where_a_space_says_so(
     dhen_search: Run, click_log: Path, tmp_path: Path
 ) -> None:
