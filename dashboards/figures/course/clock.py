@@ -69,9 +69,7 @@ average is drawn with the averages; winners that are trained once more on valida
 def stage_of(trial: TrialRecord) -> str:
     """The stage of the study in which a trial, or a retraining, was made; one of `STAGES`."""
     if trial.kind is TrialKind.RETRAINING:
-        if trial.origin.removed:
-            return ABLATION
-        return StageName.CONFIRMATION
+        return ABLATION if trial.origin.removed else StageName.CONFIRMATION
     if trial.kind in MADE_OF_WINNERS:
         return StageName.AVERAGES
     if trial.origin.promoted_from is not None:
