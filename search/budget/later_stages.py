@@ -10,8 +10,8 @@ divided:
   alone, nothing is kept, and the study says what there was no time for. A number of seeds that was asked for has
   half of the minutes at most; what it takes beyond that is done when they are over.
 - Networks that learn from an average have what scoring and training them takes, 15 % of the minutes at most.
-- Winners that are trained once more, on training and validation together, have what that takes, 15 % of the
-  minutes at most.
+- Winners that are trained once more, on training and validation together, have what that takes, 8 % of the
+  minutes at most; beyond that they take from the confirmation, which comes after them.
 - Trainings on all rows, after a search on a part of them, have what they take, half of the minutes at most.
 - The search and tuning have the rest, in turns (`search.budget.budget`).
 """
@@ -43,7 +43,7 @@ SETTLED = 10
 """Number of candidates from which as many winners are expected as there are, and no longer five."""
 DISTIL_SHARE = 0.15
 """Largest share of the minutes that is kept for networks that learn from an average."""
-REFIT_SHARE = 0.15
+REFIT_SHARE = 0.08
 """Largest share of the minutes that is kept for training winners once more, on validation too."""
 CLOSING_SECONDS = 4.0
 """Seconds that the bundle of the best takes, and the end of the processes (docs/benchmarks/minutes.md); the report
