@@ -260,7 +260,7 @@ class StudyConfig(LogConfig):
 
     @property
     def refits(self) -> bool:
-        """Whether winners are trained once more on the rows of training and validation together."""
+        """Tells whether winners are trained once more, on the rows of training and validation together."""
         if self.refit == "auto":
             return self.minutes is not None and self.objective == "validation"
         return self.refit

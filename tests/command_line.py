@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -34,6 +35,12 @@ SMALL = ("space=tiny", "training.epochs=2", "baseline_trials=1", "threads=1", "p
 """Settings that make a study of seconds, the same on every machine."""
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def looks_at_test(directory: Path) -> int:
+    """Number of looks at test that the study in a run directory has counted."""
+    with sqlite3.connect(directory / "study.db") as connection:
+        return int(connection.execute("select count(*) from dhen_test_look").fetchone()[0])
 
 
 def run_here(

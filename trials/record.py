@@ -226,7 +226,7 @@ class Refit(Value):
 
     @classmethod
     def of(cls, curve: Curve) -> Refit:
-        """How the training with this curve, which has a point at least, had come to its best."""
+        """Returns how the training with this curve, which has a point at least, had come to its best."""
         best, lowered = 0, list[int]()
         for number, ne in enumerate(curve.ne):
             if number == 0 or ne < curve.ne[best]:

@@ -65,7 +65,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def refitted(record: StudyRecord) -> str | None:
-    """What the best has gained by learning from validation too; None where it has not."""
+    """Returns a sentence on what the best has gained by learning from validation too; None where it has not."""
     refit = record.refit(record.best)
     if refit is None:
         return None

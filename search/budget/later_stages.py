@@ -122,7 +122,8 @@ class LaterStages:
         return side_by_side_seconds(self._scored(self._networks(), self._test_rows), self.places)
 
     def refits(self) -> float:
-        """Seconds until the winners and the baseline are trained once more, on validation too, and scored."""
+        """Returns the seconds until the winners and the baseline are trained once more, on validation too, and
+        scored."""
         if not self._config.refits:
             return 0.0
         return min(self.one_seed(), REFIT_SHARE * self.minutes_seconds)

@@ -111,7 +111,7 @@ class BundleInfo(Value):
 
     @property
     def has_seen_validation(self) -> bool:
-        """Whether the networks were trained on the rows of validation too."""
+        """Tells whether the networks were trained on the rows of validation too."""
         return any(job.refit is not None for job in self.jobs)
 
     @property

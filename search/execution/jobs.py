@@ -79,8 +79,8 @@ def trained_job(
 
 
 def refit_job(network: TrialRecord, log: PreparedLog, *, seed_shift: int = 0) -> Job:
-    """The job of training a network once more, on the rows of training and validation together, as long as its
-    training had taken to its best."""
+    """Returns the job of training a network once more, on the rows of training and validation together, as long as
+    its training had taken to its best."""
     job, rows = trained_job(network, log, seed_shift=seed_shift), log.manifest.rows
     training = job.training
     assert training.evaluate_every is not None

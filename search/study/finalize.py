@@ -228,7 +228,7 @@ class Finals:
 
     @property
     def refits(self) -> bool:
-        """Whether winners are to be trained once more, on the rows of training and validation together."""
+        """Tells whether winners are to be trained once more, on the rows of training and validation together."""
         return self._config.refits and self._state.record().choice is not None
 
     def refit_winners(self) -> tuple[Refitted, ...]:

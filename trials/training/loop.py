@@ -367,8 +367,10 @@ def _consider_compiling(run: _Run, seconds: float) -> None:
 
 
 def _goes_on_unseen(run: _Run, turn: Turn) -> bool:
-    """Whether a refit, which has nothing to be evaluated on, goes on after the place of an evaluation: weights are
-    noted there for their mean, and rates are lowered where those of the earlier training were."""
+    """Tells whether a refit, which has nothing to be evaluated on, goes on after the place of an evaluation.
+
+    Weights are noted there for their mean, and rates are lowered where those of the earlier training were.
+    """
     refit, config, state = run.job.refit, run.job.training, run.state
     assert config.evaluate_every is not None
     number = state.evaluations(config.evaluate_every)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import SMALL, Run
+from command_line import SMALL, Run, looks_at_test
 
 from dhen.errors import UserError
 from search.bundles.export import study_log
@@ -53,8 +52,7 @@ def test_no_look_at_test_is_taken_for_it(judged: Path) -> None:
     assert record.choice is not None
     numbers = {record.choice.baseline, *(winner.trial for winner in record.choice.winners)}
     scored = numbers | {n.number for number in numbers for n in record.networks(record.trial(number))}
-    with sqlite3.connect(judged / "study.db") as connection:
-        assert connection.execute("select count(*) from dhen_test_look").fetchone() == (len(scored),)
+    assert looks_at_test(judged) == len(scored)
 
 
 def test_the_same_command_trains_nothing_again(dhen_search: Run, click_log: Path, judged: Path) -> None:

@@ -4,12 +4,11 @@ line."""
 from __future__ import annotations
 
 import json
-import sqlite3
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import SMALL, Run
+from command_line import SMALL, Run, looks_at_test
 from interrupted import Told, run
 
 from search.bundles.bundle import read_bundle
@@ -39,11 +38,6 @@ def refitted(dhen_search: Run, click_log: Path, tmp_path_factory: pytest.TempPat
 
 def networks_of(record: StudyRecord, refit: Refitted) -> list[TrialRecord]:
     return [record.retraining(number) for number in refit.networks]
-
-
-def looks(directory: Path) -> int:
-    with sqlite3.connect(directory / "study.db") as connection:
-        return int(connection.execute("select count(*) from dhen_test_look").fetchone()[0])
 
 
 def test_baseline_and_winners_are_trained_on_both(refitted: Path) -> None:
@@ -128,7 +122,7 @@ def test_each_look_at_test_is_counted(refitted: Path) -> None:
     numbers = [refit.trial for refit in record.refits]
     members = {n.number for number in numbers for n in record.networks(record.trial(number))}
     scored = set(numbers) | members
-    assert looks(refitted) == len(scored) + (1 + BOTH) * len(members)
+    assert looks_at_test(refitted) == len(scored) + (1 + BOTH) * len(members)
 
 
 def test_it_is_said(dhen_search: Run, refitted: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from command_line import COMMAND, SMALL, TIMEOUT_SECONDS, Run
+from command_line import COMMAND, SMALL, TIMEOUT_SECONDS, Run, looks_at_test
 
 from dhen.config import DhenConfig
 from dhen.errors import UserError
@@ -53,11 +53,6 @@ def winners_in(record: StudyRecord) -> list[int]:
     return [winner.trial for winner in record.choice.winners]
 
 
-def looks(directory: Path) -> int:
-    with sqlite3.connect(directory / "study.db") as connection:
-        return int(connection.execute("select count(*) from dhen_test_look").fetchone()[0])
-
-
 def test_winners_carry_a_verdict(confirmed: Path) -> None:
     record = read_study(confirmed)
     assert record.choice is not None
@@ -70,7 +65,7 @@ def test_winners_carry_a_verdict(confirmed: Path) -> None:
     assert {each.blocked_by for each in record.comparisons} == {"C2"}
     trained = {(each.origin.of, each.job.seed) for each in record.retrainings}
     assert trained == {(n, seed) for n in (record.baseline, *winners) for seed in (1, 2)}
-    assert looks(confirmed) == (1 + BOTH) * (1 + len(winners))
+    assert looks_at_test(confirmed) == (1 + BOTH) * (1 + len(winners))
     assert read_bundle(confirmed / "best").info.comparison == record.comparison(record.best)
     assert {trial.number for trial in record.trials} == {0, 1, 2, 3}
 
@@ -179,7 +174,7 @@ def has_parts(trial: TrialRecord) -> bool:
 
 
 def test_ablation(dhen_search: Run, confirmed: Path) -> None:
-    looked = looks(confirmed)
+    looked = looks_at_test(confirmed)
     trial = next(trial for trial in read_study(confirmed).candidates if has_parts(trial))
     pick = ("--pick", trial.number)
     said = json.loads(dhen_search("ablate", confirmed, *pick, "--seeds", BOTH, "--json").stdout)
@@ -193,7 +188,7 @@ def test_ablation(dhen_search: Run, confirmed: Path) -> None:
     (kept,) = [each for each in read_study(confirmed).ablations if each.trial == trial.number]
     assert kept == Ablation.model_validate(said)
     assert "figure-ablations" in (confirmed / "report.html").read_text()
-    assert looks(confirmed) == looked
+    assert looks_at_test(confirmed) == looked
 
 
 def test_without_parts() -> None:

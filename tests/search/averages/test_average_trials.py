@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from command_line import SMALL, Run, write_log
+from command_line import SMALL, Run, looks_at_test, write_log
 
 from dhen.errors import UserError
 from search.bundles.bundle import read_bundle
@@ -62,11 +62,6 @@ def bundle(averaged: Path) -> Path:
     return out
 
 
-def looks(directory: Path) -> int:
-    with sqlite3.connect(directory / "study.db") as connection:
-        return int(connection.execute("select count(*) from dhen_test_look").fetchone()[0])
-
-
 def averages_of(record: StudyRecord) -> list[TrialRecord]:
     return [trial for trial in record.trials if trial.kind is TrialKind.AVERAGE]
 
@@ -95,7 +90,7 @@ def test_averages_are_trials_on_the_front(averaged: Path) -> None:
     winners = [record.trial(number) for number in numbers]
     scored = {each.number for each in winners} | {m.number for w in winners for m in record.networks(w)}
     retrained = {each.job.fingerprint for each in record.retrainings}
-    assert looks(averaged) == len(scored) + len(retrained)
+    assert looks_at_test(averaged) == len(scored) + len(retrained)
 
 
 def test_the_average_is_compared(averaged: Path, bundle: Path) -> None:
@@ -173,7 +168,7 @@ def test_online_training_says_which_network_to_take(
 
 def test_each_member_is_removed_in_turn(dhen_search: Run, averaged: Path) -> None:
     """From the retrainings that the comparison was made of: none is trained, and test is not looked at again."""
-    before, looked = read_study(averaged), looks(averaged)
+    before, looked = read_study(averaged), looks_at_test(averaged)
     compared = [before.trial(each.trial) for each in before.comparisons]
     whole = next(each for each in compared if len(each.origin.members) == 2)
     said = dhen_search("ablate", averaged, "--pick", whole.number, "--seeds", 2, "--json").stdout
@@ -195,7 +190,7 @@ def test_each_member_is_removed_in_turn(dhen_search: Run, averaged: Path) -> Non
         assert part["ne_percent"]["mean"] == pytest.approx(percent, abs=0.05)  # which is a ratio of means
         assert (part["flops"], found["flops"]) == (rest.job.flops, whole.job.flops)
     assert read_study(averaged).retrainings == before.retrainings
-    assert looks(averaged) == looked
+    assert looks_at_test(averaged) == looked
 
 
 def test_further_seeds_later(dhen_search: Run, averaged: Path) -> None:
