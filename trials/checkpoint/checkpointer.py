@@ -210,10 +210,7 @@ class Checkpoints:
         LOG.info("goes on from %s, made by %d rank(s)", newest, stand.ranks)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*intent is to load in a single process", UserWarning)
-            config = self._job.training
-            assert config.evaluate_every is not None
-            noted = min(stand.training.evaluations(config.evaluate_every), config.weight_average)
-            for earlier in range(noted):
+            for earlier in range(self._noted(stand.training) if average else 0):
                 assert average is not None
                 step.restored(self._read(newest, step, AVERAGED.format(earlier)), stand.training.steps)
                 average.note()
@@ -229,6 +226,12 @@ class Checkpoints:
             return stand.training, None
         with on_host():  # as they are when an evaluation keeps them, on the first rank alone
             return stand.training, read_all(best) if self._ranks.first else {}
+
+    def _noted(self, state: TrainingState) -> int:
+        """Returns how many earlier weights are in a checkpoint of a training with an average."""
+        config = self._job.training
+        assert config.evaluate_every is not None
+        return min(state.evaluations(config.evaluate_every), config.weight_average)
 
     def drop(self) -> None:
         """Removes all checkpoints, when the training has ended."""
