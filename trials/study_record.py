@@ -140,7 +140,8 @@ class FoundPasses(Value):
     showed it."""
 
     passes: int = Field(gt=0)
-    """Largest number of passes of every training that does not say another number."""
+    """Largest number of passes of every training that does not say another number; of those at constant learning
+    rates alone where `falling` is known."""
     reason: str | None = None
     """Why nothing was found out, where that is so: `two passes would take more than a quarter of the minutes`."""
     tried: int | None = None
@@ -151,6 +152,11 @@ class FoundPasses(Value):
     """Lowest NE of the baseline on validation within all passes that it was allowed to have."""
     lowest_after: float | None = None
     """Number of passes after which the baseline had it."""
+    falling: int | None = Field(default=None, exclude_if=lambda passes: passes is None)
+    """Number of passes over which learning rates fall to zero in trainings that do not have constant ones; None
+    where falling ones were not tried, or not better."""
+    falling_ne: float | None = Field(default=None, exclude_if=lambda ne: ne is None)
+    """Lowest NE of the baseline on validation where they fall."""
     decays: dict[str, float] = Field(default_factory=dict)
     """Decays of embeddings, by name of the training setting, with which several passes helped; all trainings have
     them, but where the space varies them too."""

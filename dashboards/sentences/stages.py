@@ -10,7 +10,7 @@ from dashboards.names import short_name
 from dashboards.rows import find
 from dashboards.units import byte_size, decimals, known, milliseconds, percent, si
 from trials.record import Outcome, TrialKind, TrialRecord
-from trials.study_record import EarlierStudy, StudyRecord, relative_ne_percent
+from trials.study_record import EarlierStudy, FoundPasses, StudyRecord, relative_ne_percent
 
 SHOWN = 3
 """Number of reasons of each kind that are named: the most frequent ones."""
@@ -79,11 +79,12 @@ def passes_found(record: StudyRecord) -> str | None:
     found = record.passes
     if found is None:
         return None
-    number = "one pass" if found.passes == 1 else f"up to {found.passes} passes"
-    about = f"Trainings have {number} over the training rows"
+    about = f"Trainings have {_number_of_passes(found)} over the training rows"
     if found.reason is not None:
         return f"{about}: {found.reason}; training.epochs= sets another number for a new study."
     lowest = f"{decimals(found.lowest_ne, 5)} after {decimals(found.lowest_after, 1)} of up to {found.tried}"
+    if found.falling is not None:
+        lowest += f" at constant rates and {decimals(found.falling_ne, 5)} with falling ones"
     if found.decays:
         settings = " ".join(f"training.{key}={value:g}" for key, value in found.decays.items())
         lowest += f", with {settings}"
@@ -93,6 +94,13 @@ def passes_found(record: StudyRecord) -> str | None:
     return (
         f"{about}: further ones did not help the baseline (NE on validation {within_one}, lowest {lowest})."
     )
+
+
+def _number_of_passes(found: FoundPasses) -> str:
+    """`one pass`, `up to 6 passes` or `2 passes, with learning rates that fall to zero,`."""
+    if found.falling is not None:
+        return f"{found.falling} passes, with learning rates that fall to zero,"
+    return "one pass" if found.passes == 1 else f"up to {found.passes} passes"
 
 
 def promotion(record: StudyRecord) -> str | None:

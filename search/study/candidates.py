@@ -23,7 +23,7 @@ from search.reuse.warm_start import WarmStart
 from search.samplers.ask_tell import Proposals
 from search.stopping.base import Continuation
 from search.study.baseline import Baseline
-from search.study.passes import DECAYS, EPOCHS, Passes, has_decay
+from search.study.passes import EPOCHS, Passes, has_decay
 from search.study.retune import Architecture, best_architectures, least_tuned
 from search.study_state import StudyState
 from spaces.nearest import nearest_label, nearest_point
@@ -114,10 +114,11 @@ class CandidateSource:
     @property
     def _finding_passes(self) -> int:
         """Number of the baseline's first trials that have found the number of passes."""
-        numbers = range(1 + len(DECAYS))
-        first = (self._state.trials[number] for number in numbers if number in self._state.trials)
         # a candidate has a number of passes among its values where the space has an axis for it
-        return sum(trial.kind is TrialKind.BASELINE and EPOCHS in trial.point for trial in first)
+        return sum(
+            trial.kind is TrialKind.BASELINE and EPOCHS in trial.point
+            for trial in self._state.trials.values()
+        )
 
     def baseline_trial(self, number: int, point: Point) -> Iterator[AdmittedTrial]:
         """The baseline at a point as the trial of this number, unless that has ended."""

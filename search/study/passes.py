@@ -4,7 +4,10 @@ Models with id embeddings commonly overfit from the second pass on (arXiv 2209.0
 passes can be worth more than any architecture. Which log is which only training shows, so the baseline's first
 trials find out: one pass, whose learning rates fall to zero within it, then as many as help, at constant rates. NE
 often rises for a pass or two before it falls below that of the first one (docs/log.md), so these end three passes
-after their best evaluation, and not earlier.
+after their best evaluation, and not earlier. Where several help, a further trial has as many as did, over which
+learning rates fall to zero as half a cosine. Where its NE is lowest a pass or more before its end, rare ids are
+learnt by heart from there on, and one with as many passes follows: the lower rates are when that begins, the
+better (docs/log.md). Where NE is no higher than at constant rates, all trainings have falling ones.
 
 With many passes embeddings decay, since networks else learn rare ids by heart before they learn what recurring
 ones have in common. Decay by how often an id occurs, beside that of whole tables, is far better on some logs and
@@ -33,7 +36,7 @@ SHARE_OF_MINUTES = 0.15
 STALE_PASSES, EVALUATIONS_PER_PASS = 3, 2
 """Passes without a better NE after which such a trial ends, and evaluations in each by default."""
 WORTH_PERCENT = 0.5
-"""Decrease of NE in percent from which several passes are worth their time (chosen, not measured)."""
+"""Decrease of NE in percent from which more passes are worth their time (chosen, not measured)."""
 DECAYS: tuple[dict[str, float], ...] = (
     {"table_decay": 0.01},
     {"table_decay": 0.01, "frequency_decay": 0.1},
@@ -43,7 +46,12 @@ last has all settings that there are."""
 NEARLY = 0.05
 """Passes by which an evaluation may miss the end of a pass, since it waits for the end of a batch."""
 SLACK = 1.5
-"""Passes that candidates may have per pass that the baseline needed, since others may learn more slowly."""
+"""Passes that candidates may have per pass that the baseline needed at constant rates, since others may learn more
+slowly; where rates fall to zero, all have as many as it needed."""
+FALLING: dict[str, Any] = {"schedule": "cosine"}
+"""Settings of trainings with several passes over which learning rates fall."""
+FEWEST_FALLING = 2
+"""Smallest number of passes that such trainings are tried with; one pass is tried by the first trial."""
 
 
 class Passes:
@@ -64,10 +72,16 @@ class Passes:
         """The number of passes; None before it is found."""
 
     def applied(self, training: TrainingConfig) -> TrainingConfig:
-        """Training settings with a number of passes: the one they have, or the one found, or 1 before that."""
+        """Training settings with a number of passes: the one they have, or the one found for their schedule, or 1
+        before that."""
         if training.epochs != "auto":
             return training
-        return training.replace(epochs=self.found.passes if self.found is not None else 1)
+        if self.found is None:
+            return training.replace(epochs=1)
+        if self.found.falling is None or training.schedule == "constant":
+            return training.replace(epochs=self.found.passes)
+        settings = FALLING if training.schedule == "auto" else {}
+        return training.replace(epochs=self.found.falling, **settings)
 
     def find(self, trials: Mapping[int, TrialRecord], train: Callable[[int, Point], None]) -> None:
         """Finds the number of passes by the baseline's first trials.
@@ -78,6 +92,7 @@ class Passes:
         """
         train(0, ONE_PASS)
         several: list[TrialRecord] = []
+        number = 0
         for number, decays in enumerate(open_decays(self._baseline), start=1):
             # an interrupted study goes on with the number of passes that it had begun with
             point = trials[number].point if number in trials else self._several(trials[0], decays)
@@ -88,6 +103,15 @@ class Passes:
             train(number, point)
             several.append(trials[number])
         self.found = found_passes(trials[0], several)
+        if self._baseline.schedule != "auto":
+            return
+        fallen: list[TrialRecord] = []
+        while (passes := falling_passes(self.found, fallen)) is not None:
+            number += 1
+            settings = FALLING | {"epochs": passes} | self.found.decays
+            train(number, {f"training.{key}": value for key, value in settings.items()})
+            fallen.append(trials[number])
+        self.found = with_falling(self.found, fallen)
 
     def decayed(self, training: TrainingConfig) -> TrainingConfig:
         """Training settings with the decay of embeddings with which several passes helped, where they did and the
@@ -164,6 +188,29 @@ def found_passes(one_pass: TrialRecord, several: Sequence[TrialRecord]) -> Found
     )
 
 
+def falling_passes(found: FoundPasses, fallen: Sequence[TrialRecord]) -> int | None:
+    """Number of passes of the next training whose learning rates fall, after those that have `fallen`: as many as
+    helped at constant rates, then fewer for as long as NE was lowest before the end; None after the last."""
+    if not fallen:
+        return _whole(found.lowest_after) if found.passes > 1 and found.lowest_after is not None else None
+    lowest = min(_curve(fallen[-1]), key=_ne, default=None)
+    passes = fallen[-1].job.training["epochs"]
+    fewer = passes if lowest is None else max(FEWEST_FALLING, _whole(lowest.epoch))
+    return fewer if fewer < passes else None
+
+
+def with_falling(found: FoundPasses, fallen: Sequence[TrialRecord]) -> FoundPasses:
+    """What was found, with the fewest passes over which learning rates fall whose NE is near the lowest, unless
+    constant rates are better than all of them."""
+    lowest = [(min(map(_ne, curve)), trial) for trial in fallen if (curve := _curve(trial))]
+    best = min((ne for ne, _ in lowest), default=math.inf)
+    if found.lowest_ne is None or best > found.lowest_ne:
+        return found
+    near = min(found.lowest_ne, best * (1.0 + WORTH_PERCENT / 100.0))
+    passes, ne = min((trial.job.training["epochs"], ne) for ne, trial in lowest if ne <= near)
+    return found.replace(falling=passes, falling_ne=ne)
+
+
 def _curve(trial: TrialRecord) -> list[CurvePoint]:
     return [point for point in trial.result.curve if math.isfinite(_ne(point))]
 
@@ -179,8 +226,18 @@ def known_passes(study: StudyRecord, reason: str) -> FoundPasses | None:
     decay; for the `reason`."""
     trained = (trial.job.training.get("epochs") for trial in study.candidates)
     numbers = [epochs for epochs in trained if epochs is not None]
-    decays = study.passes.decays if study.passes is not None else {}
-    return FoundPasses(passes=max(numbers), reason=reason, decays=decays) if numbers else None
+    found = study.passes
+    if not numbers:
+        return None
+    if found is None:
+        return FoundPasses(passes=max(numbers), reason=reason)
+    passes = max(found.passes, *numbers)
+    return FoundPasses(passes=passes, reason=reason, falling=found.falling, decays=found.decays)
+
+
+def _whole(passes: float) -> int:
+    """The number of whole passes that an evaluation after so many passes is in or at the end of."""
+    return math.ceil(passes - NEARLY)
 
 
 def _ne(point: CurvePoint) -> float:

@@ -28,7 +28,15 @@ from search.execution.trainer import Trainer
 from search.planning.attempts import execution, plan_options, ranks_here
 from search.planning.plan_trial import LOCAL, declared_clusters, planned
 from search.study.baseline import read_configuration
-from search.study.passes import DECAYS, MOST_PASSES, many_passes, open_decays
+from search.study.passes import (
+    DECAYS,
+    FALLING,
+    MOST_PASSES,
+    falling_passes,
+    found_passes,
+    many_passes,
+    open_decays,
+)
 from search.terminal import print_notes, step_progress
 from search.verbs.data_option import data_option
 from search.verbs.output import TrainedBundle, json_option, print_json
@@ -116,6 +124,8 @@ def command(
     job, record, trainer = best.job, best.record, best.trainer
     if len(trained) > 1:
         passes = "one pass" if job.training.epochs == 1 else f"up to {job.training.epochs} passes"
+        if job.training.schedule == FALLING["schedule"]:
+            passes += " over which learning rates fall"
         decays = "".join(f", {key}={rate:g}" for key in DECAYS[-1] if (rate := getattr(job.training, key)))
         console.print(f"kept: the training with {passes}{decays}")
     if config.refit is True:
@@ -172,17 +182,24 @@ def _as_value(best: _Trained, record: TrialRecord, out: Path, trainings: int) ->
 
 def _next(training: TrainingConfig, trained: Sequence[_Trained], tried: int) -> TrainingConfig | None:
     """The settings of the next training; None after the last. Where passes are left open there are several, and
-    the best one is kept: one pass, and as many as help, with each way for embeddings to decay."""
+    the best one is kept: one pass, as many as help, with each way for embeddings to decay, and, where all of these
+    completed, as many over which learning rates fall."""
     if training.epochs != "auto":
         return None if tried else training
     if not tried:
         return training.replace(epochs=1)
     decays = open_decays(training)
-    if tried > len(decays):
+    if tried <= len(decays):
+        evaluations = len(trained[0].record.result.curve)
+        many = many_passes(training, MOST_PASSES, evaluations)
+        return training.replace(**many, **decays[tried - 1])
+    if training.schedule != "auto" or len(trained) < tried:
         return None
-    evaluations = len(trained[0].record.result.curve)
-    many = many_passes(training, MOST_PASSES, evaluations)
-    return training.replace(**many, **decays[tried - 1])
+    one_pass, *others = (one.record for one in trained)
+    several, fallen = others[: len(decays)], others[len(decays) :]
+    found = found_passes(one_pass, several)
+    passes = falling_passes(found, fallen)
+    return training.replace(epochs=passes, **FALLING, **found.decays) if passes is not None else None
 
 
 def _train(

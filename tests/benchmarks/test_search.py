@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from command_line import SMALL
+from command_line import SMALL, run_here
 from running_benchmarks import FOLDER, number, run_benchmark, run_benchmark_process, tables
 
 CANDIDATES = FOLDER / "search" / "demo_candidates.json"
@@ -50,6 +50,23 @@ def test_networks_that_have_learnt_from_validation_stand_beside_those_that_have_
     for row in rows:
         percent = 100.0 * (number(row["with validation"]) / number(row["NE on test"]) - 1.0)
         assert number(row["difference, 95 % interval"].split()[0]) == pytest.approx(percent, abs=0.02)
+
+
+def test_rates_that_fall_stand_beside_constant_ones(log: Path, tmp_path: Path) -> None:
+    out = tmp_path / "study"
+    words = ("space=tiny", "trials=1", "baseline_trials=1", "threads=1", "parallel=1")
+    assert run_here(("run", "--data", log, "--out", out, *words), {}, None).returncode == 0
+    said = run_benchmark(
+        "benchmarks.training.falling_rates", out, "--passes", 2, 3, "--networks", 2, "--seeds", 2
+    )
+    (rows,) = tables(said)
+    assert [row["network"] for row in rows][0::2] == ["advanced_dlrm 256-128 d16", "all"]
+    for row in rows:
+        for column in ("falling over 2, times the seconds", "falling over 3, times the seconds"):
+            percent, error, _, times = row[column].replace("± ", "").replace(",", "").split()
+            assert -50 < number(percent) < 50
+            assert number(error) > 0
+            assert 0 < number(times) < 10
 
 
 def test_samplers_are_compared_on_a_made_up_function(tmp_path: Path) -> None:

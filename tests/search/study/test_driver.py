@@ -383,16 +383,23 @@ def test_a_promotion_that_was_cut_short_goes_on_with_its_attempts(setting: Setti
     assert tries[1:] == [[Outcome.COMPLETED]] * len(tries[1:])
 
 
-def better_later(*nes: float) -> Callable[[Task], FakeRun]:
-    """The baseline with many passes has these NEs after each half of one; with a single pass it comes to 0.8."""
+def better_later(
+    *nes: float, falling: dict[int, tuple[float, ...]] | None = None
+) -> Callable[[Task], FakeRun]:
+    """The baseline with many passes has these NEs after each half of one, and others by their number over which
+    learning rates fall; with a single pass it comes to 0.8."""
+    by_passes = falling or {}
 
     def script(task: Task) -> FakeRun:
+        training = task.job.training
         if task.score_split is not None or task.job.model.family == "dhen":
             return well(task)
-        if task.job.training.epochs == 1:
+        if training.epochs == 1:
             return FakeRun([evaluated(10, 0.8, epoch=1.0), trained(0.8)])
-        curve = [evaluated(10 * half, ne, epoch=half / 2) for half, ne in enumerate(nes, start=1)]
-        return FakeRun([*curve, trained(min(nes))])
+        at_the_end = (*[0.95] * int(2 * training.epochs - 1), 0.9)
+        shown = nes if training.schedule == "constant" else by_passes.get(int(training.epochs), at_the_end)
+        curve = [evaluated(10 * half, ne, epoch=half / 2) for half, ne in enumerate(shown, start=1)]
+        return FakeRun([*curve, trained(min(shown))])
 
     return script
 
@@ -400,6 +407,8 @@ def better_later(*nes: float) -> Callable[[Task], FakeRun]:
 LEFT_OPEN = "training.epochs=auto"
 LATE = (0.9, 0.85, 0.87, 0.86, 0.75, 0.7, 0.8, 0.8)
 """NE rises in the second pass before it falls in the third."""
+FALLING = {3: (0.9, 0.85, 0.78, 0.68, 0.75, 0.76), 2: (0.9, 0.8, 0.78, 0.66)}
+"""The third pass is learnt by heart, so rates had better be low by the end of the second."""
 
 
 def test_passes_are_found_before_the_baseline_is_tuned(
@@ -410,38 +419,102 @@ def test_passes_are_found_before_the_baseline_is_tuned(
     def watch(state: StudyState) -> None:
         said.extend((notice, len(state.candidates)) for notice in state.notices[len(said) :])
 
-    study, _ = setting.open(LEFT_OPEN, script=better_later(*LATE), watcher=watch)
+    script = better_later(*LATE, falling=FALLING)
+    study, _ = setting.open(LEFT_OPEN, script=script, watcher=watch)
     with caplog.at_level("INFO", logger="search"):
         record = study.run()
     sentence = (
-        "Trainings have up to 5 passes over the training rows: with the baseline, NE on validation was 0.80000 "
-        "within one pass and 0.70000 after 3.0 of up to 32, with training.table_decay=0.01."
+        "Trainings have 2 passes, with learning rates that fall to zero, over the training rows: with the "
+        "baseline, NE on validation was 0.80000 within one pass and 0.70000 after 3.0 of up to 32 at constant "
+        "rates and 0.66000 with falling ones, with training.table_decay=0.01."
     )
     assert (sentence, 0) in said
     assert sentence in sentences(record)
     assert sentence in caplog.messages
-    one, many, rarer, tuned, *candidates = record.trials
-    assert [trial.kind for trial in (one, many, rarer, tuned)] == [TrialKind.BASELINE] * 4
+    one, many, rarer, falling, fewer, tuned, *candidates = record.trials
+    assert [trial.kind for trial in record.trials] == [TrialKind.BASELINE] * 6 + [TrialKind.CANDIDATE] * 3
     assert one.job.training["epochs"] == 1
     for trial in (many, rarer):
         assert [trial.job.training[key] for key in ("epochs", "schedule", "patience")] == [32, "constant", 6]
+    shapes = [(trial.job.training["epochs"], trial.job.training["schedule"]) for trial in record.trials[3:]]
+    assert shapes == [(3, "cosine")] + [(2, "cosine")] * 5
+    assert EPOCHS in falling.point
+    assert EPOCHS in fewer.point
     assert tuned.point
     assert EPOCHS not in tuned.point
     assert one.job.training["table_decay"] == 0.0
     decays = [
         [trial.job.training.get(key, 0.0) for key in ("table_decay", "frequency_decay")]
-        for trial in (many, rarer, tuned, *candidates)
+        for trial in (many, rarer, falling, fewer, tuned, *candidates)
     ]
-    assert decays == [[0.01, 0.0], [0.01, 0.1], *[[0.01, 0.0]] * 4]  # of equal ones the first
-    assert [trial.job.training["epochs"] for trial in (tuned, *candidates)] == [5] * 4
+    assert decays == [[0.01, 0.0], [0.01, 0.1], *[[0.01, 0.0]] * 6]  # of equal ones the first
+    assert record.baseline == fewer.number
     assert record.passes == FoundPasses(
-        passes=5, tried=32, first_ne=0.8, lowest_ne=0.7, lowest_after=3.0, decays={"table_decay": 0.01}
+        passes=5,
+        tried=32,
+        first_ne=0.8,
+        lowest_ne=0.7,
+        lowest_after=3.0,
+        falling=2,
+        falling_ne=0.66,
+        decays={"table_decay": 0.01},
     )
 
-    study, story = setting.open(LEFT_OPEN, "trials=4", script=better_later(*LATE))
+    study, story = setting.open(LEFT_OPEN, "trials=4", script=script)
     record = study.run()
-    assert record.trials[-1].job.training["epochs"] == 5
+    assert record.trials[-1].job.training["epochs"] == 2
     assert story.lines.count("train") == 1  # the new candidate; nothing is found out again
+
+
+@pytest.mark.parametrize(
+    ("falling", "tried"), [({3: (0.9, 0.8, 0.75, 0.74, 0.73, 0.71)}, [3]), ({3: (0.71,), 2: (0.72,)}, [3, 2])]
+)
+def test_rates_stay_constant_where_falling_ones_are_no_better(
+    setting: Setting, falling: dict[int, tuple[float, ...]], tried: list[int]
+) -> None:
+    record = setting.open(LEFT_OPEN, script=better_later(*LATE, falling=falling))[0].run()
+    found = [
+        trial.job.training["epochs"] for trial in record.trials if trial.job.training["schedule"] == "cosine"
+    ]
+    assert found == tried
+    after = record.trials[3 + len(tried) :]
+    assert {(trial.job.training["epochs"], trial.job.training["schedule"]) for trial in after} == {
+        (5, "constant")
+    }
+    assert any(line.startswith("Trainings have up to 5 passes over") for line in sentences(record))
+
+
+@pytest.mark.parametrize(("of_fewer", "passes"), [(0.683, 2), (0.684, 3)])
+def test_more_passes_over_which_rates_fall_have_to_be_worth_their_time(
+    setting: Setting, of_fewer: float, passes: int
+) -> None:
+    """0.68 with three passes; 0.5 % above it is 0.6834."""
+    script = better_later(*LATE, falling=FALLING | {2: (0.9, of_fewer)})
+    record = setting.open(LEFT_OPEN, script=script)[0].run()
+    assert record.passes is not None
+    assert (record.passes.falling, record.passes.falling_ne) == (passes, of_fewer if passes == 2 else 0.68)
+
+
+def test_a_schedule_that_is_given_is_not_replaced(setting: Setting) -> None:
+    script = better_later(*LATE, falling=FALLING)
+    record = setting.open(LEFT_OPEN, "training.schedule=constant", script=script)[0].run()
+    assert {trial.job.training["schedule"] for trial in record.trials} == {"constant"}
+    assert {trial.job.training["epochs"] for trial in record.trials[3:]} == {5}
+
+
+def test_a_candidate_with_constant_rates_has_more_passes_than_one_whose_rates_fall() -> None:
+    passes = Passes(TrainingConfig(), minutes=None, found=FoundPasses(passes=5, falling=2))
+    applied = {
+        schedule: passes.applied(TrainingConfig(schedule=schedule))
+        for schedule in ("auto", "cosine", "linear", "constant")
+    }
+    assert {schedule: (training.epochs, training.schedule) for schedule, training in applied.items()} == {
+        "auto": (2, "cosine"),
+        "cosine": (2, "cosine"),
+        "linear": (2, "linear"),
+        "constant": (5, "constant"),
+    }
+    assert passes.applied(TrainingConfig(epochs=7)).epochs == 7
 
 
 @pytest.mark.parametrize(
@@ -467,8 +540,8 @@ def test_passes_that_were_being_found_are_found_on(setting: Setting) -> None:
     record = study.run()
     assert record.passes is not None
     assert record.passes.passes == 5
-    # many passes twice, the tuned baseline, a candidate; not one pass again
-    assert story.lines.count("train") == 4
+    # many passes twice, rates that fall, the tuned baseline, a candidate; not one pass again
+    assert story.lines.count("train") == 5
 
 
 def test_more_passes_are_not_tried_where_minutes_are_few(setting: Setting) -> None:
