@@ -16,6 +16,7 @@ from typing import Annotated, Any, Self, TypeVar, get_args
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 from dhen.errors import UserError, unknown_name
 
@@ -50,6 +51,8 @@ class Value(BaseModel):
 
 
 V = TypeVar("V", bound=BaseModel)
+SHOULD_BE = "Input should be "
+"""How pydantic begins to say what a value of a type may be."""
 LONGEST_TEXT = 40
 """Letters of the longest text that equal ones share: names, not sentences."""
 LONGEST_SHARED, MOST_SHARED = 8, 2**12
@@ -134,7 +137,8 @@ def _explain(error: ValidationError, cls: type[BaseModel]) -> str:
     """The first problem in words; an unknown key explains more than the missing one it may stand for."""
     problems = error.errors()
     first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
-    path = ".".join(str(part) for part in first["loc"])
+    location, message = _alternatives(problems, first)
+    path = ".".join(str(part) for part in location)
     if first["type"] == "extra_forbidden":
         return str(unknown_name("key", path, _known_beside(cls, first["loc"])))
     if first["type"] == "missing":
@@ -142,7 +146,6 @@ def _explain(error: ValidationError, cls: type[BaseModel]) -> str:
     if first["type"] == "model_type":  # pydantic's words would name a class of ours
         below = ", ".join(_known_beside(cls, (*first["loc"], "")))
         return f"{path}: has keys of its own, give one of them: {below} (received {first['input']!r})"
-    message = first["msg"].removeprefix("Value error, ")
     where = f"{path}: " if path else ""
     received = (
         ""
@@ -150,6 +153,17 @@ def _explain(error: ValidationError, cls: type[BaseModel]) -> str:
         else f" (received {first['input']!r})"
     )
     return f"{where}{message}{received}"
+
+
+def _alternatives(problems: list[ErrorDetails], first: ErrorDetails) -> tuple[tuple[int | str, ...], str]:
+    """The path of the field that a problem is of, and what is wrong with it: where the field may be a word or else
+    of another type, all that it may be."""
+    location = first["loc"]
+    beside = [p for p in problems if p["loc"][:-1] == location[:-1] and p["msg"].startswith(SHOULD_BE)]
+    if not any(str(p["loc"][-1]).startswith("literal[") for p in beside):
+        return location, first["msg"].removeprefix("Value error, ")
+    allowed = (p["msg"].removeprefix(SHOULD_BE).partition(",")[0] for p in beside)
+    return location[:-1], SHOULD_BE + " or ".join(allowed).replace("a valid boolean", "yes or no")
 
 
 def _known_beside(cls: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Mapping
 
 import torch
 
@@ -66,10 +67,11 @@ def main() -> None:
     print(f"{machine()}; {log.manifest.rows['train']:,} training rows, seed {options.seed}\n")
     passes, trials = Passes(TrainingConfig(), minutes=None), dict[int, TrialRecord]()
 
-    def train_baseline(number: int, point: Point) -> None:
-        settings = {key.removeprefix("training."): value for key, value in point.items()}
-        training = TrainingConfig.model_validate(settings)
-        trials[number] = trained(log, options.networks[0], training, options.seed)
+    def train_baseline(points: Mapping[int, Point]) -> None:
+        for number, point in points.items():
+            settings = {key.removeprefix("training."): value for key, value in point.items()}
+            training = TrainingConfig.model_validate(settings)
+            trials[number] = trained(log, options.networks[0], training, options.seed)
 
     passes.find(trials, train_baseline)
     assert passes.found is not None

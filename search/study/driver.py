@@ -6,9 +6,10 @@ command goes on from there. `search.study.open_study` puts a driver together.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from dashboards.sentences.minutes import search_ended
 from dashboards.sentences.stages import passes_found
@@ -167,8 +168,9 @@ class Study:
             if self.sharing is not None:
                 self.sharing.leave_lead()
 
-    def _train_baseline(self, number: int, point: Point) -> None:
-        self._runner.train(self._candidates.baseline_trial(number, point), self._decisions)
+    def _train_baseline(self, points: Mapping[int, Point]) -> None:
+        trials = (self._candidates.baseline_trial(number, point) for number, point in points.items())
+        self._runner.train(itertools.chain.from_iterable(trials), self._decisions)
 
     def _baseline(self) -> None:
         """Needs the number of passes; gives the tuned baseline that NE is relative to."""

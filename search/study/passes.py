@@ -83,16 +83,15 @@ class Passes:
         settings = FALLING if training.schedule == "auto" else {}
         return training.replace(epochs=self.found.falling, **settings)
 
-    def find(self, trials: Mapping[int, TrialRecord], train: Callable[[int, Point], None]) -> None:
+    def find(self, trials: Mapping[int, TrialRecord], train: Callable[[Mapping[int, Point]], None]) -> None:
         """Finds the number of passes by the baseline's first trials.
 
         Args:
             trials: the study's trials, by number, as they become known.
-            train: trains the baseline at a point as the trial of a number, unless that has ended.
+            train: trains the baseline at points, as the trials of their numbers, unless these have ended.
         """
-        train(0, ONE_PASS)
-        several: list[TrialRecord] = []
-        number = 0
+        train({0: ONE_PASS})
+        points: dict[int, Point] = {}
         for number, decays in enumerate(open_decays(self._baseline), start=1):
             # an interrupted study goes on with the number of passes that it had begun with
             point = trials[number].point if number in trials else self._several(trials[0], decays)
@@ -100,16 +99,16 @@ class Passes:
                 share = f"{SHARE_OF_MINUTES:.0%} of the study's {self._minutes:g} minutes"
                 self.found = FoundPasses(passes=1, reason=f"two of the baseline would take more than {share}")
                 return
-            train(number, point)
-            several.append(trials[number])
-        self.found = found_passes(trials[0], several)
+            points[number] = point
+        train(points)
+        self.found = found_passes(trials[0], [trials[number] for number in points])
         if self._baseline.schedule != "auto":
             return
         fallen: list[TrialRecord] = []
         while (passes := falling_passes(self.found, fallen)) is not None:
-            number += 1
+            number = 1 + len(points) + len(fallen)
             settings = FALLING | {"epochs": passes} | self.found.decays
-            train(number, {f"training.{key}": value for key, value in settings.items()})
+            train({number: {f"training.{key}": value for key, value in settings.items()}})
             fallen.append(trials[number])
         self.found = with_falling(self.found, fallen)
 

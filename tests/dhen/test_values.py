@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import Field, ValidationError, model_validator
@@ -81,6 +82,29 @@ class Pair(Value):
         if self.first > self.second:
             raise ValueError("first is above second")
         return self
+
+
+class _Several(Value):
+    answer: Literal["auto"] | bool = "auto"
+    number: Annotated[int, Field(gt=0)] | Literal["auto", "none"] | None = None
+    below: dict[str, int] = Field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"answer": "maybe"}, "answer: Input should be 'auto' or yes or no (received 'maybe')"),
+        ({"number": "many"}, "number: Input should be a valid integer or 'auto' or 'none' (received 'many')"),
+        ({"number": -3}, "number: Input should be greater than 0 or 'auto' or 'none' (received -3)"),
+        (
+            {"below": {"a": "x", "b": "x"}},
+            "below.a: Input should be a valid integer, unable to parse string as an integer (received 'x')",
+        ),
+    ],
+)
+def test_a_value_of_no_type_that_a_field_has_is_told_all_of_them(given: dict[str, object], says: str) -> None:
+    with pytest.raises(UserError, match=re.escape(f"settings: {says}")):
+        parse(_Several, given, "settings")
 
 
 def test_replace_changes_what_is_named_and_nothing_else() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -576,9 +576,9 @@ def test_what_a_reused_training_took_elsewhere_counts_against_the_minutes() -> N
         asked: list[Point] = []
         trials: dict[int, TrialRecord] = {}
 
-        def train(number: int, point: Point, asked: list[Point] = asked, trials: Any = trials) -> None:
-            asked.append(point)
-            trials[number] = reused
+        def train(points: Mapping[int, Point], asked: list[Point] = asked, trials: Any = trials) -> None:
+            asked.extend(points.values())
+            trials.update(dict.fromkeys(points, reused))
 
         Passes(TrainingConfig(), minutes=minutes).find(trials, train)
         assert [point[EPOCHS] for point in asked] == ([1] if most is None else [1, most, most])
