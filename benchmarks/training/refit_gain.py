@@ -11,7 +11,6 @@ is trained is kept in its run directory, and the same command goes on.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -19,16 +18,12 @@ from rich.console import Console
 from benchmarks.shared.machine_and_tables import machine, markdown
 from dashboards.names import trial_name
 from search.analysis.losses import blocks_of
-from search.analysis.scored import SEEDS, BlockLosses, BySeed, fresh_seeds
+from search.analysis.scored import SEEDS, BlockLosses, BySeed, JobOf, by_seed, fresh_seeds, wanted_from
 from search.analysis.statistics.bootstrap import paired_bootstrap
 from search.execution.jobs import refit_job, trained_job
-from search.execution.retraining import SPLIT, RetrainingRequest
+from search.execution.retraining import SPLIT
 from search.study.reopen import FinishedStudy, finished_study
-from trials.job import Job
 from trials.record import TrialRecord
-
-JobOf = Callable[..., Job]
-"""A function that makes the job of a network on a log, with its seed moved by `seed_shift`."""
 
 
 def gains(study: FinishedStudy, seeds: range) -> list[list[str]]:
@@ -58,18 +53,9 @@ def gains(study: FinishedStudy, seeds: range) -> list[list[str]]:
 
 def _trained(study: FinishedStudy, networks: tuple[TrialRecord, ...], seeds: range, job_of: JobOf) -> BySeed:
     """Networks trained and scored on test, by seed."""
-    record = study.record
-    wanted = {
-        seed: [
-            RetrainingRequest(
-                record.trial(network.network_of), job_of(network, study.log, seed_shift=seed - record.seed)
-            )
-            for network in networks
-        ]
-        for seed in seeds
-    }
-    done = study.retrainings.run((request for some in wanted.values() for request in some), score=SPLIT)
-    return {seed: tuple(done[request.job.fingerprint] for request in some) for seed, some in wanted.items()}
+    wanted = wanted_from(networks, study.record, study.log, seeds, job_of)
+    done = study.retrainings.run(wanted, score=SPLIT)
+    return by_seed(networks, study.record, study.log, seeds, done, job_of)
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ every member is retrained from each seed, and the mean of what they predict is w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -25,6 +25,8 @@ LEAST_SEEDS, SEEDS = 2, 5
 """Number of seeds that an interval needs, and number of seeds by default."""
 BySeed = dict[int, tuple[TrialRecord, ...]]
 """A trial's retrainings by seed: one for a network, one per member for an average."""
+JobOf = Callable[..., Job]
+"""A function that makes the job of a network on a log, with its seed moved by `seed_shift`."""
 
 
 def fresh_seeds(study_seed: int, count: int) -> range:
@@ -41,21 +43,29 @@ def fresh_seeds(study_seed: int, count: int) -> range:
     return range(study_seed + 1, study_seed + 1 + count)
 
 
-def retrained_job(network: TrialRecord, study: StudyRecord, log: PreparedLog, seed: int) -> Job:
+def retrained_job(
+    network: TrialRecord, study: StudyRecord, log: PreparedLog, seed: int, job_of: JobOf | None = None
+) -> Job:
     """The job of training a network of a study from another seed; networks with different seeds keep them
-    apart. In a study whose winners were trained once more on validation too, it is trained so."""
-    job_of = refit_job if study.refits else trained_job
-    return job_of(network, log, seed_shift=seed - study.seed)
+    apart. Without `job_of` it is trained as the study's winners were: once more on validation too, where they
+    were."""
+    made = job_of or (refit_job if study.refits else trained_job)
+    return made(network, log, seed_shift=seed - study.seed)
 
 
 def wanted_from(
-    networks: Iterable[TrialRecord], study: StudyRecord, log: PreparedLog, seeds: Iterable[int]
+    networks: Iterable[TrialRecord],
+    study: StudyRecord,
+    log: PreparedLog,
+    seeds: Iterable[int],
+    job_of: JobOf | None = None,
 ) -> list[RetrainingRequest]:
-    """The retrainings of a study's networks from each seed, seed by seed. For a network that is a retraining
-    itself (a further seed that an average has for a member), it is the trial's network that is trained again."""
+    """The retrainings of a study's networks from each seed, seed by seed, as `retrained_job` makes them. For a
+    network that is a retraining itself (a further seed that an average has for a member), it is the trial's
+    network that is trained again."""
     pairs = [(study.trial(network.network_of), network) for network in networks]
     return [
-        RetrainingRequest(trial, retrained_job(network, study, log, seed))
+        RetrainingRequest(trial, retrained_job(network, study, log, seed, job_of))
         for seed in seeds
         for trial, network in pairs
     ]
@@ -67,10 +77,12 @@ def by_seed(
     log: PreparedLog,
     seeds: Iterable[int],
     done: Mapping[str, TrialRecord],
+    job_of: JobOf | None = None,
 ) -> BySeed:
     """Retrainings of a trial's networks, from seeds with which all of them have a result."""
     fingerprints = {
-        seed: [retrained_job(network, study, log, seed).fingerprint for network in networks] for seed in seeds
+        seed: [retrained_job(network, study, log, seed, job_of).fingerprint for network in networks]
+        for seed in seeds
     }
     scored = {fingerprint: record for fingerprint, record in done.items() if record.result.test is not None}
     return {
