@@ -137,8 +137,7 @@ def _explain(error: ValidationError, cls: type[BaseModel]) -> str:
     """The first problem in words; an unknown key explains more than the missing one it may stand for."""
     problems = error.errors()
     first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
-    location, message = _alternatives(problems, first)
-    path = ".".join(str(part) for part in location)
+    path = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         return str(unknown_name("key", path, _known_beside(cls, first["loc"])))
     if first["type"] == "missing":
@@ -146,7 +145,8 @@ def _explain(error: ValidationError, cls: type[BaseModel]) -> str:
     if first["type"] == "model_type":  # pydantic's words would name a class of ours
         below = ", ".join(_known_beside(cls, (*first["loc"], "")))
         return f"{path}: has keys of its own, give one of them: {below} (received {first['input']!r})"
-    where = f"{path}: " if path else ""
+    location, message = _alternatives(problems, first)
+    where = f"{'.'.join(map(str, location))}: " if location else ""
     received = (
         ""
         if isinstance(first["input"], (dict, list, tuple, BaseModel))
@@ -156,8 +156,8 @@ def _explain(error: ValidationError, cls: type[BaseModel]) -> str:
 
 
 def _alternatives(problems: list[ErrorDetails], first: ErrorDetails) -> tuple[tuple[int | str, ...], str]:
-    """The path of the field that a problem is of, and what is wrong with it: where the field may be a word or else
-    of another type, all that it may be."""
+    """Returns the path of the field that a problem is of, and what is wrong with it: where the field may be a word
+    or else of another type, all that it may be."""
     location = first["loc"]
     beside = [p for p in problems if p["loc"][:-1] == location[:-1] and p["msg"].startswith(SHOULD_BE)]
     if not any(str(p["loc"][-1]).startswith("literal[") for p in beside):

@@ -52,7 +52,7 @@ def gains(study: FinishedStudy, seeds: range, passes: list[int], networks: int) 
         assert ended.test is not None
         return ended.test.ne, ended.training_seconds
 
-    def cell(over: int | None, some: list[TrialRecord]) -> str:
+    def cell(over: int, some: list[TrialRecord]) -> str:
         pairs = [(result(trial, over, seed), result(trial, None, seed)) for trial in some for seed in seeds]
         percent = [100.0 * (ours[0] / constant[0] - 1.0) for ours, constant in pairs]
         mean, error = statistics.mean(percent), statistics.stdev(percent) / math.sqrt(len(percent))

@@ -199,8 +199,8 @@ def falling_passes(found: FoundPasses, fallen: Sequence[TrialRecord]) -> int | N
 
 
 def with_falling(found: FoundPasses, fallen: Sequence[TrialRecord]) -> FoundPasses:
-    """What was found, with the fewest passes over which learning rates fall whose NE is near the lowest, unless
-    constant rates are better than all of them."""
+    """Returns what was found, with the fewest passes over which learning rates fall whose NE is near the lowest,
+    unless constant rates are better than all of them."""
     lowest = [(min(map(_ne, curve)), trial) for trial in fallen if (curve := _curve(trial))]
     best = min((ne for ne, _ in lowest), default=math.inf)
     if found.lowest_ne is None or best > found.lowest_ne:

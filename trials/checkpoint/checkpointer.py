@@ -210,10 +210,10 @@ class Checkpoints:
         LOG.info("goes on from %s, made by %d rank(s)", newest, stand.ranks)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*intent is to load in a single process", UserWarning)
-            for earlier in range(self._noted(stand.training) if average else 0):
-                assert average is not None
-                step.restored(self._read(newest, step, AVERAGED.format(earlier)), stand.training.steps)
-                average.note()
+            if average is not None:
+                for earlier in range(self._noted(stand.training)):
+                    step.restored(self._read(newest, step, AVERAGED.format(earlier)), stand.training.steps)
+                    average.note()
             tables = self._read(newest, step)
         step.go_on_with_tables(stand.training.steps, newest)
         step.restored(tables, stand.training.steps)

@@ -22,7 +22,7 @@ SENTENCE = (
 
 
 def test_a_study_finds_how_many_passes_help(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
-    """On these few steps rates that fall are tried, from as many passes as helped, and are not better."""
+    """With so few steps a pass, rates that fall are tried, from as many passes as helped, and are no better."""
     out = tmp_path / "study"
     shown = " ".join(dhen_search("run", "--data", click_log, "--out", out, *WORDS).stdout.split())
     sentence = re.search(SENTENCE, shown)
