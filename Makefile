@@ -27,7 +27,7 @@ $(READY): pyproject.toml
 # make search DATA=log.csv                 ... on a file of your own
 # make search DATA=log.csv OUT=runs/x ARGS="trials=50 space=wide"
 search: $(READY)
-	$(BIN)/dhen-search run $(if $(DATA),--data $(DATA)) $(if $(OUT),--out $(OUT)) $(if $(DATA),,trials=20 minutes=7) $(ARGS)
+	$(BIN)/dhen-search run $(if $(DATA),--data $(DATA)) $(if $(OUT),--out $(OUT)) $(if $(DATA),,trials=20 minutes=7 demo.rows=100000) $(ARGS)
 
 # make test                                two files of tests at a time
 # make test WORKERS=4                      ... four, where there are cores and memory (docs/testing.md)

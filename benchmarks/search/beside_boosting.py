@@ -4,8 +4,9 @@ Runs a study with `minutes=`, then retrains its winners and its baseline from se
 LightGBM, XGBoost and scikit-learn's histogram gradient boosting, as far as they are named with --libraries and
 installed, are tuned by Optuna's TPE for as many minutes each, with all cores, on the same encoded rows: native
 categories, numbers as they are (trees cut them themselves), trees until validation has not improved for fifty. The
-best settings on validation are fitted once more from each seed. All are scored on test, which took no part in any
-choice.
+best settings on validation are fitted once more from each seed; where the study's winners are trained once more on
+validation too, so are the libraries, with as many trees as that fit had. All are scored on test, which took no
+part in any choice.
 
     python -m benchmarks.search.beside_boosting train.csv test.csv schema_file=schema.yaml --out runs/adult
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ from trials.study_record import StudyRecord
 MOST_TREES, PATIENCE = 3000, 50
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Rows:
     """A split for trees: categories as they are encoded, then numbers."""
 
@@ -74,9 +75,22 @@ class Rows:
         columns |= {f"n{place}": numeric[:, place] for place in range(numeric.shape[1])}
         return cls(x=pd.DataFrame(columns), label=label, categorical=names)
 
+    def and_then(self, others: Rows) -> Rows:
+        """These rows, then others of the same log, whose columns have the same categories."""
+        x = pd.concat([self.x, others.x], ignore_index=True)
+        return Rows(x=x, label=np.concatenate([self.label, others.label]), categorical=self.categorical)
 
-Fit = Callable[[dict[str, Any], int], Callable[[Rows], np.ndarray]]
-"""From settings and a seed to what gives logits of rows."""
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """What was fitted: from rows to their logits, and its number of trees."""
+
+    logits: Callable[[Rows], np.ndarray]
+    trees: int
+
+
+Fit = Callable[[dict[str, Any], int, Rows, "Rows | int"], Fitted]
+"""From settings, a seed and rows to what was fitted: trees until other rows have not improved, or so many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +101,7 @@ class Library:
     fit: Fit
 
 
-def lightgbm(train: Rows, validation: Rows) -> Library:
+def lightgbm() -> Library:
     """LightGBM, with leaf-wise trees."""
     import lightgbm
 
@@ -101,23 +115,22 @@ def lightgbm(train: Rows, validation: Rows) -> Library:
             "reg_lambda": trial.suggest_float("reg_lambda", 1e-3, 10.0, log=True),
         }
 
-    def fit(settings: dict[str, Any], seed: int) -> Callable[[Rows], np.ndarray]:
-        model = lightgbm.LGBMClassifier(
-            n_estimators=MOST_TREES, subsample_freq=1, random_state=seed, verbosity=-1, **settings
-        )
-        model.fit(
-            train.x,
-            train.label,
-            eval_X=validation.x,
-            eval_y=validation.label,
-            callbacks=[lightgbm.early_stopping(PATIENCE, verbose=False)],
-        )
-        return lambda rows: np.asarray(model.predict(rows.x, raw_score=True))
+    def fit(settings: dict[str, Any], seed: int, rows: Rows, until: Rows | int) -> Fitted:
+        common = {"subsample_freq": 1, "random_state": seed, "verbosity": -1} | settings
+        if isinstance(until, int):
+            model = lightgbm.LGBMClassifier(n_estimators=until, **common).fit(rows.x, rows.label)
+            trees = until
+        else:
+            stopping = lightgbm.early_stopping(PATIENCE, verbose=False)
+            model = lightgbm.LGBMClassifier(n_estimators=MOST_TREES, **common)
+            model.fit(rows.x, rows.label, eval_X=until.x, eval_y=until.label, callbacks=[stopping])
+            trees = model.best_iteration_ or MOST_TREES
+        return Fitted(logits=lambda some: np.asarray(model.predict(some.x, raw_score=True)), trees=trees)
 
     return Library(draw=draw, fit=fit)
 
 
-def xgboost(train: Rows, validation: Rows) -> Library:
+def xgboost() -> Library:
     """XGBoost, with histograms and its own partitions of categories."""
     import xgboost
 
@@ -131,33 +144,31 @@ def xgboost(train: Rows, validation: Rows) -> Library:
             "reg_lambda": trial.suggest_float("reg_lambda", 1e-2, 20.0, log=True),
         }
 
-    def fit(settings: dict[str, Any], seed: int) -> Callable[[Rows], np.ndarray]:
-        model = xgboost.XGBClassifier(
-            n_estimators=MOST_TREES,
-            early_stopping_rounds=PATIENCE,
-            enable_categorical=True,
-            tree_method="hist",
-            eval_metric="logloss",
-            random_state=seed,
-            **settings,
-        )
-        model.fit(train.x, train.label, eval_set=[(validation.x, validation.label)], verbose=False)
-        return lambda rows: np.asarray(model.predict(rows.x, output_margin=True))
+    def fit(settings: dict[str, Any], seed: int, rows: Rows, until: Rows | int) -> Fitted:
+        common = {"enable_categorical": True, "tree_method": "hist", "eval_metric": "logloss"}
+        common |= {"random_state": seed} | settings
+        if isinstance(until, int):
+            model = xgboost.XGBClassifier(n_estimators=until, **common).fit(rows.x, rows.label)
+            trees = until
+        else:
+            model = xgboost.XGBClassifier(n_estimators=MOST_TREES, early_stopping_rounds=PATIENCE, **common)
+            model.fit(rows.x, rows.label, eval_set=[(until.x, until.label)], verbose=False)
+            trees = model.best_iteration + 1
+        return Fitted(logits=lambda some: np.asarray(model.predict(some.x, output_margin=True)), trees=trees)
 
     return Library(draw=draw, fit=fit)
 
 
-def catboost(train: Rows, validation: Rows) -> Library:
+def catboost() -> Library:
     """CatBoost, with ordered statistics of categories."""
     import catboost
 
+    @cache
     def pool(rows: Rows) -> Any:
         # it takes no categories of pandas that are numbers
         return catboost.Pool(
             rows.x.astype(dict.fromkeys(rows.categorical, "int64")), rows.label, rows.categorical
         )
-
-    train_pool, validation_pool = pool(train), pool(validation)
 
     def draw(trial: optuna.Trial) -> dict[str, Any]:
         return {
@@ -168,22 +179,24 @@ def catboost(train: Rows, validation: Rows) -> Library:
             "bagging_temperature": trial.suggest_float("bagging_temperature", 0.0, 1.0),
         }
 
-    def fit(settings: dict[str, Any], seed: int) -> Callable[[Rows], np.ndarray]:
-        model = catboost.CatBoostClassifier(
-            iterations=MOST_TREES,
-            early_stopping_rounds=PATIENCE,
-            random_seed=seed,
-            verbose=False,
-            allow_writing_files=False,
-            **settings,
-        )
-        model.fit(train_pool, eval_set=validation_pool)
-        return lambda rows: np.asarray(model.predict(pool(rows), prediction_type="RawFormulaVal"))
+    def fit(settings: dict[str, Any], seed: int, rows: Rows, until: Rows | int) -> Fitted:
+        common = {"random_seed": seed, "verbose": False, "allow_writing_files": False} | settings
+        if isinstance(until, int):
+            model = catboost.CatBoostClassifier(iterations=until, **common).fit(pool(rows))
+        else:
+            model = catboost.CatBoostClassifier(
+                iterations=MOST_TREES, early_stopping_rounds=PATIENCE, **common
+            ).fit(pool(rows), eval_set=pool(until))
+
+        def logits(some: Rows) -> np.ndarray:
+            return np.asarray(model.predict(pool(some), prediction_type="RawFormulaVal"))
+
+        return Fitted(logits=logits, trees=model.tree_count_)
 
     return Library(draw=draw, fit=fit)
 
 
-def sklearn(train: Rows, validation: Rows) -> Library:
+def sklearn() -> Library:
     """scikit-learn's histogram gradient boosting."""
 
     def draw(trial: optuna.Trial) -> dict[str, Any]:
@@ -195,17 +208,19 @@ def sklearn(train: Rows, validation: Rows) -> Library:
             "l2_regularization": trial.suggest_float("l2_regularization", 1e-3, 10.0, log=True),
         }
 
-    def fit(settings: dict[str, Any], seed: int) -> Callable[[Rows], np.ndarray]:
-        model = HistGradientBoostingClassifier(
-            max_iter=MOST_TREES,
-            n_iter_no_change=PATIENCE,
-            early_stopping=True,
-            categorical_features="from_dtype",
-            random_state=seed,
-            **settings,
+    def fit(settings: dict[str, Any], seed: int, rows: Rows, until: Rows | int) -> Fitted:
+        common = {"categorical_features": "from_dtype", "random_state": seed} | settings
+        if isinstance(until, int):
+            model = HistGradientBoostingClassifier(max_iter=until, early_stopping=False, **common)
+            model.fit(rows.x, rows.label)
+        else:
+            model = HistGradientBoostingClassifier(
+                max_iter=MOST_TREES, n_iter_no_change=PATIENCE, early_stopping=True, **common
+            )
+            model.fit(rows.x, rows.label, X_val=until.x, y_val=until.label)
+        return Fitted(
+            logits=lambda some: np.asarray(logit(model.predict_proba(some.x)[:, 1])), trees=model.n_iter_
         )
-        model.fit(train.x, train.label, X_val=validation.x, y_val=validation.label)
-        return lambda rows: np.asarray(logit(model.predict_proba(rows.x)[:, 1]))
 
     return Library(draw=draw, fit=fit)
 
@@ -213,20 +228,29 @@ def sklearn(train: Rows, validation: Rows) -> Library:
 LIBRARIES = {"catboost": catboost, "lightgbm": lightgbm, "xgboost": xgboost, "sklearn": sklearn}
 
 
-def tuned(name: str, log: PreparedLog, minutes: float) -> tuple[Model, int]:
-    """A library with its best settings on validation after so many minutes, and how many were tried."""
+def tuned(name: str, log: PreparedLog, minutes: float, *, refit: bool) -> tuple[Model, int]:
+    """A library with its best settings on validation after so many minutes, fitted once more on validation too
+    where it is to be, and how many were tried."""
     most = MOST_CATEGORIES if name == "sklearn" else None
     train, validation, test = (Rows.of(log, split, most) for split in ("train", "validation", SPLIT))
-    library = LIBRARIES[name](train, validation)
+    library = LIBRARIES[name]()
 
     def loss(trial: optuna.Trial) -> float:
-        logits = library.fit(library.draw(trial), 0)(validation)
+        logits = library.fit(library.draw(trial), 0, train, validation).logits(validation)
         return evaluate_predictions(expit(logits.astype(np.float64)), validation.label).log_loss
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
     study.optimize(loss, timeout=60.0 * minutes)
-    return lambda seed: library.fit(study.best_params, seed)(test), len(study.trials)
+    both = train.and_then(validation)
+
+    def on_test(seed: int) -> np.ndarray:
+        fitted = library.fit(study.best_params, seed, train, validation)
+        if refit:
+            fitted = library.fit(study.best_params, seed, both, fitted.trees)
+        return fitted.logits(test)
+
+    return on_test, len(study.trials)
 
 
 def retrained(
@@ -266,7 +290,7 @@ def main() -> None:
             trial = record.trial(number)
             table.add(f"{reasons[number]}: {trial_name(trial)}", winners[number], trial.job.flops)
     for name in options.libraries:
-        model, tried = tuned(name, log, options.minutes)
+        model, tried = tuned(name, log, options.minutes, refit=bool(record.refits))
         table.add(f"{name}, {tried} settings tried", model)
     print(machine())
     print(

@@ -5,7 +5,8 @@ first file where a second one is the test file. Then, two at a time with one cor
 minutes=M` of this version and of --previous, a checkout of an earlier one, with nothing else given; then the
 libraries of gradient boosting, each tuned by Optuna's TPE for as many minutes. The bundle of each study scores the
 test rows by `dhen-search predict`, as its user would have it; of this version the bundle of the lowest NE on
-validation too, which is not always its best (`--pick lowest`).
+validation too, which is not always its best (`--pick lowest`). Where this version's winners are trained once more
+on validation too, so are the libraries.
 
     python -m benchmarks.search.one_command log.csv.gz --out runs/mine --minutes 30 --previous ../earlier
     python -m benchmarks.search.one_command train.csv.gz test.csv.gz --out runs/adult
@@ -105,7 +106,8 @@ def boosted(out: Path, library: str, minutes: float, core: int) -> str:
     os.sched_setaffinity(0, {core})
     scores, said = out / f"{library}.csv", out / f"{library}.txt"
     if not said.exists():
-        model, tried = tuned(library, study_log(out / TODAY), minutes)
+        refit = bool(read_study(out / TODAY).refits)
+        model, tried = tuned(library, study_log(out / TODAY), minutes, refit=refit)
         pd.DataFrame({"score": expit(model(0).astype(np.float64))}).to_csv(scores, index=False)
         said.write_text(f"{library}, {tried} settings tried")
     return said.read_text()
@@ -138,13 +140,13 @@ def main() -> None:
         checkouts[PREVIOUS] = options.previous.resolve()
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         searching = {
-            name: pool.submit(searched, out, checkout, name, minutes, core)
-            for core, (name, checkout) in enumerate(checkouts.items())
+            name: pool.submit(searched, out, checkout, name, minutes, core % 2)
+            for core, (name, checkout) in enumerate(checkouts.items(), options.core)
         }
         names = {name: future.result() for name, future in searching.items()}
         fitted = {
             library: pool.submit(boosted, out, library, minutes, core % 2)
-            for core, library in enumerate(options.libraries)
+            for core, library in enumerate(options.libraries, options.core)
         }
         names |= {library: future.result() for library, future in fitted.items()}
     record = read_study(out / TODAY)
@@ -182,6 +184,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--previous", type=Path, help="a checkout of an earlier version")
+    parser.add_argument("--core", type=int, choices=(0, 1), default=0, help="the one that is used first")
     parser.add_argument("--rows", type=int, default=ROWS, help="of a generated log")
     parser.add_argument("--libraries", nargs="*", choices=LIBRARIES, default=["lightgbm", "xgboost"])
     return parser.parse_args()

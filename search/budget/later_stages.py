@@ -13,7 +13,10 @@ divided:
 - Winners that are trained once more, on training and validation together, have what that takes, 8 % of the
   minutes at most; beyond that they take from the confirmation, which comes after them.
 - Trainings on all rows, after a search on a part of them, have what they take, half of the minutes at most.
-- The search and tuning have the rest, in turns (`search.budget.budget`).
+- The search and tuning have the rest, in turns (`search.budget.budget`), and at least half of what is left where
+  the baseline's trainings and all that is known beforehand, or was asked for, have come off: where the others
+  would have more of it, networks that learn have theirs first, then winners that are trained once more, then
+  the confirmation. Without candidates there is nothing to teach and little to confirm.
 """
 
 from __future__ import annotations
@@ -45,6 +48,8 @@ DISTIL_SHARE = 0.15
 """Largest share of the minutes that is kept for networks that learn from an average."""
 REFIT_SHARE = 0.08
 """Largest share of the minutes that is kept for training winners once more, on validation too."""
+SEARCH_SHARE = 0.5
+"""Least share for the search of what the baseline and the stages that are not optional leave of the minutes."""
 CLOSING_SECONDS = 4.0
 """Seconds that the bundle of the best takes, and the end of the processes (docs/benchmarks/minutes.md); the report
 and MLflow take on top what they took last."""
@@ -70,10 +75,18 @@ class LaterStages:
         self.minutes_seconds = 60.0 * config.minutes
 
     def seconds(self) -> float:
-        """All of them together: what a search leaves."""
-        known = self.choosing() + self.distillation() + self.scores() + self.refits() + self.closing
-        earlier_periods = self._config.origins * self.one_seed()
-        return self.promotions() + known + earlier_periods + self.confirmation()
+        """Returns the seconds of all of them together: what a search leaves."""
+        stages = (
+            (self.distillation(), self._config.distil is True),
+            (self.refits(), self._config.refit is True),
+        )
+        needed = self.promotions() + self.choosing() + self.scores() + self.closing
+        needed += self._config.origins * self.one_seed() + sum(seconds for seconds, asked in stages if asked)
+        if self._seeds_were_asked_for:
+            needed += self.least_confirmation()
+        left = (1.0 - SEARCH_SHARE) * max(0.0, self.minutes_seconds - self._baseline() - needed)
+        learning = min(left, sum(seconds for seconds, asked in stages if not asked))
+        return needed + learning + self.confirmation(left - learning)
 
     @property
     def closing(self) -> float:
@@ -111,7 +124,12 @@ class LaterStages:
             (trial.result.training_seconds for trial in networks[-MOST_TAUGHT:]), self.places
         )
         seconds = self.scored_on_train(networks[-config.most_averaged :]) + trained
-        return min(seconds, DISTIL_SHARE * self.minutes_seconds)
+        return min(seconds, self.most_distillation)
+
+    @property
+    def most_distillation(self) -> float:
+        """Largest number of seconds that networks which learn take from the stages behind them."""
+        return DISTIL_SHARE * self.minutes_seconds
 
     def scored_on_train(self, networks: Iterable[TrialRecord]) -> float:
         """Seconds until these networks are scored on the training rows."""
@@ -145,13 +163,20 @@ class LaterStages:
         )
         return side_by_side_seconds(took, self.places)
 
-    def confirmation(self) -> float:
-        """Seconds that are kept for the confirmation of winners; 0 where the minutes do not allow an interval."""
+    @property
+    def _seeds_were_asked_for(self) -> bool:
+        """Whether the number of seeds is given, if only that there are none."""
         least, most = self._config.confirm_seeds
-        if least == most:
-            return self.least_confirmation()
+        return least == most
+
+    def confirmation(self, within: float) -> float:
+        """Returns the seconds, `within` so many, that are kept for confirming winners from a number of seeds that
+        nobody asked for; 0 where they do not allow an interval."""
+        if self._seeds_were_asked_for:
+            return 0.0
+        least, most = self._config.confirm_seeds
         one = self.one_seed()
-        share = CONFIRM_SHARE * self.minutes_seconds
+        share = min(within, CONFIRM_SHARE * self.minutes_seconds)
         if least * one <= share:
             return min(most, int(share / one)) * one if one > 0.0 else 0.0
         return share if self.least_confirmation() <= share else 0.0
@@ -159,8 +184,8 @@ class LaterStages:
     def least_confirmation(self) -> float:
         """Seconds that a confirmation takes at the least: of the best from the two seeds that an interval needs,
         or of all winners from as many as were asked for."""
-        least, most = self._config.confirm_seeds
-        if least == most:
+        least, _ = self._config.confirm_seeds
+        if self._seeds_were_asked_for:
             return min(least * self.one_seed(), ASKED_SHARE * self.minutes_seconds)
         selection = self._state.selection
         if selection.front and selection.front[-1].kind is TrialKind.AVERAGE:
@@ -169,6 +194,16 @@ class LaterStages:
             best = selection.networks[-max(1, self._config.most_averaged) :]
         baseline = [selection.baseline] if selection.baseline else []
         return least * self.retrained((*baseline, *best))
+
+    def _baseline(self) -> float:
+        """Returns the seconds that the baseline's trainings in this study have taken, side by side."""
+        trained = (trial for trial in self._state.trials.values() if trial.kind is TrialKind.BASELINE)
+        took = (
+            trial.result.training_seconds
+            for trial in trained
+            if not trial.shared and trial.origin.promoted_from is None
+        )
+        return side_by_side_seconds(took, self.places)
 
     def _scored(self, networks: Iterable[TrialRecord], rows: float) -> list[float]:
         """Seconds of scoring each network on `rows` times as many rows as validation has."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -162,12 +162,13 @@ class Finals:
         lesson = Lesson.of(self._state, self._log)
         if lesson is None or not lesson.missing:
             return
+        has_time = partial(self._has_time_to_teach, self._state.elapsed_seconds())
         file, members = self._trainer.teacher_file(lesson.teacher.job.fingerprint), lesson.members
         if not file.exists():
             scoring = self._later.scored_on_train(members) if self._later is not None else 0.0
             if not all(map(self._weights.has, members)):
                 return
-            if not self._has_time_to_teach(scoring + lesson.missing[0][0].result.training_seconds):
+            if not has_time(scoring + lesson.missing[0][0].result.training_seconds):
                 self._state.say(NO_TIME_TO_DISTIL)
                 return
             self._keep_logits(members, "train")
@@ -176,7 +177,7 @@ class Finals:
             save_teacher(np.concatenate(taught), file)
             for member in members:
                 self._weights.logits(member, "train").unlink()
-        self._runner.train(lesson.trials(self._admission, self._has_time_to_teach))
+        self._runner.train(lesson.trials(self._admission, has_time))
         self._weights.drop()
 
     def choose_winners(self) -> Choice | None:
@@ -247,7 +248,7 @@ class Finals:
             for number in numbers
         }
         wanted = [request for some in requests.values() for request in some]
-        if self.retrainings.missing(wanted, weights=True) and not self._has_time_to_refit():
+        if not self._has_time_to_refit(self.retrainings.missing(wanted, weights=True)):
             self._state.say(NO_TIME_TO_REFIT)
             return ()
         done = self.retrainings.run(wanted, weights=True)
@@ -316,21 +317,24 @@ class Finals:
                 return [], rounds
             winners = winners[:-1]
 
-    def _has_time_to_teach(self, seconds: float) -> bool:
-        """Says whether something of so many seconds leaves what follows it its time; what was asked for is done
-        though it does not."""
+    def _has_time_to_teach(self, began: float, seconds: float) -> bool:
+        """Says whether something of so many seconds, of lessons that `began` at a second of the study, is within
+        their share of the minutes or leaves what follows its time; what was asked for is done in any case."""
         if self._later is None or self._config.distil is True:
             return True
-        scores, confirmation = self._later.scores(), self._later.least_confirmation()
-        # where winners cannot be confirmed in any case, their time is free
-        kept = scores + confirmation if self._budget.has_time_for(scores + confirmation) else scores
-        return self._budget.has_time_for(seconds + kept)
+        follows = self._later.scores()
+        if self._state.elapsed_seconds() + seconds > began + self._later.most_distillation:
+            for stage in (self._later.refits(), self._later.least_confirmation()):
+                # the time of a stage that has too little of it in any case is free
+                follows += stage if self._budget.has_time_for(follows + stage) else 0.0
+        return self._budget.has_time_for(seconds + follows)
 
-    def _has_time_to_refit(self) -> bool:
-        """Says whether the winners can be trained once more; what was asked for is done though they cannot."""
-        if self._later is None or self._config.refit is True:
+    def _has_time_to_refit(self, missing: Sequence[RetrainingRequest]) -> bool:
+        """Says whether what is missing of the winners can be trained once more; what was asked for is done though
+        it cannot."""
+        if self._later is None or self._config.refit is True or not missing:
             return True
-        return self._budget.has_time_for(self._later.one_seed())
+        return self._budget.has_time_for(self._later.retrained(request.of for request in missing))
 
     def _has_time_for_averages(self) -> bool:
         return self._later is None or self._budget.has_time_for(self._later.choosing() + self._later.scores())

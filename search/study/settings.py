@@ -43,7 +43,7 @@ BUDGET = "budget"
 """Key of the facts under which the study's budget is noted."""
 LARGER_SHAPES = "larger_shapes"
 """Key of the facts under which the cluster is noted in its other shapes, where trials may have several."""
-MEASURING_SHARE = 0.25
+MEASURING_SHARE = 0.1
 """Largest share of the minutes in which is measured what parts of models take on this machine."""
 KEEP_TIME_SECONDS = 30.0
 """Longest time of a driver that is killed that may be lost."""

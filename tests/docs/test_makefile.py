@@ -29,7 +29,7 @@ def last_command(*words: str) -> list[str]:
 
 def test_two_commands_set_up_search_and_test() -> None:
     command = "/nowhere/bin/dhen-search"
-    assert last_command("search") == [command, "run", "trials=20", "minutes=7"]
+    assert last_command("search") == [command, "run", "trials=20", "minutes=7", "demo.rows=100000"]
     own = last_command("search", "DATA=log.csv", "OUT=runs/x", "ARGS=trials=50 space=wide")
     assert own == [command, "run", "--data", "log.csv", "--out", "runs/x", "trials=50", "space=wide"]
     one_thread = "OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive"

@@ -46,7 +46,7 @@ def measured_at_once(
         UserError: when one of them ended before it had measured.
         MeasuringTookTooLongError: when it is not done at `until`, in seconds of `time.monotonic`.
     """
-    return _at_once(time_everything, [(precision, threads)] * processes, say, until)
+    return _at_once(time_everything, [(precision, threads, until)] * processes, say, until)
 
 
 def measured_on_ranks(setting: SharedSetting, say: Say, *, until: float = math.inf) -> list[SharedMeasured]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from statistics import median
@@ -16,9 +17,9 @@ from trials.profiling.cases import Case, cases
 from trials.profiling.networks import Network, timed_networks
 
 ROUNDS = 2
-"""Number of rounds in which everything is timed: other work that takes the cores disturbs one of them."""
+"""Largest number of rounds in which everything is timed: other work that takes the cores disturbs one of them."""
 FEWEST, MOST, SECONDS = 2, 7, 0.03
-"""Runs of a case in a round: as many as take so long together, within bounds; after two that do not count."""
+"""Runs of a case in a round: as many as take so long together, within bounds; after one that does not count."""
 OTHER_VALUES = 2_000_000
 """fp32 numbers that are read between two runs, more than the caches of a core hold."""
 
@@ -39,17 +40,19 @@ class Measured(NamedTuple):
     networks: list[Network]
 
 
-def time_everything(precision: Precision, threads: int) -> Measured:
+def time_everything(precision: Precision, threads: int, until: float = math.inf) -> Measured:
     """Times everything in this process, which is left with these threads and keeps freed memory, as a training
-    does."""
+    does; once more where that is expected to end before `until`, in seconds of `time.monotonic`."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     keep_freed_memory()
     other = torch.zeros(OTHER_VALUES)
-    rounds = [
-        ([_timed(case, other) for case in cases(precision)], list(timed_networks(precision)))
-        for _ in range(ROUNDS)
-    ]
+    rounds: list[tuple[list[Timed], list[Network]]] = []
+    began = time.monotonic()
+    while not rounds or (
+        len(rounds) < ROUNDS and time.monotonic() + (time.monotonic() - began) / len(rounds) < until
+    ):
+        rounds.append(([_timed(case, other) for case in cases(precision)], list(timed_networks(precision))))
     timed, networks = zip(*rounds, strict=True)
     return Measured(
         [_least(each) for each in zip(*timed, strict=True)],
@@ -65,8 +68,10 @@ def _least(rounds: Sequence[Timed]) -> Timed:
 
 def _timed(case: Case, other: Tensor) -> Timed:
     _once(case, other)
-    runs = min(MOST, max(FEWEST, round(SECONDS / sum(_once(case, other)))))
-    forward, backward = zip(*(_once(case, other) for _ in range(runs)), strict=True)
+    seconds = [_once(case, other)]
+    runs = min(MOST, max(FEWEST, round(SECONDS / sum(seconds[0]))))
+    seconds += [_once(case, other) for _ in range(runs - 1)]
+    forward, backward = zip(*seconds, strict=True)
     return Timed(case.kind, case.sizes, median(forward), median(backward))
 
 

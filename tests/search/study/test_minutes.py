@@ -24,6 +24,7 @@ from fake_processes import (
 
 from dashboards.sentences.summary import sentences
 from search.budget.clock import StudyClock
+from search.budget.later_stages import LaterStages
 from search.config import read_study_config, write_config
 from search.execution import late_run
 from search.read_study import read_study
@@ -33,7 +34,7 @@ from search.study_state import Observer, StudyState
 from trials.data.cache import PreparedLog
 from trials.events import Event, Scored
 from trials.processes.task import Task
-from trials.record import Outcome, TrialRecord
+from trials.record import Outcome, TrialKind, TrialRecord
 from trials.training.score_weights import logits_file
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -160,6 +161,23 @@ def test_a_few_minutes_leave_winners_unconfirmed_and_say_which_command_does_it(s
     assert record.elapsed_seconds <= 1.1 * 120
     assert "Winners were not confirmed: the minutes have too little left for 2 seeds" in said(study)
     assert f"`dhen-search confirm {studies.directory}` does it" in said(study)
+
+
+def test_networks_learn_within_their_share_though_the_confirmation_has_less_for_it(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A confirmation that takes all that is left does not keep networks from learning, for 15 % of the minutes."""
+    began = studies.now
+
+    def all_that_is_left(later: LaterStages) -> float:
+        left = later.minutes_seconds - (studies.now - began)
+        return left - later.refits() - later.scores() - later.closing - 1.0
+
+    monkeypatch.setattr(LaterStages, "least_confirmation", all_that_is_left)
+    record = studies.open("minutes=10", "search_until=none").run()
+    taught = [trial for trial in record.trials if trial.kind is TrialKind.DISTILLED]
+    assert 1 <= len(taught) * TRAINING <= 0.15 * 600
+    assert record.elapsed_seconds <= 1.1 * 600
 
 
 def test_minutes_that_end_in_the_middle_of_a_seed_leave_those_that_are_done(studies: Studies) -> None:

@@ -75,7 +75,7 @@ def test_the_best_is_confirmed_where_there_is_no_time_for_all_winners(
     dhen_search: Run, out: Path, run_study: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the baseline and one network, or two, from two seeds
-    monkeypatch.setattr(LaterStages, "confirmation", lambda _: 4.5 * TRAINING)
+    monkeypatch.setattr(LaterStages, "confirmation", lambda _, within: 4.5 * TRAINING)
     said = run_study("seed=5", "averages=0", "refit=no", "minutes=2", "sampler=random")
     record = read_study(out)
     assert record.choice is not None
