@@ -359,7 +359,8 @@ def _known_passes(config: StudyConfig, baseline: Baseline) -> FoundPasses | None
         return FoundPasses(passes=baseline.training.epochs, reason="as many as the baseline's settings say")
     if config.warm_start:
         earlier = config.warm_start[0]
-        return known_passes(read_study(Path(earlier)), f"as many as in {earlier}")
+        schedule = baseline.training.schedule
+        return known_passes(read_study(Path(earlier)), f"as many as in {earlier}", schedule=schedule)
     return None
 
 

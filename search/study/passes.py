@@ -189,9 +189,12 @@ def found_passes(one_pass: TrialRecord, several: Sequence[TrialRecord]) -> Found
 
 def falling_passes(found: FoundPasses, fallen: Sequence[TrialRecord]) -> int | None:
     """Number of passes of the next training whose learning rates fall, after those that have `fallen`: as many as
-    helped at constant rates, then fewer for as long as NE was lowest before the end; None after the last."""
+    helped at constant rates, then fewer for as long as NE was lowest before the end; None after the last, and
+    after one that did not complete."""
     if not fallen:
         return _whole(found.lowest_after) if found.passes > 1 and found.lowest_after is not None else None
+    if fallen[-1].result.outcome is not Outcome.COMPLETED:
+        return None
     lowest = min(_curve(fallen[-1]), key=_ne, default=None)
     passes = fallen[-1].job.training["epochs"]
     fewer = passes if lowest is None else max(FEWEST_FALLING, _whole(lowest.epoch))
@@ -200,8 +203,9 @@ def falling_passes(found: FoundPasses, fallen: Sequence[TrialRecord]) -> int | N
 
 def with_falling(found: FoundPasses, fallen: Sequence[TrialRecord]) -> FoundPasses:
     """Returns what was found, with the fewest passes over which learning rates fall whose NE is near the lowest,
-    unless constant rates are better than all of them."""
-    lowest = [(min(map(_ne, curve)), trial) for trial in fallen if (curve := _curve(trial))]
+    unless constant rates are better than all of them; trials that did not complete do not count."""
+    completed = (trial for trial in fallen if trial.result.outcome is Outcome.COMPLETED)
+    lowest = [(min(map(_ne, curve)), trial) for trial in completed if (curve := _curve(trial))]
     best = min((ne for ne, _ in lowest), default=math.inf)
     if found.lowest_ne is None or best > found.lowest_ne:
         return found
@@ -220,9 +224,9 @@ def _decays(trial: TrialRecord) -> dict[str, float]:
     return {key: float(training[key]) for key in DECAYS[-1] if training.get(key)}
 
 
-def known_passes(study: StudyRecord, reason: str) -> FoundPasses | None:
+def known_passes(study: StudyRecord, reason: str, *, schedule: str) -> FoundPasses | None:
     """The number of passes that candidates of another study have had, where they had one, and how their embeddings
-    decay; for the `reason`."""
+    decay, for trainings with this schedule of learning rates; for the `reason`."""
     trained = (trial.job.training.get("epochs") for trial in study.candidates)
     numbers = [epochs for epochs in trained if epochs is not None]
     found = study.passes
@@ -231,7 +235,8 @@ def known_passes(study: StudyRecord, reason: str) -> FoundPasses | None:
     if found is None:
         return FoundPasses(passes=max(numbers), reason=reason)
     passes = max(found.passes, *numbers)
-    return FoundPasses(passes=passes, reason=reason, falling=found.falling, decays=found.decays)
+    falling = found.falling if schedule != "constant" else None
+    return FoundPasses(passes=passes, reason=reason, falling=falling, decays=found.decays)
 
 
 def _whole(passes: float) -> int:

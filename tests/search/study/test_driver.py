@@ -23,6 +23,7 @@ from fake_processes import (
 from records import changed
 from records import study as made_up_study
 
+from dashboards.sentences.stages import passes_found
 from dashboards.sentences.summary import sentences
 from dashboards.terminal.progress import OF_CANDIDATES, done_in_stage
 from dhen.errors import UserError
@@ -32,7 +33,7 @@ from search.run_directory import STUDY_FILE
 from search.samplers.ask_tell import Proposals
 from search.study import open_study as opening
 from search.study.driver import Study
-from search.study.passes import EPOCHS, Passes
+from search.study.passes import EPOCHS, Passes, known_passes
 from search.study_state import StudyState
 from spaces.catalog_loader import load_space
 from spaces.space import Point
@@ -484,6 +485,22 @@ def test_rates_stay_constant_where_falling_ones_are_no_better(
     assert any(line.startswith("Trainings have up to 5 passes over") for line in sentences(record))
 
 
+def test_a_training_with_falling_rates_that_fails_counts_for_nothing(setting: Setting) -> None:
+    """Its evaluations before it failed were better than all others."""
+    script = better_later(*LATE, falling=FALLING)
+
+    def fails(task: Task) -> FakeRun:
+        if task.job.training.schedule != "cosine":
+            return script(task)
+        return FakeRun([evaluated(1, 0.6), evaluated(2, 0.5)], [failed()])
+
+    record = setting.open(LEFT_OPEN, script=fails)[0].run()
+    assert record.passes is not None
+    assert (record.passes.passes, record.passes.falling) == (5, None)
+    tried = [trial for trial in record.trials if trial.job.training["schedule"] == "cosine"]
+    assert [trial.result.outcome for trial in tried] == [Outcome.FAILED]
+
+
 @pytest.mark.parametrize(("of_fewer", "passes"), [(0.683, 2), (0.684, 3)])
 def test_more_passes_over_which_rates_fall_have_to_be_worth_their_time(
     setting: Setting, of_fewer: float, passes: int
@@ -515,6 +532,23 @@ def test_a_candidate_with_constant_rates_has_more_passes_than_one_whose_rates_fa
         "constant": (5, "constant"),
     }
     assert passes.applied(TrainingConfig(epochs=7)).epochs == 7
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"), [("auto", "2 passes, with learning rates that fall"), ("constant", "up to 5 passes")]
+)
+def test_what_an_earlier_study_has_found_is_said_as_it_applies(
+    setting: Setting, schedule: str, said: str
+) -> None:
+    earlier = setting.open(LEFT_OPEN, script=better_later(*LATE, falling=FALLING))[0].run()
+    found = known_passes(earlier, "as many as before", schedule=schedule)
+    assert found is not None
+    sentence = passes_found(earlier.replace(passes=found))
+    assert sentence is not None
+    assert sentence.startswith(f"Trainings have {said}")
+    assert sentence.endswith(
+        "over the training rows: as many as before; training.epochs= sets another number for a new study."
+    )
 
 
 @pytest.mark.parametrize(
