@@ -4,7 +4,6 @@ together."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
 
 from dhen.errors import UserError
 from search.pareto import eligible
@@ -12,7 +11,7 @@ from search.selection import Selection, Standing, judged
 from trials.choice import Choice
 from trials.events import Progress
 from trials.record import MADE_OF_WINNERS, Outcome, TrialKind, TrialRecord
-from trials.study_record import Comparison, StudyRecord, networks_of
+from trials.study_record import Comparison, StudyRecord, covered_seconds, networks_of
 
 Observer = Callable[["StudyState"], None]
 """A function that is called with the study's state at every change, and about ten times per second between."""
@@ -228,24 +227,3 @@ def _put(into: dict[int, TrialRecord], trial: TrialRecord) -> None:
         in_order = sorted(into.items())
         into.clear()
         into.update(in_order)
-
-
-def covered_seconds(trials: Iterable[TrialRecord]) -> float:
-    """Wall clock during which at least one of these trials ran, until now."""
-    now = datetime.now(UTC).timestamp()
-    spans = sorted(span for trial in trials if (span := _span(trial, now)))
-    total, covered = 0.0, 0.0
-    for start, end in spans:
-        total += max(0.0, end - max(start, covered))
-        covered = max(covered, end)
-    return total
-
-
-def _span(trial: TrialRecord, now: float) -> tuple[float, float] | None:
-    """Start and end of a trial in seconds since 1970; None for one that was cut short, which will run again."""
-    if trial.origin.started_at is None:
-        return None
-    start, seconds = datetime.fromisoformat(trial.origin.started_at).timestamp(), trial.result.seconds
-    if trial.result.outcome is Outcome.RUNNING:
-        return start, max(start, now)
-    return (start, start + seconds) if seconds else None

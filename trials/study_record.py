@@ -6,7 +6,8 @@ It is made from the ledger; reports, figures, the MLflow log and exports are mad
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cached_property
 
@@ -16,7 +17,7 @@ from dhen.values import Value
 from trials.analyses import Ablation, Better, Slices
 from trials.choice import Choice
 from trials.ordered_axis import OrderedAxis, Setting
-from trials.record import MADE_OF_WINNERS, Curve, Metrics, TrialKind, TrialRecord
+from trials.record import MADE_OF_WINNERS, Curve, Metrics, Outcome, TrialKind, TrialRecord
 from trials.serving_limits import Limits, ServingConfig
 
 
@@ -396,6 +397,27 @@ class StudyRecord(Value):
     @property
     def _tuned_baseline(self) -> TrialRecord | None:
         return next((trial for trial in self.trials if trial.number == self.baseline), None)
+
+
+def covered_seconds(trials: Iterable[TrialRecord]) -> float:
+    """Wall clock during which at least one of these trials ran, until now."""
+    now = datetime.now(UTC).timestamp()
+    spans = sorted(span for trial in trials if (span := _span(trial, now)))
+    total, covered = 0.0, 0.0
+    for start, end in spans:
+        total += max(0.0, end - max(start, covered))
+        covered = max(covered, end)
+    return total
+
+
+def _span(trial: TrialRecord, now: float) -> tuple[float, float] | None:
+    """Start and end of a trial in seconds since 1970; None for one that was cut short, which will run again."""
+    if trial.origin.started_at is None:
+        return None
+    start, seconds = datetime.fromisoformat(trial.origin.started_at).timestamp(), trial.result.seconds
+    if trial.result.outcome is Outcome.RUNNING:
+        return start, max(start, now)
+    return (start, start + seconds) if seconds else None
 
 
 def relative_ne_percent(ne: float, baseline_ne: float) -> float:

@@ -19,8 +19,8 @@ from pathlib import Path
 from benchmarks.shared.machine_and_tables import machine, markdown
 from search.budget.turns import tuned, untuned
 from search.read_study import read_study
-from search.study_state import covered_seconds
 from trials.record import TrialKind
+from trials.study_record import covered_seconds
 
 COLUMNS = (
     *("minutes", "asked, s", "taken, s", "off", "baseline, s", "search and tuning, s", "confirmation, s"),

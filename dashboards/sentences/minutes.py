@@ -7,8 +7,8 @@ from statistics import median
 
 from dashboards.sentences.winners import confirm_command
 from dashboards.units import decimals, duration
-from trials.record import TrialKind
-from trials.study_record import ExpectedGain, StudyRecord
+from trials.record import TrialKind, TrialRecord
+from trials.study_record import ExpectedGain, StudyRecord, covered_seconds
 
 MOST_SEEDS = 5
 """Number of seeds from which `dhen-search confirm` retrains winners by default."""
@@ -16,6 +16,14 @@ MOST_SEEDS = 5
 TRAININGS_TO_BEGIN_WITH = 12
 """Minutes, in trainings of the baseline, that leave its tuning and a few candidates their time: at most half is
 the baseline's, a quarter is kept for confirmation (docs/decisions/0029-minutes.md)."""
+SPENT_ON = {
+    TrialKind.BASELINE: "the baseline",
+    TrialKind.CANDIDATE: "candidates",
+    TrialKind.AVERAGE: "averages",
+    TrialKind.DISTILLED: "learning from an average",
+    TrialKind.RETRAINING: "retrainings from other seeds",
+}
+"""What time was spent on, by kind of trial."""
 NO_TIME_TO_DISTIL = "No network learnt from the best average, for want of time; with distil=yes some do."
 """What a study says whose minutes leave no time for distillation."""
 NO_TIME_TO_REFIT = (
@@ -52,6 +60,30 @@ def no_candidate(record: StudyRecord) -> str:
         f"The minutes were over before a candidate could train: a training of the baseline takes {duration(one)}; "
         f"the same command with minutes={minutes} goes on and has time for some."
     )
+
+
+def where_minutes_went(record: StudyRecord) -> str | None:
+    """What a study with minutes has spent them on, once it is finished; None before, and where retrainings were
+    added later, which are none of its minutes."""
+    if not record.finished or record.seconds_budget is None:
+        return None
+    refits = {number for refit in record.refits for number in refit.networks}
+    stages: dict[str, list[TrialRecord]] = {}
+    for trial in (*record.trials, *record.retrainings):
+        if trial.shared:
+            continue
+        name = SPENT_ON[trial.kind]
+        if trial.origin.promoted_from is not None:
+            name = "trainings on all rows"
+        elif trial.kind is TrialKind.RETRAINING and trial.number in refits:
+            name = "training winners once more"
+        stages.setdefault(name, []).append(trial)
+    took = {name: seconds for name, some in stages.items() if (seconds := covered_seconds(some)) >= 0.05}
+    rest = record.elapsed_seconds - sum(took.values())
+    if not took or rest < 0.0:
+        return None
+    each = [f"{duration(seconds)} on {name}" for name, seconds in (*took.items(), ("all else", rest))]
+    return f"Of its {duration(record.elapsed_seconds)} the study has spent {', '.join(each)}."
 
 
 def fewer_seeds(record: StudyRecord) -> str | None:

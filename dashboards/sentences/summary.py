@@ -12,7 +12,13 @@ from dashboards.names import short_name, trial_name
 from dashboards.rows import does_not_fit, find
 from dashboards.sentences.choice import baseline_is_best, best_not_lowest, noise, winners_chosen
 from dashboards.sentences.edges import on_the_edge, widened
-from dashboards.sentences.minutes import fewer_seeds, fewer_winners, no_candidate, search_ended
+from dashboards.sentences.minutes import (
+    fewer_seeds,
+    fewer_winners,
+    no_candidate,
+    search_ended,
+    where_minutes_went,
+)
 from dashboards.sentences.stages import over_limits, passes_found, promotion, proposed, tuned, warm_starts
 from dashboards.sentences.winners import confirm_command, refitted, verdict
 from dashboards.units import byte_size, decimals, known, percent, ratio, si
@@ -61,6 +67,7 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
         *proposed(record),
         *warm_starts(record),
         _outcomes(record),
+        where_minutes_went(record),
         _stopped(record),
         _techniques(record),
         _forced(record),

@@ -51,7 +51,7 @@ from search.study.retune import check_tunable, is_tunable
 from search.study.settings import StudySettings, check_training_axes
 from search.study.smallest_difference import SmallestDifference
 from search.study.trial_runner import TrialRunner
-from search.study_state import Observer, StudyState, covered_seconds
+from search.study_state import Observer, StudyState
 from spaces.catalog_loader import load_space
 from spaces.space import Candidate, Space
 from trials.data.cache import PreparedLog
@@ -60,7 +60,7 @@ from trials.embeddings.requirements import check_torchrec
 from trials.job import Job, TrainingConfig, check_order
 from trials.processes.launcher import AnyLauncher
 from trials.storage.ledger import Ledger
-from trials.study_record import FoundPasses, GrownAxis, RefusedProposal
+from trials.study_record import FoundPasses, GrownAxis, RefusedProposal, covered_seconds
 from trials.training.progressive import check_periods
 
 

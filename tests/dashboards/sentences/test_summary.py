@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from random import Random
 
-from records import judged, study, trial
+from records import bare, judged, metrics, started, study, trial
 
+from dashboards.sentences.minutes import where_minutes_went
 from dashboards.sentences.summary import progress, sentences
 from trials.record import Outcome, PlanSummary, TrialKind
-from trials.study_record import ClusterSummary
+from trials.study_record import ClusterSummary, Refitted
 
 
 def test_the_best_comes_first_in_percent_and_flops() -> None:
@@ -89,6 +90,40 @@ def test_studies_without_a_result_say_why() -> None:
     baseline = trial(0, Random(0), kind=TrialKind.BASELINE).with_result(seconds=40.0)
     too_few = judged([baseline], seconds_budget=120.0, finished=True, best=None, front=())
     assert "training of the baseline takes 40 s; the same command with minutes=8" in sentences(too_few)[0]
+
+
+def test_a_finished_study_says_what_its_minutes_were_spent_on() -> None:
+    """Two candidates that overlap, and of two retrainings one that has learnt from validation too."""
+    spans = [
+        (TrialKind.BASELINE, 0, 50.0),
+        (TrialKind.CANDIDATE, 1, 70.0),
+        (TrialKind.CANDIDATE, 2, 60.0),
+        (TrialKind.DISTILLED, 5, 30.0),
+    ]
+    trials = [
+        bare(number, ne=0.9, flops=1.0, kind=kind, started_at=started(minute), seconds=seconds)
+        for number, (kind, minute, seconds) in enumerate(spans)
+    ]
+    again, other = (
+        bare(
+            number, ne=0.9, flops=1.0, kind=TrialKind.RETRAINING, started_at=started(6 + number), seconds=45.0
+        )
+        for number in range(2)
+    )
+    refits = (Refitted(trial=1, networks=(again.number,), rows=90, test=metrics(0.9)),)
+    record = judged(
+        trials, seconds_budget=360.0, elapsed_seconds=350.0, finished=True, refits=refits
+    ).replace(retrainings=(again, other))
+    said = where_minutes_went(record)
+    assert said == (
+        "Of its 5 min 50 s the study has spent 50 s on the baseline, 2 min 00 s on candidates, 30 s on learning "
+        "from an average, 45 s on training winners once more, 45 s on retrainings from other seeds, 1 min 00 s on "
+        "all else."
+    )
+    assert said in sentences(record)
+    assert where_minutes_went(record.replace(finished=False)) is None
+    assert where_minutes_went(record.replace(seconds_budget=None)) is None
+    assert where_minutes_went(record.replace(elapsed_seconds=280.0)) is None, "retrained later"
 
 
 def test_techniques_are_counted_without_the_sizes_of_caches() -> None:

@@ -535,7 +535,8 @@ def test_a_candidate_with_constant_rates_has_more_passes_than_one_whose_rates_fa
 
 
 @pytest.mark.parametrize(
-    ("schedule", "said"), [("auto", "2 passes, with learning rates that fall"), ("constant", "up to 5 passes")]
+    ("schedule", "said"),
+    [("auto", "2 passes, with learning rates that fall"), ("constant", "up to 5 passes")],
 )
 def test_what_an_earlier_study_has_found_is_said_as_it_applies(
     setting: Setting, schedule: str, said: str
