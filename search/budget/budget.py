@@ -67,7 +67,9 @@ class Budget:
                 nothing can be measured yet.
             tunable: whether the space leaves anything to tune.
         """
-        self._config, self._state, self._spent, self._later = config, state, spent, later
+        self._config, self._state, self._later = config, state, later
+        self.spent = spent
+        """Whether the study came to its end with these settings before: it does no more that it may leave out."""
         self._detectable, self._turns = detectable, config.tunes_in_turns and tunable
         self._judged = 0
         self._last_detectable: float | None = None
@@ -77,7 +79,7 @@ class Budget:
     def search_is_over(self, fruitless: int) -> bool:
         """Whether no further candidate is proposed, after `fruitless` proposals in a row needed no training."""
         trials = self._config.most_trials
-        if self._spent or self._promotes():
+        if self.spent or self._promotes():
             return True
         if trials is not None and len(untuned(self._state.candidates)) >= trials:
             return True
@@ -99,12 +101,12 @@ class Budget:
     def tuning_is_over(self) -> bool:
         """Whether no further candidate tunes one of the best architectures, after the search."""
         return (
-            self._spent or self._promotes() or not self._still_to_tune() or not self.has_time_for_candidate()
+            self.spent or self._promotes() or not self._still_to_tune() or not self.has_time_for_candidate()
         )
 
     def may_go_on(self) -> bool:
         """Whether a candidate that was stopped may go on."""
-        return not self._spent and not self._promotes() and self.has_time_for_candidate()
+        return not self.spent and not self._promotes() and self.has_time_for_candidate()
 
     def has_time_for_candidate(self, *, reserved: float = 0.0) -> bool:
         """Whether a candidate that begins now is expected to end within the search's time, less `reserved`

@@ -157,7 +157,9 @@ class Finals:
     def distil(self) -> None:
         """Has networks of the front learn from the best average, where there is one and the study is to
         (`search.averages.distil`)."""
-        if not self._config.distils:
+        # winners who learn afterwards would be others than those that were trained once more and confirmed
+        has_ended = self._budget.spent and self._config.distil is not True
+        if not self._config.distils or has_ended:
             return
         lesson = Lesson.of(self._state, self._log)
         if lesson is None or not lesson.missing:

@@ -29,6 +29,7 @@ from search.config import read_study_config, write_config
 from search.execution import late_run
 from search.read_study import read_study
 from search.study.driver import Study
+from search.study.finalize import Finals
 from search.study.open_study import open_study
 from search.study_state import Observer, StudyState
 from trials.data.cache import PreparedLog
@@ -178,6 +179,25 @@ def test_networks_learn_within_their_share_though_the_confirmation_has_less_for_
     taught = [trial for trial in record.trials if trial.kind is TrialKind.DISTILLED]
     assert 1 <= len(taught) * TRAINING <= 0.15 * 600
     assert record.elapsed_seconds <= 1.1 * 600
+
+
+def test_a_study_that_has_ended_stays_as_it_is_though_it_had_time_left(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Networks that learnt afterwards would be winners that are neither trained once more nor confirmed."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Finals, "_has_time_to_teach", lambda *_: False)
+        ended = studies.open("minutes=12", "trials=8").run()
+    assert ended.refits
+    assert ended.averages
+    assert TrialKind.DISTILLED not in {trial.kind for trial in ended.trials}
+    assert ended.elapsed_seconds < 0.8 * 12 * 60
+    studies.tasks.clear()
+    again = studies.open("minutes=12", "trials=8").run()
+    assert studies.tasks == []
+    assert (again.trials, again.refits, again.comparisons) == (ended.trials, ended.refits, ended.comparisons)
+    more = studies.open("minutes=13", "trials=8").run()
+    assert TrialKind.DISTILLED in {trial.kind for trial in more.trials}
 
 
 def test_minutes_that_end_in_the_middle_of_a_seed_leave_those_that_are_done(studies: Studies) -> None:
