@@ -26,11 +26,6 @@ SPENT_ON = {
 """What time was spent on, by kind of trial."""
 NO_TIME_TO_DISTIL = "No network learnt from the best average, for want of time; with distil=yes some do."
 """What a study says whose minutes leave no time for distillation."""
-NO_TIME_TO_REFIT = (
-    "The winners were not trained once more on training and validation together, for want of time; with refit=yes "
-    "they are."
-)
-"""What a study says whose minutes leave no time for that."""
 
 
 def search_ended(record: StudyRecord) -> str | None:
@@ -121,6 +116,15 @@ def no_time_to_confirm(record: StudyRecord, seeds: int, seconds: float) -> str:
     return (
         f"Winners were not confirmed: the minutes have too little left for {seeds} seeds, which take about "
         f"{duration(seconds)}; `{confirm_command(record)}` does it."
+    )
+
+
+def no_time_to_refit(trained: int, winners: int) -> str:
+    """That so few of the winners were trained once more on validation too, and what trains all of them."""
+    some = f"{trained} of the {winners} winners, the best first," if trained else "none of the winners"
+    return (
+        f"For want of time {some} {'was' if trained < 2 else 'were'} trained once more on training and validation "
+        "together; with refit=yes all are."
     )
 
 

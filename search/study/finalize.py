@@ -16,9 +16,9 @@ import numpy as np
 
 from dashboards.sentences.minutes import (
     NO_TIME_TO_DISTIL,
-    NO_TIME_TO_REFIT,
     no_time_for_averages,
     no_time_to_confirm,
+    no_time_to_refit,
 )
 from dashboards.sentences.winners import confirm_command, retrained_line
 from dhen.errors import UserError
@@ -236,22 +236,29 @@ class Finals:
 
     def refit_winners(self) -> tuple[Refitted, ...]:
         """Trains the baseline and the winners once more, on the rows of training and validation together, and
-        scores them on test; none where the study is not to, or where there is no time for all of them, as their
-        comparison is of all or none."""
+        scores them on test: as many of the winners as there is time for, the best first; none where the study is
+        not to."""
         record = self._state.record()
         if not self.refits or record.choice is None:
             return ()
-        numbers = dict.fromkeys((record.choice.baseline, *most_important_first(record)))
+        winners = most_important_first(record)
         requests = {
             number: [
                 RetrainingRequest(self._state.trials[network.network_of], refit_job(network, self._log))
                 for network in record.networks(record.trial(number))
             ]
-            for number in numbers
+            for number in (record.choice.baseline, *winners)
         }
-        wanted = [request for some in requests.values() for request in some]
-        if not self._has_time_to_refit(self.retrainings.missing(wanted, weights=True)):
-            self._state.say(NO_TIME_TO_REFIT)
+        wanted, in_time = requests[record.choice.baseline], list[int]()
+        for winner in winners:
+            more = [*wanted, *requests[winner]]
+            if self._has_time_to_refit(self.retrainings.missing(more, weights=True)):
+                wanted, in_time = more, [*in_time, winner]
+            elif not in_time:  # the best: without it there is nothing to compare
+                break
+        if len(in_time) < len(winners):
+            self._state.say(no_time_to_refit(len(in_time), len(winners)))
+        if not in_time:
             return ()
         done = self.retrainings.run(wanted, weights=True)
         for sentence in self.retrainings.failures(wanted):

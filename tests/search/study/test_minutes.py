@@ -23,6 +23,7 @@ from fake_processes import (
 )
 
 from dashboards.sentences.summary import sentences
+from search.analysis.confirm import most_important_first
 from search.budget.clock import StudyClock
 from search.budget.later_stages import LaterStages
 from search.config import read_study_config, write_config
@@ -179,6 +180,23 @@ def test_networks_learn_within_their_share_though_the_confirmation_has_less_for_
     taught = [trial for trial in record.trials if trial.kind is TrialKind.DISTILLED]
     assert 1 <= len(taught) * TRAINING <= 0.15 * 600
     assert record.elapsed_seconds <= 1.1 * 600
+
+
+@pytest.mark.parametrize("networks", [0, 2])
+def test_as_many_winners_as_there_is_time_for_are_trained_once_more(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch, networks: int
+) -> None:
+    monkeypatch.setattr(Finals, "_has_time_to_refit", lambda _, missing: len(missing) <= networks)
+    study = studies.open("minutes=60", "trials=8", "confirm=0", "distil=no", "averages=0")
+    record = study.run()
+    assert record.choice is not None
+    order = list(dict.fromkeys((record.choice.baseline, *most_important_first(record))))
+    assert len(order) > 2
+    assert [refit.trial for refit in record.refits] == order[:networks]
+    winners = [winner.trial for winner in record.choice.winners]
+    done = len(set(winners) & set(order[:networks]))
+    some = f"{done} of the {len(winners)} winners, the best first," if done else "none of the winners"
+    assert f"For want of time {some} {'was' if done < 2 else 'were'} trained once more on" in said(study)
 
 
 def test_a_study_that_has_ended_stays_as_it_is_though_it_had_time_left(
