@@ -11,7 +11,7 @@ divided:
   half of the minutes at most; what it takes beyond that is done when they are over.
 - Networks that learn from an average have what scoring and training them takes, 15 % of the minutes at most.
 - Winners that are trained once more, on training and validation together, have what that takes, 8 % of the
-  minutes at most; beyond that they take from the confirmation, which comes after them.
+  minutes at most; beyond that the best alone takes from the confirmation, which comes after them.
 - Trainings on all rows, after a search on a part of them, have what they take, half of the minutes at most.
 - The search and tuning have the rest, in turns (`search.budget.budget`), and at least half of what is left where
   the baseline's trainings and all that is known beforehand, or was asked for, have come off: where the others
@@ -144,7 +144,13 @@ class LaterStages:
         scored."""
         if not self._config.refits:
             return 0.0
-        return min(self.one_seed(), REFIT_SHARE * self.minutes_seconds)
+        return min(self.one_seed(), self.most_refits)
+
+    @property
+    def most_refits(self) -> float:
+        """Largest number of seconds that winners which are trained once more, but for the best, take from their
+        confirmation."""
+        return REFIT_SHARE * self.minutes_seconds
 
     def one_seed(self) -> float:
         """Seconds until the winners and the baseline are retrained from one seed and scored, in the search."""

@@ -242,24 +242,28 @@ class Finals:
         if not self.refits or record.choice is None:
             return ()
         winners = most_important_first(record)
+        # the best may be the baseline, which is none of the winners
+        numbers = dict.fromkeys((record.choice.baseline, record.choice.best, *winners))
         requests = {
             number: [
                 RetrainingRequest(self._state.trials[network.network_of], refit_job(network, self._log))
                 for network in record.networks(record.trial(number))
             ]
-            for number in (record.choice.baseline, *winners)
+            for number in numbers
         }
-        wanted, in_time = requests[record.choice.baseline], list[int]()
+        wanted = requests[record.choice.baseline] + requests[record.choice.best]
+        if not self._has_time_to_refit(self.retrainings.missing(wanted, weights=True), best=True):
+            self._state.say(no_time_to_refit(0, len(winners)))
+            return ()
+        left_out = 0
         for winner in winners:
             more = [*wanted, *requests[winner]]
-            if self._has_time_to_refit(self.retrainings.missing(more, weights=True)):
-                wanted, in_time = more, [*in_time, winner]
-            elif not in_time:  # the best: without it there is nothing to compare
-                break
-        if len(in_time) < len(winners):
-            self._state.say(no_time_to_refit(len(in_time), len(winners)))
-        if not in_time:
-            return ()
+            if self._has_time_to_refit(self.retrainings.missing(more, weights=True), best=False):
+                wanted = more
+            elif winner != record.choice.best:
+                left_out += 1
+        if left_out:
+            self._state.say(no_time_to_refit(len(winners) - left_out, len(winners)))
         done = self.retrainings.run(wanted, weights=True)
         for sentence in self.retrainings.failures(wanted):
             self._state.say(f"{sentence} It stays as it was trained before.")
@@ -331,19 +335,27 @@ class Finals:
         their share of the minutes or leaves what follows its time; what was asked for is done in any case."""
         if self._later is None or self._config.distil is True:
             return True
-        follows = self._later.scores()
+        follows = [self._later.scores()]
         if self._state.elapsed_seconds() + seconds > began + self._later.most_distillation:
-            for stage in (self._later.refits(), self._later.least_confirmation()):
-                # the time of a stage that has too little of it in any case is free
-                follows += stage if self._budget.has_time_for(follows + stage) else 0.0
-        return self._budget.has_time_for(seconds + follows)
+            follows += [self._later.refits(), self._later.least_confirmation()]
+        return self._leave_time(seconds, follows)
 
-    def _has_time_to_refit(self, missing: Sequence[RetrainingRequest]) -> bool:
-        """Says whether what is missing of the winners can be trained once more; what was asked for is done though
-        it cannot."""
+    def _has_time_to_refit(self, missing: Sequence[RetrainingRequest], *, best: bool) -> bool:
+        """Says whether there is time for what is missing of the winners that are trained once more: of the `best`
+        alone any, of further ones their share of the minutes, or what leaves the confirmation its time; what was
+        asked for is done in any case."""
         if self._later is None or self._config.refit is True or not missing:
             return True
-        return self._budget.has_time_for(self._later.retrained(request.of for request in missing))
+        seconds = self._later.retrained(request.of for request in missing)
+        shared = best or seconds <= self._later.most_refits
+        return self._leave_time(seconds, [] if shared else [self._later.least_confirmation()])
+
+    def _leave_time(self, seconds: float, follows: Iterable[float]) -> bool:
+        """Says whether so many seconds leave what follows its own, as far as there is time for it in any case."""
+        kept = 0.0
+        for stage in follows:
+            kept += stage if self._budget.has_time_for(kept + stage) else 0.0
+        return self._budget.has_time_for(seconds + kept)
 
     def _has_time_for_averages(self) -> bool:
         return self._later is None or self._budget.has_time_for(self._later.choosing() + self._later.scores())

@@ -24,6 +24,7 @@ from fake_processes import (
 
 from dashboards.sentences.summary import sentences
 from search.analysis.confirm import most_important_first
+from search.budget import later_stages
 from search.budget.clock import StudyClock
 from search.budget.later_stages import LaterStages
 from search.config import read_study_config, write_config
@@ -186,17 +187,37 @@ def test_networks_learn_within_their_share_though_the_confirmation_has_less_for_
 def test_as_many_winners_as_there_is_time_for_are_trained_once_more(
     studies: Studies, monkeypatch: pytest.MonkeyPatch, networks: int
 ) -> None:
-    monkeypatch.setattr(Finals, "_has_time_to_refit", lambda _, missing: len(missing) <= networks)
+    monkeypatch.setattr(Finals, "_has_time_to_refit", lambda _, missing, best: len(missing) <= networks)
     study = studies.open("minutes=60", "trials=8", "confirm=0", "distil=no", "averages=0")
     record = study.run()
     assert record.choice is not None
-    order = list(dict.fromkeys((record.choice.baseline, *most_important_first(record))))
+    order = list(dict.fromkeys((record.choice.baseline, record.choice.best, *most_important_first(record))))
     assert len(order) > 2
     assert [refit.trial for refit in record.refits] == order[:networks]
     winners = [winner.trial for winner in record.choice.winners]
     done = len(set(winners) & set(order[:networks]))
     some = f"{done} of the {len(winners)} winners, the best first," if done else "none of the winners"
     assert f"For want of time {some} {'was' if done < 2 else 'were'} trained once more on" in said(study)
+
+
+@pytest.mark.parametrize("confirmable", [True, False])
+def test_more_than_the_best_is_trained_once_more_within_its_share_or_where_nothing_can_be_confirmed(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch, confirmable: bool
+) -> None:
+    began = studies.now
+
+    def nearly_all_that_is_left(later: LaterStages) -> float:
+        left = later.minutes_seconds - (studies.now - began)
+        return left - later.closing + (-1.0 if confirmable else 1.0)
+
+    monkeypatch.setattr(LaterStages, "least_confirmation", nearly_all_that_is_left)
+    monkeypatch.setattr(later_stages, "REFIT_SHARE", 0.0)
+    record = studies.open("minutes=12", "trials=8", "distil=no", "averages=0").run()
+    assert record.choice is not None
+    winners = {winner.trial for winner in record.choice.winners}
+    assert len(winners) > 1
+    best_alone = {record.baseline, record.best}
+    assert {refit.trial for refit in record.refits} == (best_alone if confirmable else winners | best_alone)
 
 
 def test_a_study_that_has_ended_stays_as_it_is_though_it_had_time_left(
