@@ -11,7 +11,7 @@ divided:
   half of the minutes at most; what it takes beyond that is done when they are over.
 - Networks that learn from an average have what scoring and training them takes, 15 % of the minutes at most.
 - Winners that are trained once more, on training and validation together, have what that takes, 8 % of the
-  minutes at most; beyond that the best alone takes from the confirmation, which comes after them.
+  minutes at most; the best alone has what it takes, if it is from the confirmation, which comes after them.
 - Trainings on all rows, after a search on a part of them, have what they take, half of the minutes at most.
 - The search and tuning have the rest, in turns (`search.budget.budget`), and at least half of what is left where
   the baseline's trainings and all that is known beforehand, or was asked for, have come off: where the others
@@ -141,10 +141,11 @@ class LaterStages:
 
     def refits(self) -> float:
         """Returns the seconds until the winners and the baseline are trained once more, on validation too, and
-        scored."""
+        scored: within their share, but of the best network whatever it takes."""
         if not self._config.refits:
             return 0.0
-        return min(self.one_seed(), self.most_refits)
+        best = self._beside_baseline(self._state.selection.networks[-1:])
+        return min(self.one_seed(), max(best, self.most_refits))
 
     @property
     def most_refits(self) -> float:
@@ -193,13 +194,17 @@ class LaterStages:
         least, _ = self._config.confirm_seeds
         if self._seeds_were_asked_for:
             return min(least * self.one_seed(), ASKED_SHARE * self.minutes_seconds)
-        selection = self._state.selection
-        if selection.front and selection.front[-1].kind is TrialKind.AVERAGE:
-            best = self._state.networks(selection.front[-1])
-        else:  # an average of as many as it may have
-            best = selection.networks[-max(1, self._config.most_averaged) :]
-        baseline = [selection.baseline] if selection.baseline else []
-        return least * self.retrained((*baseline, *best))
+        front = self._state.selection.front
+        if front and front[-1].kind is TrialKind.AVERAGE:
+            best = self._state.networks(front[-1])
+        else:  # averages are made later, and the best is one network more often than not
+            best = tuple(self._state.selection.networks[-1:])
+        return least * self._beside_baseline(best)
+
+    def _beside_baseline(self, networks: Iterable[TrialRecord]) -> float:
+        """Returns the seconds until the baseline and these networks are retrained from one seed and scored."""
+        baseline = self._state.selection.baseline
+        return self.retrained((*([baseline] if baseline else []), *networks))
 
     def _baseline(self) -> float:
         """Returns the seconds that the baseline's trainings in this study have taken, side by side."""
