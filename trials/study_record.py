@@ -400,7 +400,7 @@ class StudyRecord(Value):
 
 
 def covered_seconds(trials: Iterable[TrialRecord]) -> float:
-    """Wall clock during which at least one of these trials ran, until now."""
+    """Returns the seconds of wall clock during which at least one of these trials ran, until now."""
     now = datetime.now(UTC).timestamp()
     spans = sorted(span for trial in trials if (span := _span(trial, now)))
     total, covered = 0.0, 0.0
@@ -411,7 +411,8 @@ def covered_seconds(trials: Iterable[TrialRecord]) -> float:
 
 
 def _span(trial: TrialRecord, now: float) -> tuple[float, float] | None:
-    """Start and end of a trial in seconds since 1970; None for one that was cut short, which will run again."""
+    """Returns start and end of a trial in seconds since 1970; None for one that was cut short, which will run
+    again."""
     if trial.origin.started_at is None:
         return None
     start, seconds = datetime.fromisoformat(trial.origin.started_at).timestamp(), trial.result.seconds

@@ -76,14 +76,14 @@ class Rows:
         return cls(x=pd.DataFrame(columns), label=label, categorical=names)
 
     def and_then(self, others: Rows) -> Rows:
-        """These rows, then others of the same log, whose columns have the same categories."""
+        """Returns these rows, then others of the same log, whose columns have the same categories."""
         x = pd.concat([self.x, others.x], ignore_index=True)
         return Rows(x=x, label=np.concatenate([self.label, others.label]), categorical=self.categorical)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """What was fitted: from rows to their logits, and its number of trees."""
+    """A fitted model has logits for rows, and a number of trees."""
 
     logits: Callable[[Rows], np.ndarray]
     trees: int
@@ -229,8 +229,8 @@ LIBRARIES = {"catboost": catboost, "lightgbm": lightgbm, "xgboost": xgboost, "sk
 
 
 def tuned(name: str, log: PreparedLog, minutes: float, *, refit: bool) -> tuple[Model, int]:
-    """A library with its best settings on validation after so many minutes, fitted once more on validation too
-    where it is to be, and how many were tried."""
+    """Returns a library with its best settings on validation after so many minutes, fitted once more on validation
+    too where it is to be, and how many were tried."""
     most = MOST_CATEGORIES if name == "sklearn" else None
     train, validation, test = (Rows.of(log, split, most) for split in ("train", "validation", SPLIT))
     library = LIBRARIES[name]()

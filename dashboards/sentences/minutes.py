@@ -58,8 +58,8 @@ def no_candidate(record: StudyRecord) -> str:
 
 
 def where_minutes_went(record: StudyRecord) -> str | None:
-    """What a study with minutes has spent them on, once it is finished; None before, and where retrainings were
-    added later, which are none of its minutes."""
+    """Returns the sentence on what a study with minutes has spent them on, once it is finished; None before, and
+    where retrainings were added later, which are none of its minutes."""
     if not record.finished or record.seconds_budget is None:
         return None
     refits = {number for refit in record.refits for number in refit.networks}
@@ -120,7 +120,8 @@ def no_time_to_confirm(record: StudyRecord, seeds: int, seconds: float) -> str:
 
 
 def no_time_to_refit(trained: int, winners: int) -> str:
-    """That so few of the winners were trained once more on validation too, and what trains all of them."""
+    """Returns the sentence that so few of the winners were trained once more on validation too, and what trains
+    all of them."""
     some = f"{trained} of the {winners} winners, the best first," if trained else "none of the winners"
     return (
         f"For want of time {some} {'was' if trained < 2 else 'were'} trained once more on training and validation "

@@ -69,7 +69,8 @@ class Budget:
         """
         self._config, self._state, self._later = config, state, later
         self.spent = spent
-        """Whether the study came to its end with these settings before: it does no more that it may leave out."""
+        """Whether the study came to its end with these settings before. Networks that have not learnt then do not
+        afterwards."""
         self._detectable, self._turns = detectable, config.tunes_in_turns and tunable
         self._judged = 0
         self._last_detectable: float | None = None

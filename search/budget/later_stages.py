@@ -172,7 +172,7 @@ class LaterStages:
 
     @property
     def _seeds_were_asked_for(self) -> bool:
-        """Whether the number of seeds is given, if only that there are none."""
+        """Tells whether the number of seeds is given, if only that there are none."""
         least, most = self._config.confirm_seeds
         return least == most
 
@@ -189,8 +189,8 @@ class LaterStages:
         return share if self.least_confirmation() <= share else 0.0
 
     def least_confirmation(self) -> float:
-        """Seconds that a confirmation takes at the least: of the best from the two seeds that an interval needs,
-        or of all winners from as many as were asked for."""
+        """Returns the seconds that a confirmation takes at the least: of the best from the two seeds that an
+        interval needs, or of all winners from as many as were asked for."""
         least, _ = self._config.confirm_seeds
         if self._seeds_were_asked_for:
             return min(least * self.one_seed(), ASKED_SHARE * self.minutes_seconds)

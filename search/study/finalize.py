@@ -257,10 +257,12 @@ class Finals:
             return ()
         left_out = 0
         for winner in winners:
+            if winner == record.choice.best:
+                continue
             more = [*wanted, *requests[winner]]
             if self._has_time_to_refit(self.retrainings.missing(more, weights=True), best=False):
                 wanted = more
-            elif winner != record.choice.best:
+            else:
                 left_out += 1
         if left_out:
             self._state.say(no_time_to_refit(len(winners) - left_out, len(winners)))

@@ -188,9 +188,9 @@ def found_passes(one_pass: TrialRecord, several: Sequence[TrialRecord]) -> Found
 
 
 def falling_passes(found: FoundPasses, fallen: Sequence[TrialRecord]) -> int | None:
-    """Number of passes of the next training whose learning rates fall, after those that have `fallen`: as many as
-    helped at constant rates, then fewer for as long as NE was lowest before the end; None after the last, and
-    after one that did not complete."""
+    """Returns the number of passes of the next training whose learning rates fall, after those that have `fallen`:
+    as many as helped at constant rates, then fewer for as long as NE was lowest before the end; None after the
+    last, and after one that did not complete."""
     if not fallen:
         return _whole(found.lowest_after) if found.passes > 1 and found.lowest_after is not None else None
     if fallen[-1].result.outcome is not Outcome.COMPLETED:
@@ -225,8 +225,8 @@ def _decays(trial: TrialRecord) -> dict[str, float]:
 
 
 def known_passes(study: StudyRecord, reason: str, *, schedule: str) -> FoundPasses | None:
-    """The number of passes that candidates of another study have had, where they had one, and how their embeddings
-    decay, for trainings with this schedule of learning rates; for the `reason`."""
+    """Returns the number of passes that candidates of another study have had, where they had one, and how their
+    embeddings decay, for trainings with this schedule of learning rates; for the `reason`."""
     trained = (trial.job.training.get("epochs") for trial in study.candidates)
     numbers = [epochs for epochs in trained if epochs is not None]
     found = study.passes
