@@ -99,5 +99,7 @@ def suggests_folds(name: str) -> bool:
 
 
 def plain(name: str) -> str:
-    """Returns the name in lower case with underscores."""
-    return re.sub(r"[\s-]+", "_", name.strip().lower())
+    """Returns the name in lower case, its words with underscores between them: `is_clicked` for `isClicked`,
+    `Is Clicked?` and `is-clicked`."""
+    apart = re.sub(r"(?<=[a-z\d])(?=[A-Z])", "_", name)
+    return re.sub(r"[\W_]+", "_", apart).strip("_").lower()

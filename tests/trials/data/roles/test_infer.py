@@ -79,10 +79,11 @@ def test_the_rarer_of_two_unknown_labels_is_positive(clicks: Columns, write_csv:
     assert infer_schema([write_csv(clicks)]).columns["click"] == LabelColumn(positive="bought")
 
 
-def test_labels_are_found_by_name(clicks: Columns, write_csv: Callable[..., Path]) -> None:
-    clicks["Is Click"] = clicks.pop("click")
+@pytest.mark.parametrize("name", ["Is Click", "isClicked", "Clicked?", "is.click", "TARGET", "_target"])
+def test_labels_are_found_by_name(name: str, clicks: Columns, write_csv: Callable[..., Path]) -> None:
+    clicks[name] = clicks.pop("click")
     clicks["y"] = clicks["country"]
-    assert infer_schema([write_csv(clicks)]).label == "Is Click"
+    assert infer_schema([write_csv(clicks)]).label == name
 
 
 def test_of_several_time_stamps_the_finest_splits(clicks: Columns, write_csv: Callable[..., Path]) -> None:
