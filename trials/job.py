@@ -441,6 +441,18 @@ class Job(Value):
     (`trials.training.progressive`); None: the trained weights score them as they are."""
 
     @property
+    def evaluate_every(self) -> int:
+        """Number of examples from one evaluation to the next, or from one place of them that a refit goes past."""
+        every = (self.refit and self.refit.evaluate_every) or self.training.evaluate_every
+        assert every is not None, "a job's training is resolved"
+        return every
+
+    @property
+    def weight_average(self) -> int:
+        """Number of the last evaluations whose weights' mean is kept; 0 for the weights alone."""
+        return (self.refit and self.refit.weight_average) or self.training.weight_average
+
+    @property
     def fingerprint(self) -> str:
         """The job's identity: 16 hex digits over all its fields but counts of ids, which decide what a training
         costs and not what it comes to."""

@@ -223,6 +223,12 @@ class Refit(Value):
     """Number of the best evaluation, from 1 on; evaluations lie at the same shares of the passes."""
     lowered_after: tuple[int, ...] = Field(default=(), exclude_if=lambda numbers: not numbers)
     """Numbers of the evaluations before it after which learning rates were lowered."""
+    evaluate_every: int | None = Field(default=None, gt=0, exclude_if=lambda examples: examples is None)
+    """Number of examples from one of them to the next, where the rows of validation make it another than the
+    training's."""
+    weight_average: int | None = Field(default=None, ge=2, exclude_if=lambda weights: weights is None)
+    """Number of the last evaluations whose weights' mean is kept, where the training has none
+    (`weight_average`)."""
 
     @classmethod
     def of(cls, curve: Curve) -> Refit:

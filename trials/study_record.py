@@ -50,6 +50,9 @@ class Comparison(Value):
     """The smallest difference that would have been found in 80 % of such comparisons."""
     better: Better
     """Whether the winner is better than the baseline, by the adjusted p at 5 %."""
+    refit: bool = Field(default=False, exclude_if=lambda refit: not refit)
+    """Whether both were trained on the rows of training and validation together, as winners are that are trained
+    once more."""
 
 
 class Refitted(Value):
@@ -144,7 +147,8 @@ class FoundPasses(Value):
     """Largest number of passes of every training that does not say another number; of those at constant learning
     rates alone where `falling` is known."""
     reason: str | None = None
-    """Why nothing was found out, where that is so: `two passes would take more than a quarter of the minutes`."""
+    """Why nothing was found out, where that is so: `two of the baseline would take more than 15% of the study's 7
+    minutes`."""
     tried: int | None = None
     """Largest number of passes that the baseline was allowed to have."""
     first_ne: float | None = None
@@ -300,6 +304,9 @@ class StudyRecord(Value):
     stage: Stage | None = None
     """The stage that the study is in, or was cut short in; None before the first, and once it is finished."""
     finished: bool = False
+    finished_at: str | None = None
+    """The moment at which the study came to its end for the first time with its budget, ISO 8601, UTC; None
+    before."""
     running: bool = True
     """Whether a driver was at work on the study when this record was made."""
     trials_budget: int | None = None

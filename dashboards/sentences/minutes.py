@@ -15,15 +15,13 @@ MOST_SEEDS = 5
 
 TRAININGS_TO_BEGIN_WITH = 12
 """Minutes, in trainings of the baseline, that leave its tuning and a few candidates their time: at most half is
-the baseline's, a quarter is kept for confirmation (docs/decisions/0029-minutes.md)."""
+the baseline's, and half of the rest at least the search's (docs/decisions/0029-minutes.md)."""
 SPENT_ON = {
     TrialKind.BASELINE: "the baseline",
     TrialKind.CANDIDATE: "candidates",
-    TrialKind.AVERAGE: "averages",
     TrialKind.DISTILLED: "learning from an average",
-    TrialKind.RETRAINING: "retrainings from other seeds",
 }
-"""What time was spent on, by kind of trial."""
+"""What time was spent on, by kind of trial; averages take none but scores."""
 NO_TIME_TO_DISTIL = "No network learnt from the best average, for want of time; with distil=yes some do."
 """What a study says whose minutes leave no time for distillation."""
 
@@ -58,27 +56,40 @@ def no_candidate(record: StudyRecord) -> str:
 
 
 def where_minutes_went(record: StudyRecord) -> str | None:
-    """Returns the sentence on what a study with minutes has spent them on, once it is finished; None before, and
-    where retrainings were added later, which are none of its minutes."""
+    """Returns the sentence on what a study with minutes has spent them on, once it is finished; None before. What
+    was retrained later (`dhen-search confirm`) is none of its minutes."""
     if not record.finished or record.seconds_budget is None:
         return None
-    refits = {number for refit in record.refits for number in refit.networks}
     stages: dict[str, list[TrialRecord]] = {}
     for trial in (*record.trials, *record.retrainings):
-        if trial.shared:
+        if trial.shared or trial.kind is TrialKind.AVERAGE or _came_later(trial, record):
             continue
-        name = SPENT_ON[trial.kind]
-        if trial.origin.promoted_from is not None:
-            name = "trainings on all rows"
-        elif trial.kind is TrialKind.RETRAINING and trial.number in refits:
-            name = "training winners once more"
-        stages.setdefault(name, []).append(trial)
+        stages.setdefault(_spent_on(trial, record), []).append(trial)
     took = {name: seconds for name, some in stages.items() if (seconds := covered_seconds(some)) >= 0.05}
     rest = record.elapsed_seconds - sum(took.values())
     if not took or rest < 0.0:
         return None
     each = [f"{duration(seconds)} on {name}" for name, seconds in (*took.items(), ("all else", rest))]
     return f"Of its {duration(record.elapsed_seconds)} the study has spent {', '.join(each)}."
+
+
+def _came_later(trial: TrialRecord, record: StudyRecord) -> bool:
+    """Tells whether this is a retraining that began after the study had ended."""
+    ended, began = record.finished_at, trial.origin.started_at
+    return trial.kind is TrialKind.RETRAINING and ended is not None and began is not None and began > ended
+
+
+def _spent_on(trial: TrialRecord, record: StudyRecord) -> str:
+    """Returns what a trial or a retraining was for."""
+    if trial.origin.promoted_from is not None:
+        return "trainings on all rows"
+    if trial.kind is not TrialKind.RETRAINING:
+        return SPENT_ON[trial.kind]
+    if trial.job.origin is not None:
+        return "earlier periods"
+    if trial.number in {number for refit in record.refits for number in refit.networks}:
+        return "training winners once more"
+    return "retrainings from other seeds"
 
 
 def fewer_seeds(record: StudyRecord) -> str | None:

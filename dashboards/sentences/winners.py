@@ -43,7 +43,7 @@ def explanation(record: StudyRecord) -> str | None:
         return None
     first = record.comparisons[0]
     fewest = min(len(comparison.seeds) for comparison in record.comparisons)
-    on = ", on the rows of training and validation together" if record.refits else ""
+    on = ", on the rows of training and validation together" if first.refit else ""
     return (
         f"Winners and baseline retrained from {fewest} seeds other than the study's{on}, each pair in the same "
         f"order of examples. Intervals are of NE on test relative to the baseline's, over seeds and "

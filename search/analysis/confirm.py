@@ -153,6 +153,7 @@ def _comparison(
         winners=winners,
         detectable_percent=estimate.detectable(winners),
         better=better(estimate.percent, p_adjusted),
+        refit=all(record.job.refit is not None for records in pair.own.values() for record in records),
     )
 
 

@@ -25,6 +25,7 @@ from search.analysis.row_slices import groups_of
 from search.analysis.scored import retrained_job
 from search.analysis.statistics.bootstrap import BootstrapDifference, holm, paired_bootstrap
 from search.bundles.bundle import Bundle
+from search.execution.jobs import refit_job, trained_job
 from search.execution.retraining import SPLIT
 from search.run_directory import folder_of
 from trials.analyses import Better, Slice, Slices
@@ -33,7 +34,7 @@ from trials.data.cache import PreparedLog
 from trials.data.example_weights import Floats, example_weights
 from trials.metrics import entropy
 from trials.record import TrialRecord
-from trials.study_record import StudyRecord
+from trials.study_record import Comparison, StudyRecord
 from trials.training.evaluation import evaluate
 from trials.training.score_weights import logits_file
 
@@ -117,7 +118,7 @@ def slices(
         )
     sums = _Sums(log, column, most, block_by or comparison.blocked_by)
     winner, reference = (
-        sums.of(_kept_logits(study, number, log, comparison.seeds)) for number in (trial, study.baseline)
+        sums.of(_kept_logits(study, number, log, comparison)) for number in (trial, study.baseline)
     )
     rows = _slices(sums, winner, reference)
     return Slices(
@@ -146,22 +147,27 @@ def bundle_slices(bundle: Bundle, log: PreparedLog, column: str, *, most: int = 
 
 
 def _kept_logits(
-    study: StudyRecord, trial: int, log: PreparedLog, seeds: Iterable[int]
+    study: StudyRecord, trial: int, log: PreparedLog, comparison: Comparison
 ) -> Iterator[NDArray[np.float32]]:
-    """Logits of a trial's retrainings, by seed; for an average, of the mean of its members'."""
+    """Yields the logits of a trial's retrainings for a comparison, by seed; for an average, of the mean of its
+    members'."""
     retrainings = {record.job.fingerprint: record for record in study.retrainings}
     networks = study.networks(study.trial(trial))
-    for seed in seeds:
-        jobs = (retrained_job(network, study, log, seed) for network in networks)
-        files = [_kept_file(study, retrainings[job.fingerprint]) for job in jobs]
+    job_of = refit_job if comparison.refit else trained_job
+    for seed in comparison.seeds:
+        jobs = (retrained_job(network, study, log, seed, job_of) for network in networks)
+        files = [_kept_file(study, retrainings.get(job.fingerprint)) for job in jobs]
         logits = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files]
         yield mean_of_logits(logits, log.schema.negative_sampling_rate)
 
 
-def _kept_file(study: StudyRecord, retraining: TrialRecord) -> Path:
+def _kept_file(study: StudyRecord, retraining: TrialRecord | None) -> Path:
+    again = f"`dhen-search confirm {study.directory}` makes it again"
+    if retraining is None:
+        raise UserError(f"a retraining that winners were compared by is not in the ledger; {again}.")
     file = logits_file(folder_of(Path(study.directory), retraining), SPLIT)
     if not file.exists():
-        raise UserError(f"{file} is missing; `dhen-search confirm {study.directory}` makes it again.")
+        raise UserError(f"{file} is missing; {again}.")
     return file
 
 

@@ -1,12 +1,13 @@
 """A bundle with tables of 8 bits per value, of the newest version of another, and what they cost in NE.
 
 Rows are rounded to FBGEMM's row-wise format (`dhen.inputs.int8_tables`); all else is copied. The cost is measured:
-both networks score the validation rows, and `bundle.json` keeps both metrics.
+both networks score the same rows, and `bundle.json` keeps both metrics.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from torch import nn
 
@@ -50,7 +51,9 @@ def write_int8(bundle: Bundle, out: Path, log: PreparedLog) -> Int8Cost:
     if not embedding_tables(trained):
         raise UserError(f"{bundle.directory} has no embedding tables; leave --int8-tables out.")
     fp32_bytes = sum(matrix.weight.nbytes for matrix in embedding_tables(trained))
-    fp32 = evaluate(trained.to(device()), log, "validation")
+    seen = bundle.info.has_seen_validation and log.fingerprint == bundle.info.log.fingerprint
+    split: Literal["validation", "test"] = "test" if seen else "validation"
+    fp32 = evaluate(trained.to(device()), log, split)
     del trained  # tables may take most of the memory
     model = bundle.model()
     with atomic_folder(out) as building:
@@ -63,8 +66,9 @@ def write_int8(bundle: Bundle, out: Path, log: PreparedLog) -> Int8Cost:
             compute_in(network, job.training.precision)
         cost = Int8Cost(
             log=log.fingerprint,
-            validation=evaluate(model.to(device()), log, "validation"),
-            fp32_validation=fp32,
+            split=split,
+            int8=evaluate(model.to(device()), log, split),
+            fp32=fp32,
             table_bytes=int8_bytes,
             fp32_table_bytes=fp32_bytes,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from dhen.values import Value
 from trials.record import Metrics
 
@@ -10,10 +12,12 @@ class Int8Cost(Value):
     """What tables of 8 bits cost and save."""
 
     log: str
-    """Fingerprint of the log whose validation rows were scored."""
-    validation: Metrics
+    """Fingerprint of the log whose rows were scored."""
+    split: Literal["validation", "test"]
+    """The split that these rows are: test where the network was trained on validation too."""
+    int8: Metrics
     """Metrics with these tables, in the precision that the network was trained in."""
-    fp32_validation: Metrics
+    fp32: Metrics
     """The same with the tables that they were made of."""
     table_bytes: int
     """Bytes of the embedding tables' rows, scales and offsets included."""
@@ -22,4 +26,4 @@ class Int8Cost(Value):
     @property
     def ne_percent(self) -> float:
         """The difference in NE, in percent of that with fp32 tables; positive is worse."""
-        return 100 * (self.validation.ne / self.fp32_validation.ne - 1)
+        return 100 * (self.int8.ne / self.fp32.ne - 1)

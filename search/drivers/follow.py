@@ -18,7 +18,17 @@ from trials.record import TrialKind, TrialRecord
 from trials.storage.ledger import Changes
 from trials.study_record import StudyRecord
 
-SHARED = ("passes", "refused", "grown", "choice", "expected_gain", "finished", "stage")
+SHARED = (
+    "passes",
+    "refused",
+    "grown",
+    "choice",
+    "refits",
+    "expected_gain",
+    "finished",
+    "finished_at",
+    "stage",
+)
 """Facts of a study's head that any of its drivers may change."""
 
 

@@ -20,6 +20,9 @@ from trials.strategy import named
 REFIT_AVERAGE = 4
 """Largest number of the last evaluations of a refit whose weights' mean is kept, where the training says nothing:
 no rows are left that could tell the better ones apart (docs/benchmarks/refit.md). It is half of them at most."""
+MOST_COPIED = 2 * 1024**3
+"""Largest number of bytes of weights, in fp32, that a refit copies into host memory for that mean, which no plan
+counts: with larger tables it is of fewer evaluations, or the last weights are kept."""
 
 
 def job_on(
@@ -89,12 +92,12 @@ def refit_job(network: TrialRecord, log: PreparedLog, *, seed_shift: int = 0) ->
     # tables that lie below the device's memory, or on servers, are too large for copies of them
     copied = not training.tables.on_servers and (technique is None or named(technique).tables == "device")
     refit = Refit.of(network.result.curve)
-    last = min(REFIT_AVERAGE, refit.evaluations // 2)
-    training = training.replace(
+    last = min(REFIT_AVERAGE, refit.evaluations // 2, MOST_COPIED // max(1, network.job.weights_bytes or 0))
+    refit = refit.replace(
         evaluate_every=max(1, round(longer * training.evaluate_every)),
-        weight_average=training.weight_average or (last if copied and last > 1 else 0),
+        weight_average=last if copied and last > 1 and not training.weight_average else None,
     )
-    return job.replace(training=training, refit=refit)
+    return job.replace(refit=refit)
 
 
 def new_record(number: int, kind: TrialKind, point: Point, job: Job, **origin: Any) -> TrialRecord:

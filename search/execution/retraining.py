@@ -118,8 +118,23 @@ class Retrainings:
             self.watcher.wanted(len(unique), len(unique) - len(missing))
         work = _RetrainingWork(missing, self, score=score, has_time_for=has_time_for)
         Scheduler[Training | Scoring](self._side_by_side, ranks=self._trainer.ranks_at_once).run(work)
-        ended = {name: self._records[name] for name in unique if name in self._records}
-        return {name: record for name, record in ended.items() if record.result.outcome is Outcome.COMPLETED}
+        return self.completed(unique.values())
+
+    def completed(
+        self, wanted: Iterable[RetrainingRequest], *, score: str | None = None, weights: bool = False
+    ) -> dict[str, TrialRecord]:
+        """Returns the records of the retrainings that completed and of which nothing is missing, by fingerprint of
+        their job."""
+        ended = (
+            (request.job, self._records[request.job.fingerprint])
+            for request in wanted
+            if request.job.fingerprint in self._records
+        )
+        return {
+            job.fingerprint: record
+            for job, record in ended
+            if record.result.outcome is Outcome.COMPLETED and self._is_done(job, score, weights)
+        }
 
     def missing(
         self, wanted: Iterable[RetrainingRequest], *, score: str | None = None, weights: bool = False

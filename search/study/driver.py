@@ -15,6 +15,7 @@ from dashboards.sentences.minutes import search_ended
 from dashboards.sentences.stages import passes_found
 from search.budget.budget import Budget
 from search.drivers.sharing import POLL_SECONDS, Sharing
+from search.execution.jobs import now
 from search.planning.admission import Admission, AdmittedTrial
 from search.reuse.result_source import ResultSource
 from search.study.candidates import CandidateSource
@@ -87,10 +88,12 @@ class Study:
             while True:
                 self._go_through(self._baseline, self._search, self._tune)
                 if not self._wait_to_lead(lambda: self._candidates.waits_for_a_driver):
+                    self._finals.read_again()
                     break  # another driver has done the rest
                 if self.does_the_end:
                     self._go_through(self._promote, self._finalise)
-                    self._settings.note(self._state, finished=True, stage=None)
+                    ended = self._settings.head.finished_at or now()
+                    self._settings.note(self._state, finished=True, finished_at=ended, stage=None)
                     break
         except BaseException as error:
             LOG.warning("broken off: %s", type(error).__name__)

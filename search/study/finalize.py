@@ -6,9 +6,10 @@ Candidates never see the test split; from here on nothing is proposed any more, 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -237,9 +238,9 @@ class Finals:
     def refit_winners(self) -> tuple[Refitted, ...]:
         """Trains the baseline and the winners once more, on the rows of training and validation together, and
         scores them on test: as many of the winners as there is time for, the best first; none where the study is
-        not to."""
+        not to. What was trained so before stays, whatever there is time for."""
         record = self._state.record()
-        if not self.refits or record.choice is None:
+        if not self._config.refits or record.choice is None:
             return ()
         winners = most_important_first(record)
         # the best may be the baseline, which is none of the winners
@@ -251,30 +252,51 @@ class Finals:
             ]
             for number in numbers
         }
-        wanted = requests[record.choice.baseline] + requests[record.choice.best]
-        if not self._has_time_to_refit(self.retrainings.missing(wanted, weights=True), best=True):
-            self._state.say(no_time_to_refit(0, len(winners)))
-            return ()
-        left_out = 0
-        for winner in winners:
-            if winner == record.choice.best:
-                continue
-            more = [*wanted, *requests[winner]]
-            if self._has_time_to_refit(self.retrainings.missing(more, weights=True), best=False):
-                wanted = more
-            else:
-                left_out += 1
-        if left_out:
-            self._state.say(no_time_to_refit(len(winners) - left_out, len(winners)))
-        done = self.retrainings.run(wanted, weights=True)
+        asked = self._refits_in_time(record, requests)
+        wanted = [request for number in asked for request in requests[number]]
+        self.retrainings.run(wanted, weights=True)
         for sentence in self.retrainings.failures(wanted):
             self._state.say(f"{sentence} It stays as it was trained before.")
+        refitted = self._refitted(requests)
+        trained = [winner for winner in winners if winner in {refit.trial for refit in refitted}]
+        if set(winners) - {*trained, *asked}:
+            self._state.say(no_time_to_refit(len(trained), len(winners)))
+        return refitted
+
+    def _refits_in_time(
+        self, record: StudyRecord, requests: Mapping[int, Sequence[RetrainingRequest]]
+    ) -> list[int]:
+        """Returns the trials that are to be trained once more: the baseline and the best together, then each
+        winner that leaves the confirmation its time, or takes no training beside what those before it take; of a
+        study that has ended those that it had trained so."""
+        assert record.choice is not None
+        first = (record.choice.baseline, record.choice.best)
+        earlier = {refit.trial for refit in record.refits}
+        asked: list[int] = []
+        for group in (first, *((number,) for number in requests if number not in first)):
+            wanted = [request for number in asked for request in requests[number]]
+            more = [request for number in group for request in requests[number]]
+            known = self.retrainings.missing(wanted, weights=True)
+            missing = self.retrainings.missing([*wanted, *more], weights=True)
+            if self._budget.spent and self._config.refit is not True:
+                has_time = earlier.issuperset(group)
+            else:
+                has_time = self._has_time_to_refit(missing, best=group == first)
+            if has_time or len(missing) == len(known):
+                asked += group
+            elif group == first:
+                break  # nothing compares with what has learnt from more rows than the baseline
+        return asked
+
+    def _refitted(self, requests: Mapping[int, Sequence[RetrainingRequest]]) -> tuple[Refitted, ...]:
+        """Returns the trials all of whose networks are trained once more, with their scores on test."""
+        done = self.retrainings.completed(itertools.chain.from_iterable(requests.values()), weights=True)
         networks = {
             number: tuple(done[request.job.fingerprint] for request in some)
             for number, some in requests.items()
             if all(request.job.fingerprint in done for request in some)
         }
-        self._keep_logits((network for some in networks.values() for network in some), "test")
+        self._keep_logits(itertools.chain.from_iterable(networks.values()), "test")
         rows = self._log.manifest.rows
         return tuple(
             Refitted(

@@ -142,11 +142,16 @@ class StudySettings:
             )
         self.head = self.head.replace(refits=tuple(map(Refitted.model_validate, earlier.get("refits", ()))))
         same = self._facts.get(BUDGET) == self._budget
+        if same:
+            self.head = self.head.replace(finished_at=earlier.get("finished_at"))
         if same and earlier.get("expected_gain") is not None:
             gain = parse(ExpectedGain, earlier["expected_gain"], "the study's expected gain")
             self.head = self.head.replace(expected_gain=gain)
-        self.had_finished: bool = same and earlier.get("finished", False)
-        """Whether the study came to its end with this very budget: minutes left over then stay so."""
+        self.had_finished: bool = same and (
+            earlier.get("finished", False) or self.head.finished_at is not None
+        )
+        """Whether the study came to its end with this very budget: minutes left over then stay so, also where a
+        later session of it was broken off."""
         self._budget_noted: dict[str, Any] = {BUDGET: self._budget}
         if ledger.leases is not None:
             self._budget_noted |= {WRITTEN: False, SETTINGS: for_other_drivers(config)}

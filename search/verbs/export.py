@@ -116,7 +116,7 @@ def _with_int8_tables(
 ) -> Bundle:
     from search.bundles.int8 import write_int8
 
-    say("tables of 8 bits: validation is scored twice, this takes a while ...")
+    say("tables of 8 bits: the network is scored twice, this takes a while ...")
     say(f"{named}: {_int8_line(write_int8(bundle, out, log))}")
     return read_bundle(out)
 
@@ -125,7 +125,7 @@ def _int8_line(cost: Int8Cost) -> str:
     """What tables of 8 bits cost and save, in words."""
     return (
         f"tables of 8 bits, {byte_size(cost.table_bytes)} in place of {byte_size(cost.fp32_table_bytes)}; NE on "
-        f"validation {cost.validation.ne:.5f}, {cost.ne_percent:+.4f} % beside {cost.fp32_validation.ne:.5f}"
+        f"{cost.split} {cost.int8.ne:.5f}, {cost.ne_percent:+.4f} % beside {cost.fp32.ne:.5f}"
     )
 
 

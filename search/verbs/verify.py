@@ -114,7 +114,7 @@ def _evaluate(bundle: Bundle, log: PreparedLog, say: Callable[[str], None]) -> d
         say(f"NE is of {learnt}")
     splits = {}
     seen = bundle.info.has_seen_validation
-    if seen:
+    if seen and same:
         say("the network was trained on the rows of validation too: only NE on test compares")
     for split, exported in (
         ("validation", None if seen else bundle.info.validation),
@@ -129,14 +129,15 @@ def _evaluate(bundle: Bundle, log: PreparedLog, say: Callable[[str], None]) -> d
 def _evaluate_int8(
     bundle: Bundle, cost: Int8Cost, log: PreparedLog, say: Callable[[str], None]
 ) -> dict[str, VerifiedSplit]:
-    """Says metrics of tables of 8 bits on validation, compared where they were measured on this log."""
+    """Says metrics of tables of 8 bits on the split that they were measured on, compared where it is of this
+    log."""
     same = _is_own_log(bundle, log)
     which = "the one that its tables were measured on" if same else "another one; nothing to compare with"
     say(f"log: {which}")
-    now = evaluate(bundle.model(as_trained=True), log, "validation")
-    split = VerifiedSplit(now=now, exported=cost.validation if same else None)
-    say(_line("validation", now, split.exported))
-    return {"validation": split}
+    now = evaluate(bundle.model(as_trained=True), log, cost.split)
+    verified = VerifiedSplit(now=now, exported=cost.int8 if same else None)
+    say(_line(cost.split, now, verified.exported))
+    return {cost.split: verified}
 
 
 def _ahead(bundle: Bundle, log: PreparedLog, split_name: str) -> Metrics:

@@ -229,9 +229,7 @@ class Checkpoints:
 
     def _noted(self, state: TrainingState) -> int:
         """Returns how many earlier weights are in a checkpoint of a training with an average."""
-        config = self._job.training
-        assert config.evaluate_every is not None
-        return min(state.evaluations(config.evaluate_every), config.weight_average)
+        return min(state.evaluations(self._job.evaluate_every), self._job.weight_average)
 
     def drop(self) -> None:
         """Removes all checkpoints, when the training has ended."""

@@ -174,10 +174,8 @@ def train(
     checkpoints = Checkpoints(
         resume_from, job, ranks, checkpoint_seconds, each_evaluation=checkpoint_evaluations
     )
-    assert job.training.evaluate_every is not None
-    fresh = TrainingState(next_evaluation=job.training.evaluate_every), None
-    evaluations = job.training.weight_average
-    average = WeightAverage(step, evaluations) if evaluations else None
+    fresh = TrainingState(next_evaluation=job.evaluate_every), None
+    average = WeightAverage(step, job.weight_average) if job.weight_average else None
     state, best_weights = checkpoints.restore(step, average) or fresh
     emit(Wrapped(strategy=step.strategy.name))
     for point in state.curve:
@@ -254,7 +252,6 @@ def _trained(
 def _train(run: _Run) -> None:
     """Runs steps and evaluations until the passes are over or validation no longer improves."""
     config, state, step = run.job.training, run.state, run.step
-    assert config.evaluate_every is not None
     assert config.batch_size is not None
     began = last_progress = stretch_began = time.perf_counter()
     began -= state.seconds
@@ -283,7 +280,7 @@ def _train(run: _Run) -> None:
                 stretch_began += _save(run, began)
                 _measure_anew(run)
             continue
-        state.next_evaluation += config.evaluate_every
+        state.next_evaluation += run.job.evaluate_every
         _check_losses(run)
         if not step.is_finite():
             raise DivergenceError(state.steps, math.nan)
@@ -372,8 +369,7 @@ def _goes_on_unseen(run: _Run, turn: Turn) -> bool:
     Weights are noted there for their mean, and rates are lowered where those of the earlier training were.
     """
     refit, config, state = run.job.refit, run.job.training, run.state
-    assert config.evaluate_every is not None
-    number = state.evaluations(config.evaluate_every)
+    number = state.evaluations(run.job.evaluate_every)
     if refit is None or turn.last or number >= refit.evaluations:
         return False
     if run.average is not None:

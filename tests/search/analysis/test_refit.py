@@ -51,9 +51,13 @@ def test_baseline_and_winners_are_trained_on_both(refitted: Path) -> None:
         assert refit.rows == rows["train"] + rows["validation"]
         assert refit.test != record.trial(refit.trial).result.test
         for one, again in zip(before, after, strict=True):
-            assert again.job.refit == Refit.of(one.result.curve)
-            assert (again.job.model, again.job.seed, again.job.teacher) == (
+            ended = Refit.of(one.result.curve)
+            assert again.job.refit is not None
+            assert again.job.refit.evaluations == ended.evaluations
+            assert again.job.refit.lowered_after == ended.lowered_after
+            assert (again.job.model, again.job.training, again.job.seed, again.job.teacher) == (
                 one.job.model,
+                one.job.training,
                 one.job.seed,
                 one.job.teacher,
             )
@@ -104,6 +108,19 @@ def test_the_bundle_has_their_weights(dhen_search: Run, click_log: Path, refitte
     assert said["holds"]
     assert said["splits"]["test"]["now"]["ne"] == pytest.approx(refit.test.ne, abs=1e-6)
     assert said["splits"]["validation"].get("exported") is None
+
+
+def test_what_tables_of_8_bits_cost_is_measured_on_rows_that_they_have_not_seen(
+    dhen_search: Run, click_log: Path, refitted: Path, tmp_path: Path
+) -> None:
+    words = ("export", refitted / "best", "--int8-tables", "--data", click_log, "--out", tmp_path / "small")
+    dhen_search(*words)
+    cost = read_bundle(tmp_path / "small").info.int8_tables
+    assert cost is not None
+    assert cost.split == "test"
+    assert cost.fp32.ne == pytest.approx(read_bundle(refitted / "best").info.test.ne, abs=1e-6)  # type: ignore[union-attr]
+    verified = json.loads(dhen_search("verify", tmp_path / "small", "--data", click_log, "--json").stdout)
+    assert list(verified["splits"]) == ["test"]
 
 
 def test_it_is_they_that_are_confirmed(refitted: Path) -> None:
@@ -163,6 +180,12 @@ def test_a_study_that_is_no_longer_to_has_its_own_networks(
     assert info.test == record.trial(record.best or 0).result.test
     said = " ".join(dhen_search("verify", refitted / "best", "--data", click_log).stdout.split())
     assert "validation too" not in said
+    page = " ".join((refitted / "report.html").read_text().split())
+    assert ", on the rows of training and validation together, each pair in the same order" in page
+    compared = record.comparisons[0]
+    assert compared.refit
+    sliced = dhen_search("slices", refitted, "--pick", compared.trial, "--column", "site", "--json").stdout
+    assert json.loads(sliced)["seeds"] == list(compared.seeds)
 
 
 def test_minutes_ask_for_it() -> None:

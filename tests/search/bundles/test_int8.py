@@ -41,11 +41,12 @@ def test_it_says_and_keeps_what_it_costs(small: tuple[Path, str], bundle: Path) 
     out, said = small
     cost = json.loads((out / INFO).read_text())["int8_tables"]
     before = json.loads((bundle / INFO).read_text())
-    assert cost["fp32_validation"]["ne"] == pytest.approx(before["validation"]["ne"], abs=1e-6)
-    assert cost["validation"]["ne"] != cost["fp32_validation"]["ne"]
-    percent = 100 * (cost["validation"]["ne"] / cost["fp32_validation"]["ne"] - 1)
+    assert cost["split"] == "validation"
+    assert cost["fp32"]["ne"] == pytest.approx(before["validation"]["ne"], abs=1e-6)
+    assert cost["int8"]["ne"] != cost["fp32"]["ne"]
+    percent = 100 * (cost["int8"]["ne"] / cost["fp32"]["ne"] - 1)
     assert abs(percent) < 1
-    assert f"NE on validation {cost['validation']['ne']:.5f}, {percent:+.4f} %" in said
+    assert f"NE on validation {cost['int8']['ne']:.5f}, {percent:+.4f} %" in said
     assert cost["fp32_table_bytes"] == 4 * before["embedding_parameters"]
     saved = (bundle / WEIGHTS).stat().st_size - (out / WEIGHTS).stat().st_size
     assert saved == pytest.approx(cost["fp32_table_bytes"] - cost["table_bytes"], abs=1000)

@@ -20,7 +20,7 @@ from fake_processes import (
     small_log,
     trained,
 )
-from records import changed
+from records import bare, changed
 from records import study as made_up_study
 
 from dashboards.sentences.stages import passes_found
@@ -510,6 +510,31 @@ def test_more_passes_over_which_rates_fall_have_to_be_worth_their_time(
     record = setting.open(LEFT_OPEN, script=script)[0].run()
     assert record.passes is not None
     assert (record.passes.falling, record.passes.falling_ne) == (passes, of_fewer if passes == 2 else 0.68)
+
+
+@pytest.mark.parametrize(("minutes", "fallen"), [(None, [8, 7, 6]), (12.0, [8]), (17.0, [8, 7])])
+def test_rates_fall_in_their_share_of_the_minutes(minutes: float | None, fallen: list[int]) -> None:
+    """A pass takes ten seconds; each training is best one pass before its end. Of 17 minutes 153 s are theirs,
+    of which 8 passes have 80 and 7 have 70."""
+    trials: dict[int, TrialRecord] = {}
+
+    def train(points: Mapping[int, Point]) -> None:
+        for number, settings in points.items():
+            training = {key.removeprefix("training."): value for key, value in settings.items()}
+            passes, falls = training["epochs"], training.get("schedule") == "cosine"
+            assert isinstance(passes, int)
+            best = max(6, passes - 1) if falls else 8
+            nes = [(0.7 if falls else 0.71) + 0.01 * abs(done - best) for done in range(1, passes + 1)]
+            record = bare(number, ne=min(nes), flops=1.0, kind=TrialKind.BASELINE, seconds=10.0 * passes)
+            curve = [evaluated(done, ne, epoch=done).point for done, ne in enumerate(nes, start=1)]
+            trials[number] = changed(record, training=training, curve=curve)
+
+    passes = Passes(TrainingConfig(table_decay=0.01), minutes=minutes)
+    passes.find(trials, train)
+    tried = [t.job.training["epochs"] for t in trials.values() if t.job.training.get("schedule") == "cosine"]
+    assert tried == fallen
+    assert passes.found is not None
+    assert passes.found.falling == fallen[-1]
 
 
 def test_a_schedule_that_is_given_is_not_replaced(setting: Setting) -> None:

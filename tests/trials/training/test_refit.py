@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from pathlib import Path
 
@@ -126,14 +125,32 @@ def test_its_evaluations_lie_at_the_same_shares_of_the_passes(log: PreparedLog) 
     record = new_record(0, TrialKind.CANDIDATE, {}, job_of(log))
     record = record.with_result(curve=[point(0.9 - 0.01 * number) for number in range(6)])
     job, rows = refit_job(record, log, seed_shift=2), log.manifest.rows
-    assert job.refit == Refit(evaluations=6)
-    assert job.seed == 2
-    below = refit_job(record.with_plan(technique="dp+ssd_tables"), log)
-    assert (job.training.weight_average, below.training.weight_average) == (3, 0)
-    share = (job.training.evaluate_every or 0) / (rows["train"] + rows["validation"])
-    assert share == pytest.approx((job_of(log).training.evaluate_every or 0) / rows["train"], rel=1e-2)
-    assert not math.isclose(job.training.evaluate_every or 0, job_of(log).training.evaluate_every or 0)
+    assert job.refit is not None
+    assert job.refit.evaluations == 6
+    assert (job.training, job.seed) == (job_of(log).training, 2)
+    share = job.evaluate_every / (rows["train"] + rows["validation"])
+    assert share == pytest.approx(job_of(log).evaluate_every / rows["train"], rel=1e-2)
+    assert job.evaluate_every != job_of(log).evaluate_every
     assert job.fingerprint not in (job_of(log).fingerprint, job.replace(refit=None).fingerprint)
+
+
+@pytest.mark.parametrize(
+    ("technique", "weights_bytes", "settings", "expected"),
+    [
+        ("dp", 1000, {}, 3),
+        ("dp", 1000, {"weight_average": 2}, 2),
+        ("dp", 1024**3, {}, 2),
+        ("dp", 2 * 1024**3, {}, 0),
+        ("dp+ssd_tables", 1000, {}, 0),
+    ],
+)
+def test_its_mean_is_of_half_of_its_evaluations_where_copies_have_room(
+    technique: str, weights_bytes: int, settings: dict[str, int], expected: int, log: PreparedLog
+) -> None:
+    record = new_record(0, TrialKind.CANDIDATE, {}, job_of(log, **settings)).with_plan(technique=technique)
+    record = record.with_result(curve=[point(0.9 - 0.01 * number) for number in range(6)])
+    record = record.replace(job=record.job.replace(weights_bytes=weights_bytes))
+    assert refit_job(record, log).weight_average == expected
 
 
 def equal(told: Told, other: Told) -> bool:

@@ -100,6 +100,6 @@ def suggests_folds(name: str) -> bool:
 
 def plain(name: str) -> str:
     """Returns the name in lower case, its words with underscores between them: `is_clicked` for `isClicked`,
-    `Is Clicked?` and `is-clicked`."""
+    `Is Clicked?` and `is-clicked`. Signs that mean something stay: `click %` is no click."""
     apart = re.sub(r"(?<=[a-z\d])(?=[A-Z])", "_", name)
-    return re.sub(r"[\W_]+", "_", apart).strip("_").lower()
+    return re.sub(r"""[\s_.?!:;,'"/|()\[\]-]+""", "_", apart).strip("_").lower()

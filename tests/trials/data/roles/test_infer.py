@@ -82,7 +82,7 @@ def test_the_rarer_of_two_unknown_labels_is_positive(clicks: Columns, write_csv:
 @pytest.mark.parametrize("name", ["Is Click", "isClicked", "Clicked?", "is.click", "TARGET", "_target"])
 def test_labels_are_found_by_name(name: str, clicks: Columns, write_csv: Callable[..., Path]) -> None:
     clicks[name] = clicks.pop("click")
-    clicks["y"] = clicks["country"]
+    clicks["y"] = clicks["click %"] = clicks["#click"] = clicks["country"]
     assert infer_schema([write_csv(clicks)]).label == name
 
 
