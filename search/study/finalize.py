@@ -267,22 +267,20 @@ class Finals:
         self, record: StudyRecord, requests: Mapping[int, Sequence[RetrainingRequest]]
     ) -> list[int]:
         """Returns the trials that are to be trained once more: the baseline and the best together, then each
-        winner that leaves the confirmation its time, or takes no training beside what those before it take; of a
-        study that has ended those that it had trained so."""
+        winner that leaves the confirmation its time; of a study that has ended those that it had trained so."""
         assert record.choice is not None
         first = (record.choice.baseline, record.choice.best)
         earlier = {refit.trial for refit in record.refits}
         asked: list[int] = []
         for group in (first, *((number,) for number in requests if number not in first)):
             wanted = [request for number in asked for request in requests[number]]
-            more = [request for number in group for request in requests[number]]
-            known = self.retrainings.missing(wanted, weights=True)
-            missing = self.retrainings.missing([*wanted, *more], weights=True)
+            wanted += [request for number in group for request in requests[number]]
             if self._budget.spent and self._config.refit is not True:
                 has_time = earlier.issuperset(group)
             else:
+                missing = self.retrainings.missing(wanted, weights=True)
                 has_time = self._has_time_to_refit(missing, best=group == first)
-            if has_time or len(missing) == len(known):
+            if has_time:
                 asked += group
             elif group == first:
                 break  # nothing compares with what has learnt from more rows than the baseline

@@ -155,6 +155,7 @@ def test_the_best_of_a_study_stands_beside_usual_models(log: Path, tmp_path: Pat
     assert all("to" in row["the best less this, 95 % interval"] for row in rows[1:])
 
 
+@pytest.mark.slow
 def test_a_study_stands_beside_tuned_gradient_boosting(log: Path, tmp_path: Path) -> None:
     words = (log, *SMALL, "trials=1", "--minutes", 0.5, "--seeds", 2, "--libraries", "sklearn")
     (rows,) = tables(run_benchmark("benchmarks.search.beside_boosting", *words, "--out", tmp_path / "study"))

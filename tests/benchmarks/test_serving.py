@@ -9,6 +9,7 @@ import pytest
 from running_benchmarks import number, run_benchmark_process, tables
 
 
+@pytest.mark.slow
 def test_mapped_tables_take_no_memory_of_the_worker() -> None:
     words = ("--gb", 0.1, "--requests", 3)
     (rows,) = tables(run_benchmark_process("benchmarks.serving.memory", *words))

@@ -162,6 +162,7 @@ def test_one_bit_adam_stands_beside_adamw_and_its_links_are_priced() -> None:
     assert times[0] > 1 > times[-1]
 
 
+@pytest.mark.slow
 def test_an_increment_stands_beside_all_weights() -> None:
     words = ("--capacities", 500, "--shares", 0.01, 0.5)
     (rows,) = tables(run_benchmark("benchmarks.training.increments", *words))
@@ -195,6 +196,7 @@ def test_online_stands_beside_frozen(one_core: None) -> None:
         assert all(number(row["ms"]) > 0 for row in costs)
 
 
+@pytest.mark.slow
 def test_how_long_a_pipelines_ranks_wait_is_measured_beside_the_plan() -> None:
     words = (
         "--stages",
@@ -224,6 +226,7 @@ def test_rows_are_pulled_and_pushed() -> None:
     assert all(number(row[name]) > 0 for name in row if "ms" in name or "MiB" in name)
 
 
+@pytest.mark.slow
 def test_a_slow_rank_is_waited_for_or_not() -> None:
     words = ("--rows", 3000, "--repeats", 1, "--dense", "light")
     (rows,) = tables(run_benchmark_process("benchmarks.servers.slow_rank", *words))
@@ -231,6 +234,7 @@ def test_a_slow_rank_is_waited_for_or_not() -> None:
     assert all(number(row["examples/s"]) > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_the_time_until_there_is_progress_again_is_told() -> None:
     (rows,) = tables(run_benchmark_process("benchmarks.servers.recovery", "--rows", 3000, "--kills", 1))
     told = {(row["synchrony"], row["killed"]): row["the others"] for row in rows}
@@ -239,6 +243,7 @@ def test_the_time_until_there_is_progress_again_is_told() -> None:
     assert len(told) == 9
 
 
+@pytest.mark.slow
 def test_the_cost_of_staleness_is_told(tmp_path: Path) -> None:
     log, out = write_log(tmp_path / "log.csv", 1500), tmp_path / "kept.jsonl"
     words = (log, "--out", out, "--seeds", 2, "--batch-size", 64)

@@ -13,7 +13,7 @@ from chaos.injection import Chaos, Injection
 from chaos.table import INJECTIONS, PAGE, append, injections, table, with_table
 from conftest import keep_costs
 
-SHORT = ("rank_killed", "driver_killed", "postgresql_restarted")
+SHORT = ("driver_killed",)
 SEED = 3
 
 

@@ -243,7 +243,7 @@ def goes_on_otherwise(ranks: Ranks, cluster: Cluster, staged: str) -> dict[str, 
     return found
 
 
-@pytest.fixture(scope="module", params=SHAPES, ids="{} ranks".format)
+@pytest.fixture(scope="module", params=[2, 4, pytest.param(8, marks=pytest.mark.slow)], ids="{} ranks".format)
 def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("ranks")
     write_log(folder / "log.csv", 3010)

@@ -209,7 +209,10 @@ def test_async_workers_share_the_batches(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("log", "tables", "before", "after"),
     [
-        ("growing", {"synchrony": "sync"}, ("dp+servers2", 2), ("dp+servers2", 2)),
+        pytest.param(
+            *("growing", {"synchrony": "sync"}, ("dp+servers2", 2), ("dp+servers2", 2)),
+            marks=pytest.mark.slow,
+        ),
         ("growing", {"synchrony": "sync"}, ("dp+servers2", 2), ("dp+servers3", 1)),
         ("log", {"synchrony": "async"}, ("dp+servers2", 1), ("dp+servers1", 1)),
     ],
@@ -257,7 +260,7 @@ def test_weights_on_servers_are_scored_as_any(folder: Path) -> None:
     assert trained.trained.best.ne == pytest.approx(min(trained.ne))
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("precision", ["fp16", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_rows_may_be_stored_and_sent_in_half(folder: Path, precision: str) -> None:
     log = PreparedLog.open(folder / "log")
     half = {"table_precision": "fp16", "all_to_all_precision": precision}

@@ -67,7 +67,7 @@ class Killer:
         self._next = progress + self._random.randrange(3, 12)
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(KILLS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [3, pytest.param(KILLS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("synchrony", "processes"), [("async", (1, 2)), ("async", (3, 4)), ("semi", (3, 4))], ids=str
 )
@@ -95,7 +95,7 @@ def test_a_rank_on_its_own_that_is_stopped_is_replaced(folder: Path, tmp_path: P
     assert len(served.ne) == 8 * 2
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(KILLS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(KILLS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("synchrony", "processes"),
     [

@@ -38,7 +38,7 @@ from trials.training.local_step import TrainStep
 pytestmark = pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is optional to install")
 
 CPU = torch.device("cpu")
-FAR, FEW, BATCH = 50, 12, 42
+FAR, FEW, BATCH = 30, 12, 42
 """42 examples over 4 ranks are 10 or 11 each, and 21 of each tensor group of two."""
 SHAPES = {2: (1, 2), 4: (2, 2)}
 SPLIT = ["mlp", "dlrm", "attention", "dcn_v2", "dcn", "conv", {"kind": "dcn_v2", "rank": 4}]

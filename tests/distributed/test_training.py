@@ -44,7 +44,7 @@ from trials.training.weight_average import WeightAverage
 pytestmark = pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is optional to install")
 
 CPU = torch.device("cpu")
-STEPS, FEW, BATCH, EVALUATE_AT = 50, 12, 42, (5, 30)
+STEPS, FEW, BATCH, EVALUATE_AT = 36, 12, 42, (5, 24)
 """A long training, and one of most strategies; 42 examples over 4 ranks are 10 or 11 each."""
 SHAPES = {2: (1, 2), 4: (2, 2)}
 """Hosts and ranks per host."""
@@ -75,7 +75,7 @@ def strategies(ranks: int) -> list[Strategy]:
 
 def steps_of(strategy: Strategy, ranks: int) -> int:
     """Of four ranks two go a long way, whose optimizer and whose weights are sharded, with everything on top."""
-    far = ranks == 4 and strategy.dense in ("zero2", "fsdp") and strategy.micro_batches > 1
+    far = ranks == 4 and strategy.dense in ("zero2", "fsdp") and strategy.checkpointing == "full"
     return STEPS if far else FEW
 
 

@@ -61,7 +61,9 @@ def last_rank_killed(out: Path) -> Iterator[None]:
     thread.join()
 
 
-@pytest.mark.parametrize("technique", ["tensor2", "pipeline2+micro_batches=2"])
+@pytest.mark.parametrize(
+    "technique", ["tensor2", pytest.param("pipeline2+micro_batches=2", marks=pytest.mark.slow)]
+)
 def test_all_that_follows_a_training_works(dhen_search: Run, tmp_path: Path, technique: str) -> None:
     log, space = write_log(tmp_path / "log.csv", 2500), tmp_path / "space.yaml"
     space.write_text(SPACE)

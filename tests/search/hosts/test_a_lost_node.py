@@ -39,6 +39,7 @@ LOST = 2
 """The trial whose node is lost: its network is the largest."""
 
 
+@pytest.mark.slow
 def test_three_candidates_train_on_while_a_node_is_lost_and_comes_back(
     environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -71,6 +71,7 @@ def test_a_slow_rank_on_one_machine_is_named(on_one_machine: Scene) -> None:
     assert words in (on_one_machine.out / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_candidate_with_a_slow_rank_goes_on_on_another_node(
     on_one_machine: Scene, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

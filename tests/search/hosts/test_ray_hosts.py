@@ -99,6 +99,7 @@ def test_a_node_is_lost_and_its_candidate_goes_on_elsewhere(
     assert f"INFO trials.hosts.hosts: {words} takes part" in (out / "driver.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_log_at_a_url_is_copied_once_by_each_host(
     cluster: Any, on_ray: dict[str, str], click_log: Path, tmp_path: Path
 ) -> None:

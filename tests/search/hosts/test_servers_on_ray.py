@@ -44,6 +44,7 @@ def cluster() -> Iterator[Any]:
         yield started
 
 
+@pytest.mark.slow
 def test_a_study_counts_the_cpus_of_servers(
     cluster: Any, environment: dict[str, str], click_log: Path, tmp_path: Path
 ) -> None:
@@ -114,7 +115,7 @@ def process_of(out: Path, name: str) -> int:
     return int(log.rpartition(f"{START_MARK}process ")[2].partition(",")[0])
 
 
-@pytest.mark.parametrize("synchrony", ["sync", "semi", "async"])
+@pytest.mark.parametrize("synchrony", ["sync", pytest.param("semi", marks=pytest.mark.slow), "async"])
 def test_servers_have_cpus_of_their_own(
     folder: Path, tmp_path: Path, launcher: HostsLauncher, synchrony: str
 ) -> None:

@@ -63,6 +63,7 @@ def test_a_study_trains_on_the_nodes_of_its_job(
     assert subprocess.run(["pgrep", "-f", "ray start --head --port"], capture_output=True).stdout == b""
 
 
+@pytest.mark.slow
 def test_a_job_of_too_few_nodes(
     slurm: dict[str, str], environment: dict[str, str], click_log: Path, tmp_path: Path
 ) -> None:

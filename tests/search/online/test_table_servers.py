@@ -336,7 +336,9 @@ def kill_one(out: Path) -> None:
     os.kill(int(re.findall(r"process (\d+),", log)[-1]), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL], ids=str)
+@pytest.mark.parametrize(
+    "sent", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL], ids=str
+)
 def test_no_server_is_left_by_a_command_that_ends(
     scene: Scene,
     environment: dict[str, str],

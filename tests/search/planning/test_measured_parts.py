@@ -117,7 +117,13 @@ def test_more_than_two_ranks_for_each_core_are_not_measured(parts_kept: dict[str
 
 
 @pytest.mark.parametrize("ranks", [None, "1x2"], ids=["parts", "ranks"])
-@pytest.mark.parametrize("seconds", [0.2, 2.0], ids=["as it begins", "as it imports or measures"])
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        pytest.param(0.2, marks=pytest.mark.slow, id="as it begins"),
+        pytest.param(2.0, id="as it imports or measures"),
+    ],
+)
 @pytest.mark.parametrize(("number", "to_all"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
 def test_breaking_off_a_measurement_leaves_no_process_and_no_traceback(
     request: pytest.FixtureRequest,

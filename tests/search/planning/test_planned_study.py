@@ -90,7 +90,7 @@ def infeasible(cluster: Cluster, sampler: str, seed: int) -> list[bool]:
     return misses
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
+@pytest.mark.parametrize("sampler", ["tpe", pytest.param("nsga2", marks=pytest.mark.slow)])
 def test_the_share_of_infeasible_proposals_falls(half: Cluster, sampler: str) -> None:
     first = last = 0
     for seed in range(3):

@@ -109,9 +109,9 @@ def test_the_report_tells_what_was_tried_and_what_was_forced(techniques: Path, r
 @pytest.mark.parametrize(
     "technique",
     [
-        "hsdp",
+        pytest.param("hsdp", marks=pytest.mark.slow),
         "zero_offload",
-        "tensor2+zero1",
+        pytest.param("tensor2+zero1", marks=pytest.mark.slow),
         pytest.param("cpu_offload+fsdp+full_checkpointing", marks=pytest.mark.slow),
     ],
 )
