@@ -51,7 +51,7 @@ def undisturbed(
     [
         pytest.param(signal.SIGINT, ONE, marks=pytest.mark.slow, id="Ctrl-C, one at a time"),
         pytest.param(signal.SIGINT, TWO, id="Ctrl-C, two at a time"),
-        pytest.param(signal.SIGTERM, TWO, id="SIGTERM, two at a time"),
+        pytest.param(signal.SIGTERM, TWO, marks=pytest.mark.slow, id="SIGTERM, two at a time"),
         pytest.param(signal.SIGKILL, ONE, id="kill, one at a time"),
         pytest.param(signal.SIGKILL, TWO, marks=pytest.mark.slow, id="kill, two at a time"),
     ],

@@ -320,7 +320,7 @@ def test_clusters_with_mistakes(
 
 def test_a_model_of_hundreds_of_different_layers_is_priced(dhen_search: Run, tmp_path: Path) -> None:
     bytes_of = {}
-    for depth in (40, 400):
+    for depth in (20, 200):
         layers = [{"modules": ["cross", "linear"], "out_embeddings": 2 + index % 5} for index in range(depth)]
         model = CONFIG | {"model": {"embedding_dim": 8, "layers": layers}}
         (plan,) = plans(dhen_search, written(tmp_path / f"{depth}.yaml", model), "--cluster", "zionex")
@@ -328,4 +328,4 @@ def test_a_model_of_hundreds_of_different_layers_is_priced(dhen_search: Run, tmp
         bytes_of[depth] = sum(
             held for name, held in memory["activations_by_layer"] if name.startswith("layer")
         )
-    assert 9 < bytes_of[400] / bytes_of[40] < 11
+    assert 9 < bytes_of[200] / bytes_of[20] < 11
