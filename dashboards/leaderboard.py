@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Literal, get_args
 
 from dashboards.names import trial_name
-from dashboards.rows import baseline_ne, marks, relative_percent
+from dashboards.rows import marks, relative_percent
 from dashboards.units import known
 from dhen.values import Value
 from trials.analyses import Better
@@ -152,10 +152,10 @@ def _row(trial: TrialRecord, record: StudyRecord, exported: set[int]) -> Leaderb
 
 
 def _baseline_ne(trial: TrialRecord, record: StudyRecord) -> float | None:
-    """NE of the baseline that was trained on as many rows as the trial."""
+    """Returns the NE of the baseline that was trained on as many rows as the trial; None before there is one."""
     baseline = record.baseline_for(trial)
     quality = baseline.result.validation if baseline else None
-    return quality.ne if quality and known(quality.ne) else baseline_ne(record)
+    return quality.ne if quality and known(quality.ne) else None
 
 
 def _exported(record: StudyRecord) -> set[int]:

@@ -162,7 +162,7 @@ class StudyConfig(LogConfig):
     """Storage of Optuna in which the study stands too, kept up to date while it runs: a SQLAlchemy URL such as
     sqlite:///optuna.db, or the path of a journal file. `dhen-search optuna` writes it later."""
     confirm: Count = "auto"
-    """Number of seeds from which the front and the baseline are retrained at the end, for intervals: 0 (none),
+    """Number of seeds from which the winners and the baseline are retrained at the end, for intervals: 0 (none),
     or 2 or more. Auto: where `minutes` are given, as many as a share of them allows, 2 to 5; else 0."""
     block_by: str | None = None
     """A categorical column, such as a user's id: `confirm` resamples rows with the same value together; where
@@ -256,7 +256,8 @@ class StudyConfig(LogConfig):
     def distils(self) -> bool:
         """Whether networks learn from the best average."""
         wanted = self.minutes is not None if self.distil == "auto" else self.distil
-        return wanted and self.most_averaged > 0 and not self.origins
+        possible = self.objective == "validation" and not self.origins
+        return wanted and possible and self.most_averaged > 0
 
     @property
     def refits(self) -> bool:
@@ -303,6 +304,15 @@ class StudyConfig(LogConfig):
             raise ValueError(
                 "refit=yes trains on validation before test, which objective=next_period does in any case: leave "
                 "one of the two out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _lessons_are_of_training_rows(self) -> StudyConfig:
+        if self.distil is True and self.objective == "next_period":
+            raise ValueError(
+                "distil=yes has networks learn from what an average says of the training rows, and with "
+                "objective=next_period they go on learning from later ones: leave one of the two out"
             )
         return self
 

@@ -41,7 +41,8 @@ def best_not_lowest(record: StudyRecord) -> str | None:
         )
     if (best.job.flops or 0.0) < (lowest.job.flops or 0.0):
         merits.append(f"it has {ratio((best.job.flops or 0.0) / (lowest.job.flops or 1.0))} the FLOPs")
-    where = f"validation and {choice.origins} earlier periods" if choice.origins else "validation"
+    periods = "an earlier period" if choice.origins == 1 else f"{choice.origins} earlier periods"
+    where = f"validation and {periods}" if choice.origins else "validation"
     is_baseline = choice.best == choice.baseline
     why = "" if is_baseline or not merits else f", and {' and '.join(merits)}"
     return (

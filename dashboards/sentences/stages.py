@@ -14,6 +14,8 @@ from trials.study_record import EarlierStudy, FoundPasses, StudyRecord, relative
 
 SHOWN = 3
 """Number of reasons of each kind that are named: the most frequent ones."""
+LEAST_RANKED = 3
+"""Number of trials of which two rankings can agree or not; with two they agree wholly or not at all."""
 
 
 def warm_starts(record: StudyRecord) -> list[str]:
@@ -175,6 +177,8 @@ def _tau(done: list[TrialRecord], record: StudyRecord) -> str:
     """Kendall's tau between NE on a part of the log and on all of it; empty where it is not defined."""
     from scipy.stats import kendalltau  # a second of imports that other studies need not wait for
 
+    if len(done) < LEAST_RANKED:
+        return ""
     part, whole = zip(
         *[(_ne_or_nan(record.trial(_source(trial))), _ne_or_nan(trial)) for trial in done], strict=True
     )

@@ -36,6 +36,8 @@ IN_WORDS = {
     Outcome.INTERRUPTED: "interrupted",
 }
 
+LEAST_WITH_A_KNEE = 3
+"""Number of trials on a front from which it can bend somewhere."""
 _UNFINISHED = tuple(outcome for outcome in Outcome if outcome.unfinished)
 """Looked up once: names of an enumeration take longer to look up than thousands of trials to compare with."""
 
@@ -83,7 +85,8 @@ def progress(record: StudyRecord) -> str:
     """How far a study is, and whether it goes on: `finished, 30 of 30 candidates`."""
     state = "finished" if record.finished else "running" if record.running else "not running"
     budget = f" of {record.trials_budget}" if record.trials_budget is not None else ""
-    return f"{state}, {len(ended(record.candidates))}{budget} candidates"
+    done = len(ended(record.candidates))
+    return f"{state}, {done}{budget} candidate{'s' if budget or done != 1 else ''}"
 
 
 def ended(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
@@ -159,6 +162,8 @@ def _knee(record: StudyRecord, baseline: TrialRecord | None) -> str | None:
     if knee is None or knee.result.validation is None or record.best is None:
         return None
     if record.knee == record.best:
+        if len(record.front) < LEAST_WITH_A_KNEE:
+            return None
         return "It is also the knee of the front, where more FLOPs stop paying."
     relative = ""
     if baseline is not None and baseline.result.validation is not None:
@@ -349,10 +354,10 @@ def _predictions(record: StudyRecord) -> str | None:
         if errors.count
     ]
     if overall.out_of_memory:
-        lines.append(
-            f"{overall.out_of_memory} trainings ran out of memory, each tried again one technique up where there "
-            f"was one."
-        )
+        many = overall.out_of_memory > 1
+        ran = f"{overall.out_of_memory} training{'s' if many else ''} ran out of memory"
+        tried = "each tried again" if many else "and was tried again"
+        lines.append(f"{ran}, {tried} one technique up where there was one.")
     return " ".join(lines) or None
 
 

@@ -86,7 +86,10 @@ def better_line(record: StudyRecord, trial: TrialRecord) -> str:
         difference = f"{percent(comparison.difference_percent)} (95 % interval {interval(comparison)})"
         return f"better than the baseline: {comparison.better}, {difference}"
     if trial.number == record.baseline:
-        return "it is the baseline: no candidate is better beyond the noise of choosing"
+        best = (
+            ": no candidate is better beyond the noise of choosing" if record.best == record.baseline else ""
+        )
+        return f"it is the baseline{best}"
     if record.choice and trial.number not in [winner.trial for winner in record.choice.winners]:
         return "not confirmed: only the winners that were chosen are compared with the baseline"
     return f"not confirmed: {confirm_command(record)}"

@@ -60,7 +60,7 @@ def _by_value(log: PreparedLog, column: str, id_N: NDArray[np.integer[Any]], mos
     rank[order] = np.arange(len(order))
     names = log.encoding.value_names(column, ids[order[:most]].tolist())
     if len(ids) > most:
-        names.append(f"({len(ids) - most} others)")
+        names.append(f"({len(ids) - most} other{'s' if len(ids) - most > 1 else ''})")
     return Groups(group_N=np.minimum(rank, most)[index_N], names=tuple(names))
 
 

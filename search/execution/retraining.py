@@ -223,7 +223,8 @@ class Retrainings:
             removed=request.removed,
         )
         technique = self._trainer.execution.held_as(trial, request.job)
-        record = record.with_plan(technique=technique, ranks=trial.plan.ranks)
+        ms = trial.plan.serving_ms if request.removed is None else None
+        record = record.with_plan(technique=technique, ranks=trial.plan.ranks, serving_ms=ms)
         return record.replace(attempts=earlier.attempts if earlier else ())
 
     def _weights(self, record: TrialRecord) -> Path:
@@ -290,8 +291,8 @@ class _RetrainingWork:
         if scoring.killed and name not in self._scored_again:
             self._scored_again.add(name)
             return [self._retrainings.begin_scoring(scoring.record, request, scoring.split)]
-        record = scoring.record
+        record, metrics = scoring.record, scoring.metrics
         if scoring.split == SPLIT:
-            record = record.with_result(test=scoring.metrics)
+            record = record.with_result(test=metrics)
         self._retrainings.keep(record, ended=True)
         return []

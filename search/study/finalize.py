@@ -152,7 +152,8 @@ class Finals:
             self._take_in(members)
         if not averages:
             lacking = "is within the limits" if chosen else "is better than they are, for its FLOPs"
-            self._state.say(f"no average of the {len(pool)} best networks {lacking}")
+            if len(pool) > 1:
+                self._state.say(f"no average of the {len(pool)} best networks {lacking}")
         self._weights.drop()
 
     def distil(self) -> None:

@@ -72,5 +72,5 @@ def test_the_page_and_the_summary_say_the_same() -> None:
     assert '4.0 %</td><td class="number">-10.0 %' in table
     assert "Measured peaks are off from predicted ones by 4.0 % (median of 3), -10.0 % at worst." in said
     assert "step times are off from predicted ones by 50.0 % (median of 2), " in said
-    assert "1 trainings ran out of memory" in said
+    assert "1 training ran out of memory, and was tried again" in said
     assert "Predicted against measured" not in render(judged([]))

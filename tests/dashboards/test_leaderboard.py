@@ -83,6 +83,17 @@ def test_it_is_sorted_by_what_is_asked_for_and_unknown_values_come_last(by: By, 
     assert len(values) == 3
 
 
+def test_a_trial_on_all_rows_is_not_compared_with_a_baseline_that_had_a_part_of_them() -> None:
+    """The baseline is trained on all rows last."""
+    record = study(12)
+    promoted = record.trial(record.front[0]).with_origin(promoted_from=record.front[0])
+    promoted = promoted.replace(number=len(record.trials))
+    rows = leaderboard(record.replace(trials=(*record.trials, promoted)), everything=True).rows
+    by_trial = {row.trial: row.vs_baseline_percent for row in rows}
+    assert by_trial[promoted.number] is None
+    assert by_trial[record.front[0]] is not None
+
+
 def test_an_export_command_is_given_for_those_whose_weights_are_kept() -> None:
     record = study(40)
     for row in leaderboard(record, everything=True).rows:

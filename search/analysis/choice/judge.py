@@ -3,9 +3,9 @@
 It is the one-standard-error rule (Breiman et al., Classification and Regression Trees, 1984, section 3.4.3), in
 pairs: what is worse than the lowest NE by no more than one standard error of that very difference is as good as
 the lowest, as far as these rows can say. The baseline, which was not chosen among many, is as good where it is
-worse by no more than that and what the lowest owes to having been chosen; then it is the best: what is new has to
-show that it is better. Else, of those as good, the ones that are worse than the baseline in the fewest periods
-stand first, then the one with the fewest FLOPs.
+worse by no more than that and what the lowest owes to having been chosen; then it is the best, unless it is over
+a limit: what is new has to show that it is better. Else, of those as good, the ones that are worse than the
+baseline in the fewest periods stand first, then the one with the fewest FLOPs.
 
 Shapes: C trials, K blocks, P periods.
 """
@@ -84,7 +84,9 @@ def judge(evidence: Evidence, *, optimism: float | None = None) -> Verdict:
     trials, loss_CK = evidence.trials, evidence.loss_CK
     if optimism is None:
         optimism = optimism_percent(loss_CK[1:])
-    lowest = int(loss_CK.sum(axis=1).argmin())
+    # the baseline is trained although it may be over limits that the best has to keep
+    first = int(len(trials) > 1 and _is_over_limits(trials[0]))
+    lowest = first + int(loss_CK[first:].sum(axis=1).argmin())
     percent_C = relative_percent(loss_CK, loss_CK[lowest])
     error_C = standard_errors(loss_CK, loss_CK[lowest])
     noise_C = error_C.copy()
@@ -102,12 +104,11 @@ def judge(evidence: Evidence, *, optimism: float | None = None) -> Verdict:
         for index, trial in enumerate(trials)
     ]
     flops = {trial.number: trial.job.flops or 0.0 for trial in trials}
-    others = [verdict for verdict in judged[1:] if verdict.close]
-    if judged[0].close and (not _is_over_limits(trials[0]) or len(trials) == 1):
+    if judged[0].close and not first:
         best = judged[0]
     else:
         best = min(
-            others or judged[1:],
+            (verdict for verdict in judged[1:] if verdict.close),
             key=lambda verdict: (verdict.worse_periods, flops[verdict.trial], verdict.trial),
         )
     return Verdict(

@@ -26,8 +26,9 @@ def with_earlier_periods(
 ) -> tuple[Evidence, int]:
     """The evidence with the periods after these origins before it, and how many of them there are.
 
-    A trial of which a network did not complete at an origin is left out from there on; an origin at which the
-    baseline's did not is left out itself.
+    A trial of which a network did not complete at an origin is left out from there on, and so is one that has
+    learnt from a teacher, who knows later rows. An origin at which the baseline's did not complete, or all others'
+    did not, is left out itself.
 
     Args:
         evidence: evidence on validation of the trials that are to be judged.
@@ -39,7 +40,11 @@ def with_earlier_periods(
     """
     used = 0
     for origin in origins:
-        numbers = [trial.number for trial in evidence.trials]
+        numbers = [
+            trial.number
+            for trial in evidence.trials
+            if all(network.job.teacher is None for network in networks[trial.number])
+        ]
         requests = {
             number: [
                 RetrainingRequest(trial_with(network.network_of), trained_job(network, log, origin=origin))
@@ -53,7 +58,7 @@ def with_earlier_periods(
             for number in numbers
             if all(request.job.fingerprint in done for request in requests[number])
         ]
-        if not whole or whole[0] != numbers[0]:
+        if len(whole) < 2 or whole[0] != numbers[0]:
             continue
         logits = [
             [retrainings.logits(done[request.job.fingerprint], "validation") for request in requests[number]]

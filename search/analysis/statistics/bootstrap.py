@@ -6,8 +6,8 @@ block hold all there is to know: S x K numbers, however long the log.
 
 Seeds and blocks are crossed factors. Resampling both independently (the pigeonhole bootstrap, Owen, arXiv
 0712.1111) is right or slightly too wide whatever dependence there is within a seed or a block. Of S seeds S - 1
-are drawn each time (Rao and Wu, JASA 1988), without which five seeds would make the standard error a tenth too
-small; Student's t with Satterthwaite's degrees of freedom does the same for the tails.
+are drawn each time, and of K blocks K - 1 (Rao and Wu, JASA 1988), without which five of either would make the
+standard error a tenth too small; Student's t with Satterthwaite's degrees of freedom does the same for the tails.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ def paired_bootstrap(
     assert blocks > 1
     rng = np.random.default_rng(seed)
     percent_S = _percent(loss_SK.sum(axis=1), reference_SK.sum(axis=1))
-    counts_RK = rng.multinomial(blocks, np.full(blocks, 1.0 / blocks), size=resamples)
+    counts_RK = rng.multinomial(blocks - 1, np.full(blocks, 1.0 / blocks), size=resamples)
     percent_RS = _percent(counts_RK @ loss_SK.T, counts_RK @ reference_SK.T)
     drawn_seeds = rng.integers(seeds, size=(resamples, seeds - 1))
     replicates_R = np.take_along_axis(percent_RS, drawn_seeds, axis=1).mean(axis=1)
-    variances = {
-        seeds - 1: float(percent_S.var(ddof=1)) / seeds,
-        blocks - 1: float(percent_RS.mean(axis=1).var(ddof=1)),
-    }
+    variances = (
+        (float(percent_S.var(ddof=1)) / seeds, seeds - 1),
+        (float(percent_RS.mean(axis=1).var(ddof=1)), blocks - 1),
+    )
     return BootstrapDifference(
         percent=float(percent_S.mean()),
         standard_error=float(replicates_R.std(ddof=1)),
@@ -118,8 +118,8 @@ def _percent(loss: Floats, reference: Floats) -> Floats:
     return 100.0 * (loss - reference) / reference
 
 
-def _satterthwaite(variances: dict[int, float]) -> float:
+def _satterthwaite(variances: Sequence[tuple[float, int]]) -> float:
     """Degrees of freedom of a sum of variances, each with its own degrees (Biometrics Bulletin 1946)."""
-    total = sum(variances.values())
-    weighted = sum(variance**2 / degrees for degrees, variance in variances.items())
-    return total**2 / weighted if weighted > 0.0 else float(min(variances))
+    total = sum(variance for variance, _ in variances)
+    weighted = sum(variance**2 / degrees for variance, degrees in variances)
+    return total**2 / weighted if weighted > 0.0 else float(min(degrees for _, degrees in variances))

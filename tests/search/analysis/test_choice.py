@@ -87,6 +87,16 @@ def test_the_best_is_the_baseline_or_the_cheapest_as_good_as_the_lowest(
     assert judge(evidence(field(), means)).best == best
 
 
+def test_a_baseline_over_a_limit_is_never_the_best_whatever_candidates_are_beside_it() -> None:
+    """Its NE is far below theirs; the best is the lowest of those that may be it."""
+    baseline, *candidates = field()
+    over = [baseline.with_plan(serving_excess=1.0), *candidates]
+    verdict = judge(evidence(over, [9.0, 12.0, 11.0, 10.0], periods=4))
+    assert (verdict.best, verdict.lowest) == (3, 3)
+    assert judge(evidence(over, [9.0, 12.0, 10.0, 9.999])).best == 2  # as good, and cheaper
+    assert judge(evidence(over[:1], [9.0])).best == 0
+
+
 def test_the_steadier_stands_before_the_cheaper() -> None:
     """Two as good on the whole: the cheap one is far worse than the baseline in one period of four."""
     drawn = evidence(field(), [10.0, 9.5, 9.5, 9.5], periods=4)

@@ -7,12 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import SMALL, Run, looks_at_test
+from rich.console import Console
 
 from dhen.errors import UserError
+from search.analysis.choice.judge import Evidence
+from search.analysis.choice.origins import with_earlier_periods
 from search.bundles.export import study_log
 from search.config import read_study_config
 from search.read_study import read_study
 from search.run_directory import folder_of
+from search.study.reopen import finished_study
 from trials.data.cache import PreparedLog
 from trials.data.origin import LogAtOrigin, check_origins, origins_of
 from trials.events import WEIGHTS
@@ -90,3 +94,24 @@ def test_bad_input(judged: Path) -> None:
         check_origins(disordered, 1)
     with pytest.raises(UserError, match="origins"):
         read_study_config(None, ["origins=-1"])
+
+
+def test_a_network_that_a_teacher_taught_is_not_judged_on_rows_that_the_teacher_knew(judged: Path) -> None:
+    """Without it the baseline is alone, and has nothing to be judged beside."""
+    with finished_study(judged, Console(stderr=True, quiet=True)) as study:
+        record = study.record
+        assert record.choice is not None
+        assert record.baseline is not None
+        numbers = (record.baseline, record.networks(record.trial(record.choice.winners[0].trial))[0].number)
+        baseline, network = map(record.trial, numbers)
+        taught = network.replace(job=network.job.replace(teacher="0123456789abcdef"))
+        flat = Evidence(
+            trials=(baseline, network), loss_CK=np.ones((2, 4)), period_K=np.zeros(4, dtype=np.int64)
+        )
+        origins = origins_of(study.log, 2)
+        for second, expected in ((network, 2), (taught, 0)):
+            networks = {baseline.number: (baseline,), network.number: (second,)}
+            _, used = with_earlier_periods(
+                flat, origins, networks, record.trial, study.log, study.retrainings
+            )
+            assert used == expected

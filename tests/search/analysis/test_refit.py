@@ -195,6 +195,13 @@ def test_minutes_ask_for_it() -> None:
     assert not read_study_config(None, ["minutes=5", "objective=next_period"]).refits
 
 
+def test_networks_learn_from_an_average_where_winners_do_not_go_on_learning() -> None:
+    assert read_study_config(None, ["minutes=5"]).distils
+    assert not read_study_config(None, ["minutes=5", "objective=next_period"]).distils
+
+
 def test_bad_input(dhen_search: Run) -> None:
+    said = dhen_search("run", "distil=yes", "objective=next_period", code=2).stderr
+    assert "they go on learning from later ones: leave one of the two out" in " ".join(said.split())
     said = dhen_search("run", "refit=yes", "objective=next_period", code=2).stderr
     assert "objective=next_period does in any case: leave one of the two out" in " ".join(said.split())

@@ -19,6 +19,7 @@ from fake_processes import (
     trained,
 )
 
+from dhen.errors import UserError
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
 from search.execution.jobs import new_record
@@ -184,3 +185,21 @@ def test_what_was_cut_short_between_training_and_scoring_is_scored_alone(tmp_pat
     assert len(later.retrainings.run([wanted(1)], score="test")) == 1
     assert later.tasks == [(1, "score")]
     assert later.ledger.test_looks() == 2  # the first may have been seen
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_what_cannot_be_scored_is_said_and_scored_alone_later(tmp_path: Path, split: str) -> None:
+    session = Session(tmp_path, lambda task: FakeRun([failed()]) if task.score_split else well(task))
+    with pytest.raises(UserError, match=f"could not be scored on {split}"):
+        session.retrainings.run([wanted(1)], score=split)
+    later = Session(tmp_path, well)
+    later.retrainings.run([wanted(1)], score=split)
+    assert later.tasks == [(1, "score")]
+
+
+def test_a_network_takes_as_long_to_serve_from_another_seed(tmp_path: Path) -> None:
+    winner = WINNER.with_plan(serving_ms=2.5)
+    whole = RetrainingRequest(winner, JOB.replace(seed=1))
+    part = RetrainingRequest(winner, JOB.replace(seed=2), removed="layer0.dcn_v2")
+    done = Session(tmp_path, well).retrainings.run([whole, part])
+    assert [record.plan.serving_ms for record in done.values()] == [2.5, None]
