@@ -77,10 +77,19 @@ class Budget:
         self.enough: ExpectedGain | None = state.head.expected_gain
         """What further candidates are expected to gain, where that has ended the search."""
 
+    @property
+    def promotes(self) -> bool:
+        """Whether some of what was selected has begun on all rows, and the baseline, which comes last, has not
+        ended there: nothing more is proposed before it has."""
+        promoted = self._state.promoted
+        return bool(promoted) and all(
+            trial.kind is not TrialKind.BASELINE or trial.result.outcome.unfinished for trial in promoted
+        )
+
     def search_is_over(self, fruitless: int) -> bool:
         """Whether no further candidate is proposed, after `fruitless` proposals in a row needed no training."""
         trials = self._config.most_trials
-        if self.spent or self._promotes():
+        if self.spent or self.promotes:
             return True
         if trials is not None and len(untuned(self._state.candidates)) >= trials:
             return True
@@ -101,13 +110,11 @@ class Budget:
 
     def tuning_is_over(self) -> bool:
         """Whether no further candidate tunes one of the best architectures, after the search."""
-        return (
-            self.spent or self._promotes() or not self._still_to_tune() or not self.has_time_for_candidate()
-        )
+        return self.spent or self.promotes or not self._still_to_tune() or not self.has_time_for_candidate()
 
     def may_go_on(self) -> bool:
         """Whether a candidate that was stopped may go on."""
-        return not self.spent and not self._promotes() and self.has_time_for_candidate()
+        return not self.spent and not self.promotes and self.has_time_for_candidate()
 
     def has_time_for_candidate(self, *, reserved: float = 0.0) -> bool:
         """Whether a candidate that begins now is expected to end within the search's time, less `reserved`
@@ -159,18 +166,10 @@ class Budget:
         grace = OVERRUN_SHARE * self._later.minutes_seconds
         return self._state.elapsed_seconds() > self._search_end() + grace
 
-    def _promotes(self) -> bool:
-        """Whether some of what was selected has begun on all rows, and the baseline, which comes last, has not
-        ended there: nothing more is proposed before it has."""
-        promoted = self._state.promoted
-        return bool(promoted) and all(
-            trial.kind is not TrialKind.BASELINE or trial.result.outcome.unfinished for trial in promoted
-        )
-
     def _first_half_is_over(self) -> bool:
         """Whether half of the time for candidates is over."""
         assert self._later is not None
-        spent = sum(trial.result.training_seconds for trial in self._state.candidates) / self._later.places
+        spent = sum(trial.result.seconds or 0.0 for trial in self._state.candidates) / self._later.places
         left = self._search_end() - self._state.elapsed_seconds()
         return spent >= FIRST_TUNING * (spent + left)
 
@@ -195,7 +194,8 @@ class Budget:
             return True
         if not self._config.knows_when_to_stop:
             return False
-        done = eligible(self._state.candidates)
+        # equal jobs have one result, which is one draw
+        done = [trial for trial in eligible(self._state.candidates) if trial.origin.reused_from is None]
         if len(done) <= self._judged:
             return False
         self._judged = len(done)

@@ -97,12 +97,13 @@ class LaterStages:
         """Seconds that the front and the baseline take on all rows, as far as they have not had all rows."""
         fraction, promoted = self._config.training.train_fraction, self._state.promoted
         ended = [trial for trial in promoted if not trial.result.outcome.unfinished]
-        if fraction >= 1.0 or any(trial.kind is TrialKind.BASELINE for trial in ended):
+        if fraction >= 1.0:
             return 0.0
         had = {trial.origin.promoted_from for trial in ended}
-        took = (
-            trial.result.training_seconds / fraction for trial in self._networks() if trial.number not in had
-        )
+        all_ended = any(trial.kind is TrialKind.BASELINE for trial in ended)  # it is the last
+        # then those that have won since are what is left
+        networks = self._state.searched.networks if all_ended else self._networks()
+        took = (trial.result.training_seconds / fraction for trial in networks if trial.number not in had)
         return min(side_by_side_seconds(took, self.places), PROMOTION_SHARE * self.minutes_seconds)
 
     def choosing(self) -> float:

@@ -44,7 +44,7 @@ def tuning_gains_more(candidates: Sequence[TrialRecord], turn: int) -> bool:
 
     def per_second(trials: list[TrialRecord]) -> float:
         latest = trials[-TURNS * turn :]
-        seconds = sum(trial.result.training_seconds for trial in latest)
+        seconds = sum(trial.result.seconds or 0.0 for trial in latest)
         return sum(gains[trial.number] for trial in latest) / seconds if seconds > 0.0 else 0.0
 
     search, tuning = per_second(untuned(candidates)), per_second(tuned(candidates))

@@ -117,7 +117,9 @@ class Growth:
     def _steps(self, completed: Sequence[TrialRecord]) -> Iterator[Step]:
         """Steps that may be taken, for the best by NE before those for the front, which has upper ends alone."""
         axes = {axis.name: axis for axis in ordered_axes(self._space)}
-        best, front = sorted(completed, key=ne_of)[:BEST], front_of(completed)
+        # equal jobs have one result: it sits at an end once
+        unlike = {trial.job.fingerprint: trial for trial in reversed(completed)}
+        best, front = sorted(unlike.values(), key=ne_of)[:BEST], front_of(completed)
         # the front's cheap half sits at lower ends whatever the log: widened there, the study found a higher NE
         upper = (edge for edge in edges_of(axes.values(), front) if edge.highest)
         for edge in (*edges_of(axes.values(), best), *upper):

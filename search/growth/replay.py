@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 
+from dhen.errors import UserError
 from search.ordered_axes import ordered_axes
 from spaces.catalog_loader import load_space
 from spaces.space import Space
@@ -40,7 +42,11 @@ def widen_as_earlier(space: Space, earlier: Iterable[tuple[str, StudyRecord]]) -
         for step in record.grown:
             axes = {axis.setting: axis for axis in ordered_axes(space)}
             axis = axes.get(step.axis)
-            if axis is not None and axis.ends[step.highest] == step.before:
+            if axis is None or axis.ends[step.highest] != step.before:
+                continue
+            with contextlib.suppress(
+                UserError
+            ):  # layers of their own have no axis that another one could have
                 space.widen(step.axis, step.value)
                 taken.append(step.replace(earlier=directory, completed=0, first={}))
     return tuple(taken)

@@ -137,6 +137,7 @@ class Execution(NamedTuple):
             ranks=job_plan.shape,
             peak_bytes=priced.memory.total,
             step_seconds=priced.time.total,
+            memory_excess=min(0, priced.memory.needed - job_plan.hbm) / job_plan.hbm,
             summary=plan_summary(job_plan, priced, tuple(ran_out)),
         )
 

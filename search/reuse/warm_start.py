@@ -31,6 +31,7 @@ from search.execution.jobs import trained_job
 from search.pareto import eligible, pareto_front
 from search.read_study import read_study
 from search.reuse.shared_results import copy_weights
+from search.reuse.start_points import next_point
 from search.run_directory import STUDY_FILE, trial_folder
 from search.samplers.nsga2 import FIRST_GENERATION
 from spaces.axes import OutsideError
@@ -81,17 +82,17 @@ class WarmStart:
             for record in reused.records
             if record.result.outcome is Outcome.COMPLETED
         }
-        self._starts: dict[str, Point] = {}
+        self._starts: list[Point] = []
         trained = 0
         for record in reversed(pareto_front(reused.records)):
             job = job_of(space.decode(record.point)).fingerprint
             trained += job not in self._completed
             if job in self._completed or trained <= TRAINED_AGAIN:
-                self._starts[job] = record.point
+                self._starts.append(record.point)
 
-    def start_point(self, proposed: Collection[str]) -> Point:
-        """The next point of the earlier front that is not among these jobs; empty past the last."""
-        return next((point for job, point in self._starts.items() if job not in proposed), {})
+    def start_point(self, proposed: Collection[TrialRecord]) -> Point:
+        """Returns the next point of the earlier front that none of these candidates has; empty past the last."""
+        return next_point(self._starts, proposed)
 
     def result(self, record: TrialRecord) -> TrialRecord | None:
         """The record of a trial that is about to start, with what an equal job has brought there."""
@@ -149,7 +150,10 @@ def read_reused(
         candidates = (*there.candidates, *promoted)
         for trial in candidates:
             try:
-                found.setdefault(trial.job.fingerprint, _here(trial, there, log, space, job_of, planned))
+                here = _here(trial, there, log, space, job_of, planned)
+                known = found.setdefault(trial.job.fingerprint, here)
+                if known.result.outcome is not Outcome.COMPLETED and here.result.outcome is Outcome.COMPLETED:
+                    found[trial.job.fingerprint] = here
                 reused += 1
             except _NotReusedError as error:
                 group, reason = error.args

@@ -247,7 +247,7 @@ class CandidateSource:
             return nearest_point(self._space, parse_model(baseline.job.model, "ledger"), dict(training))
         start = self._space.start_point(index - 1, baseline.job.training)
         start = start or self._growth.start_point(candidates)
-        start = start or self._warm_start.start_point({trial.job.fingerprint for trial in candidates})
+        start = start or self._warm_start.start_point(candidates)
         return start or next_point(self._starts, candidates)
 
     def _baseline_job(self, point: Point) -> Job:

@@ -91,7 +91,12 @@ class Study:
                     self._finals.read_again()
                     break  # another driver has done the rest
                 if self.does_the_end:
-                    self._go_through(self._promote, self._finalise)
+                    broken_off = self._budget.promotes
+                    self._go_through(self._promote)
+                    if broken_off:  # it may have more budget than it had when its promotions began
+                        self._leave_lead()
+                        continue
+                    self._go_through(self._finalise)
                     ended = self._settings.head.finished_at or now()
                     self._settings.note(self._state, finished=True, finished_at=ended, stage=None)
                     break
@@ -168,8 +173,11 @@ class Study:
             assert sentence is not None
             LOG.info("%s", sentence)
             self._state.say(sentence)
-            if self.sharing is not None:
-                self.sharing.leave_lead()
+            self._leave_lead()
+
+    def _leave_lead(self) -> None:
+        if self.sharing is not None:
+            self.sharing.leave_lead()
 
     def _train_baseline(self, points: Mapping[int, Point]) -> None:
         trials = (self._candidates.baseline_trial(number, point) for number, point in points.items())

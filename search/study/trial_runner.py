@@ -348,7 +348,10 @@ class TrialRunner:
         """Gives the new result to trials that share one which was trained again."""
         for trial in list(self._state.trials.values()):
             if trial.origin.reused_from == record.number:
-                self.note(_shared(trial, record))
+                shared = _shared(trial, record)
+                if self._decisions is not None:
+                    self._decisions.tell(shared)
+                self.note(shared)
 
 
 def _shared(record: TrialRecord, trained: TrialRecord) -> TrialRecord:

@@ -171,6 +171,24 @@ def test_trainings_on_all_rows_have_their_time() -> None:
     assert budget(words, begun(9, seconds=10.0), 600 - 4 - 240 - 9.9).search_is_over(0)
 
 
+def test_those_that_won_after_others_were_trained_on_all_rows_have_their_time() -> None:
+    words = f"trials=99 minutes=10 {ALONE} training.train_fraction=0.25"
+    searched = begun(9, seconds=10.0)
+    promoted = [
+        bare(20 + number, ne=0.9, flops=1.0, kind=trial.kind, seconds=40.0, promoted_from=trial.number)
+        for number, trial in enumerate(searched[:2])
+    ]
+    later = LaterStages(
+        read_study_config(None, words.split()),
+        state := StudyState(judged([]), [*searched, *promoted], clock=lambda: 0.0),
+        ROWS,
+        side_by_side=1,
+    )
+    assert later.promotions() == 0.0
+    state.note(bare(10, ne=0.8, flops=1.0, seconds=10.0))
+    assert later.promotions() == 40.0
+
+
 def test_winners_that_learn_from_validation_too_have_their_time() -> None:
     """Six networks, on rows of both: at most 8 % of the minutes."""
     words = f"trials=99 {ALONE}".replace("refit=no", "refit=auto")
@@ -228,6 +246,15 @@ def test_a_search_ends_where_the_log_cannot_show_what_it_would_gain() -> None:
     assert not budget(words, searching(*LEVEL), detectable=0.0).search_is_over(0)
     assert not budget(words, searching(*LEVEL), detectable=None).search_is_over(0)
     assert not budget(words, searching(*LEVEL[:28]), detectable=0.001).search_is_over(0)
+
+
+def test_candidates_of_one_job_are_one_draw() -> None:
+    """As many as before, but the lowest is ten times the same."""
+    words = "minutes=60 tune=0"
+    trials = searching(*LEVEL[:20], *[LEVEL[0]] * 10)
+    twins = [trial.with_origin(reused_from=1) if trial.number > 20 else trial for trial in trials]
+    assert budget(words, trials, detectable=0.001).search_is_over(0)
+    assert not budget(words, twins, detectable=0.001).search_is_over(0)
 
 
 def test_a_search_ends_where_what_it_would_gain_is_not_worth_it() -> None:

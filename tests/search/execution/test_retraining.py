@@ -132,6 +132,8 @@ def test_what_runs_out_of_memory_climbs_and_keeps_the_plan_of_each_attempt(tmp_p
     assert second.strategy == second.executed == record.plan.technique != "dp"
     assert second.plan is not None
     assert (second.plan.strategy, second.plan.ran_out) == (second.strategy, ("dp",))
+    assert record.plan.memory_excess is not None
+    assert record.plan.memory_excess <= 0.0  # what fits is no worse for what did not
     assert session.ledger.retrainings() == [record]
 
 

@@ -285,6 +285,34 @@ def test_layers_with_recipes_of_their_own_get_no_more_of_them(tmp_path: Path, lo
     assert len(ends) == 1  # of all layers
 
 
+def test_a_depth_that_another_space_has_grown_is_left_where_layers_are_apart(
+    tmp_path: Path, log: PreparedLog
+) -> None:
+    """Both spaces go to two layers; the earlier study has grown to three."""
+    recipe = "modules: {linear: {}}\nslots: 1\ndepth: [1, 2]\nout_embeddings: [2, 4]\nraw_numeric: false\n"
+    recipe += "ensemble: sum\nmodel: {embedding_dim: 4, head: [[8]]}\n"
+    recipe += "training: {learning_rate: {low: 0.001, high: 0.01, log: true}}\n"
+    spaces = {}
+    for layers in ("shared", "each"):
+        spaces[layers] = tmp_path / f"{layers}.yaml"
+        spaces[layers].write_text(f"layers: {layers}\n{recipe}")
+
+    def deeper_is_better(task: Task) -> FakeRun:
+        if task.score_split is not None:
+            return longer_is_better(task)
+        ne = 0.9 - len(getattr(task.job.model, "layers", ())) / 100
+        return FakeRun([Trained(best=quality(ne), measured=Measured())])
+
+    words = (f"space={spaces['shared']}", "sampler=random", "trials=14")
+    earlier = run(tmp_path / "earlier", log, *words, script=deeper_is_better)
+    assert "depth" in {step.axis for step in earlier.grown}
+    folder = written(tmp_path / "earlier")
+    words = (f"space={spaces['each']}", "sampler=random", "trials=2", f"warm_start={folder}")
+    record = run(tmp_path / "study", log, *words)
+    assert "depth" not in {step.axis for step in record.grown}
+    assert len(record.candidates) == 2
+
+
 def best_of(record: StudyRecord) -> TrialRecord:
     assert record.best is not None
     return record.trial(record.best)

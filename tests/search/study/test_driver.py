@@ -361,6 +361,26 @@ def test_more_trials_go_on_where_the_study_had_ended(setting: Setting) -> None:
     assert len(record.candidates) == 4
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_trials_that_are_asked_for_after_ctrl_c_in_a_promotion_are_searched_after_it(
+    setting: Setting, again: bool
+) -> None:
+    """Also where that is broken off too."""
+    words = ("training.train_fraction=0.5",)
+    study, _ = setting.open(*words, watcher=interrupts(MOMENTS["promote"]))
+    with pytest.raises(KeyboardInterrupt):
+        study.run()
+    known = len(study.record().candidates)
+    if again:
+        more = interrupts(lambda state: len(state.candidates) > known)
+        with pytest.raises(KeyboardInterrupt):
+            setting.open(*words, f"trials={known + 3}", watcher=more)[0].run()
+    record = setting.open(*words, f"trials={known + 3}")[0].run()
+    assert record.finished
+    assert len(record.candidates) == known + 3
+    assert any(trial.kind is TrialKind.BASELINE for trial in record.promoted)
+
+
 def test_a_promotion_that_was_cut_short_goes_on_with_its_attempts(setting: Setting) -> None:
     """What was killed once on all rows is not given another first try by Ctrl-C."""
 
