@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial, TrialState
 
 MEMORY = "memory"
-"""Name of the constraint that a candidate fits: `TrialRecord.memory_excess`, a ratio, feasible at 0 or less."""
+"""Name of the constraint that a candidate fits: `TrialPlan.memory_excess`, a ratio, feasible at 0 or less."""
 SERVING = "serving"
 """Name of the constraint `TrialPlan.serving_excess`, where serving or table bytes have limits: samplers add up
 both excesses."""
@@ -127,9 +127,13 @@ class Proposals:
                 self._replaced[record.number] = record
         elif state.is_finished():
             self._asked.pop(record.number, None)
-            known = self._known(record.number).constraints or {}
-            for name, excess in _constraints(record).items():
-                if name not in known:  # of a proposal that was taken in while it ran; Optuna keeps the first
+            known, now = self._known(record.number).constraints or {}, _constraints(record)
+            if any(known.get(name, excess) != excess for name, excess in now.items()):
+                # it was taken in while it ran, and does not fit as was planned; Optuna keeps what it knew first
+                self._replaced[record.number] = record
+                return
+            for name, excess in now.items():
+                if name not in known:
                     optuna_trial.set_constraint(name, excess)
             self._study.tell(self._optuna_numbers[record.number], values, state)
             self._share_axes(record.number)

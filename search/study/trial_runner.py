@@ -264,6 +264,8 @@ class TrialRunner:
         known = record.job.fingerprint in self._known
         if record.result.outcome.holds_for_equal_jobs and (gone_on or not known):
             self._known[record.job.fingerprint] = record
+        elif gone_on:  # what it was stopped with is no longer its result
+            self._known.pop(record.job.fingerprint, None)
         return gone_on
 
     def _say_where_it_goes_on(self, record: TrialRecord) -> None:

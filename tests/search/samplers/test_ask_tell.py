@@ -11,7 +11,7 @@ from records import bare
 
 from dhen.schema import FeatureSchema, Table
 from search.samplers import SAMPLERS
-from search.samplers.ask_tell import Proposals
+from search.samplers.ask_tell import MEMORY, Proposals
 from search.samplers.static_cost import CandidatePricer
 from spaces.catalog_loader import load_space
 from spaces.space import Point, Space
@@ -97,6 +97,22 @@ def test_a_study_whose_space_was_widened_proposes_what_a_resumed_one_would(sampl
     assert any(
         point["layer.out_embeddings"] == 1 or point["training.learning_rate"] > 0.01 for point in later
     )
+
+
+def test_a_candidate_that_was_taken_in_while_it_ran_does_not_fit_once_it_has_shown_so() -> None:
+    """As a resumed study and another driver take it in, with what was planned."""
+    space = load_space("default")
+    proposed = proposals(space, "tpe")
+    records = [ended(number, *proposed.ask(number, {})) for number in range(2)]
+    runs = records[1].with_plan(memory_excess=-0.3)
+    runs = runs.with_result(outcome=Outcome.RUNNING, validation=None)
+    resumed = proposals(space, "tpe")
+    resumed.remember([records[0], runs])
+    resumed.tell(runs.with_plan(memory_excess=0.5).with_result(outcome=Outcome.OUT_OF_MEMORY))
+    resumed.ask(2, {})
+    known = resumed._known(1)
+    assert known.constraints == {MEMORY: 0.5}
+    assert known.state.name == "COMPLETE"
 
 
 def test_start_points_are_proposed_as_they_are() -> None:
