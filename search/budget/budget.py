@@ -160,8 +160,14 @@ class Budget:
 
     def cuts_short(self, trial: TrialRecord) -> bool:
         """Whether a training of the search has outlasted the search's time by so much that what follows would
-        lack it. Before any candidate has completed nothing is cut: there would be nothing to go on with."""
-        if self._later is None or trial.kind is not TrialKind.CANDIDATE or not self._state.selection.front:
+        lack it. Before any candidate has completed nothing is cut: there would be nothing to go on with; nor is a
+        winner that is trained for its weights."""
+        if (
+            trial.origin.trained_for_weights
+            or self._later is None
+            or trial.kind is not TrialKind.CANDIDATE
+            or not self._state.selection.front
+        ):
             return False
         grace = OVERRUN_SHARE * self._later.minutes_seconds
         return self._state.elapsed_seconds() > self._search_end() + grace

@@ -173,9 +173,10 @@ class CandidateSource:
         ]
 
     def _cut_short(self) -> Iterator[AdmittedTrial]:
-        """Candidates that were cut short, as far as there is time; what another driver runs is left to it."""
+        """Candidates that were cut short, as far as there is time, and winners that were while they were trained
+        for their weights; what another driver runs is left to it."""
         for record in self._interrupted():
-            if self._budget.has_time_for_candidate():
+            if record.origin.trained_for_weights or self._budget.has_time_for_candidate():
                 yield self._admitted(record.number, record.point, record.origin, record)
 
     def _going_on(self) -> Iterator[AdmittedTrial]:
@@ -274,6 +275,9 @@ class CandidateSource:
             return record.with_result(outcome=Outcome.INFEASIBLE, error=str(error), seconds=seconds), None
         record = new_record(number, TrialKind.CANDIDATE, point, job)
         record = record.with_origin(
-            sampler_notes=origin.sampler_notes, tuned_from=origin.tuned_from, proposal=origin.proposal
+            sampler_notes=origin.sampler_notes,
+            tuned_from=origin.tuned_from,
+            proposal=origin.proposal,
+            trained_for_weights=origin.trained_for_weights,
         )
         return self._admission.admit(record, job, self._state.trials.get(number))

@@ -406,7 +406,9 @@ class Finals:
             self._state.say(f"trial {owner} {why}")
             fresh = new_record(owner, finished.kind, finished.point, job)
             # whose result it was no longer counts: it is trained here
-            origin = finished.origin.replace(started_at=fresh.origin.started_at, reused_from_study=None)
+            origin = finished.origin.replace(
+                started_at=fresh.origin.started_at, reused_from_study=None, trained_for_weights=True
+            )
             fresh = fresh.replace(origin=origin)
             yield self._admission.admit(fresh.replace(attempts=finished.attempts), job)
 

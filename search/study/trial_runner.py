@@ -340,8 +340,9 @@ class TrialRunner:
         return self._admission.next_attempt(record, training.job)
 
     def _done_elsewhere(self, record: TrialRecord) -> TrialRecord | None:
-        """The trial with the result of another study; None where there is none, or once selection is frozen."""
-        if self._decisions is None:
+        """The trial with the result of another study; None where there is none, once selection is frozen, and for
+        one that is trained here for its weights."""
+        if self._decisions is None or record.origin.trained_for_weights:
             return None
         results = (source.result(record) for source in self._sources)
         return next((result for result in results if result is not None), None)

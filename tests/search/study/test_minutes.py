@@ -312,6 +312,26 @@ def test_a_winner_whose_networks_are_the_bests_is_trained_once_more_with_it(
     )
 
 
+def test_a_winner_that_is_trained_for_its_weights_goes_on_after_ctrl_c_though_the_time_is_over(
+    studies: Studies,
+) -> None:
+    words = ("minutes=5", "averages=0", "confirm=0", "refit=no", "tune=0", "search_until=none")
+    ended = studies.open(*words).run()
+    lost = ended.front[-1]
+    (folder_of(studies.directory, ended.trial(lost)) / WEIGHTS).unlink()
+
+    def interrupt(state: StudyState) -> None:
+        if state.trials[lost].result.outcome is Outcome.RUNNING:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        studies.open(*words, watch=interrupt).run()
+    assert read_study(studies.directory).trial(lost).result.outcome is Outcome.INTERRUPTED
+    again = studies.open(*words).run()
+    assert again.trial(lost).result.outcome is Outcome.COMPLETED
+    assert again.front == ended.front
+
+
 def test_minutes_that_end_in_the_middle_of_a_seed_leave_those_that_are_done(studies: Studies) -> None:
     """Retrainings that turn out slower do not all come to be; those that do count, and a sentence says so."""
 
