@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Literal, get_args
 
 from dashboards.names import trial_name
-from dashboards.rows import marks, relative_percent
+from dashboards.rows import known_ne, marks, relative_percent
 from dashboards.units import known
 from dhen.values import Value
 from trials.analyses import Better
@@ -136,7 +136,7 @@ def _row(trial: TrialRecord, record: StudyRecord, exported: set[int]) -> Leaderb
         outcome=result.outcome,
         architecture=trial_name(trial),
         ne=ne,
-        vs_baseline_percent=relative_percent(ne, _baseline_ne(trial, record)),
+        vs_baseline_percent=relative_percent(ne, known_ne(record.baseline_for(trial))),
         test_ne=tested,
         difference_percent=compared.difference_percent if compared else None,
         low_percent=compared.low_percent if compared else None,
@@ -149,13 +149,6 @@ def _row(trial: TrialRecord, record: StudyRecord, exported: set[int]) -> Leaderb
         measured_peak_bytes=result.measured.peak_memory_bytes,
         export=_export(trial, record) if trial.number in exported else None,
     )
-
-
-def _baseline_ne(trial: TrialRecord, record: StudyRecord) -> float | None:
-    """Returns the NE of the baseline that was trained on as many rows as the trial; None before there is one."""
-    baseline = record.baseline_for(trial)
-    quality = baseline.result.validation if baseline else None
-    return quality.ne if quality and known(quality.ne) else None
 
 
 def _exported(record: StudyRecord) -> set[int]:

@@ -36,15 +36,16 @@ class TrialRow:
 def trial_rows(record: StudyRecord, trials: Iterable[TrialRecord] | None = None) -> tuple[TrialRow, ...]:
     """Rows of all trials in order, or of `trials` alone."""
     shown = record.trials if trials is None else trials
-    return tuple(_row(trial, record, _known_ne(record.baseline_for(trial))) for trial in shown)
+    return tuple(_row(trial, record, known_ne(record.baseline_for(trial))) for trial in shown)
 
 
 def baseline_ne(record: StudyRecord) -> float | None:
     """The tuned baseline's NE on validation, once there is one."""
-    return _known_ne(find(record, record.baseline))
+    return known_ne(find(record, record.baseline))
 
 
-def _known_ne(trial: TrialRecord | None) -> float | None:
+def known_ne(trial: TrialRecord | None) -> float | None:
+    """Returns the NE of a trial on validation; None where there is no trial, or it has none that is a number."""
     return (
         trial.result.validation.ne
         if trial and trial.result.validation and known(trial.result.validation.ne)

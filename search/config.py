@@ -299,21 +299,17 @@ class StudyConfig(LogConfig):
         return self
 
     @model_validator(mode="after")
-    def _refit_is_new(self) -> StudyConfig:
-        if self.refit is True and self.objective == "next_period":
-            raise ValueError(
-                "refit=yes trains on validation before test, which objective=next_period does in any case: leave "
-                "one of the two out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _lessons_are_of_training_rows(self) -> StudyConfig:
-        if self.distil is True and self.objective == "next_period":
-            raise ValueError(
-                "distil=yes has networks learn from what an average says of the training rows, and with "
-                "objective=next_period they go on learning from later ones: leave one of the two out"
-            )
+    def _next_period_goes_on_learning(self) -> StudyConfig:
+        if self.objective != "next_period":
+            return self
+        does = {
+            "refit": "trains on validation before test, which objective=next_period does in any case",
+            "distil": "has networks learn from what an average says of the training rows, and with "
+            "objective=next_period they go on learning from later ones",
+        }
+        for key, what in does.items():
+            if getattr(self, key) is True:
+                raise ValueError(f"{key}=yes {what}: leave one of the two out")
         return self
 
     @field_validator("period", mode="before")

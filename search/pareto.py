@@ -67,6 +67,13 @@ def front_of(
     return front
 
 
+def own(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Returns the candidates, each training once: equal jobs share a result."""
+    return [
+        trial for trial in trials if trial.kind is TrialKind.CANDIDATE and trial.origin.reused_from is None
+    ]
+
+
 def knee(front: list[TrialRecord]) -> TrialRecord | None:
     """The trial where the front bends most: farthest below the line between its ends, NE against log FLOPs."""
     if len(front) < 3:

@@ -593,7 +593,7 @@ class Origin(Value):
     reused_from_study: StudyTrial | None = None
     """The trial of another study whose result stands here; nothing was trained."""
     trained_for_weights: bool = Field(default=False, exclude_if=lambda wanted: not wanted)
-    """Whether it had a result and won, and is trained here after all, since its weights were gone."""
+    """Says whether it had a result and won, and is trained here after all, since its weights were gone."""
     members: tuple[int, ...] = ()
     """For an average: numbers of the trials whose predictions it is the mean of."""
     retrained_members: tuple[int, ...] = ()

@@ -51,8 +51,8 @@ class Comparison(Value):
     better: Better
     """Whether the winner is better than the baseline, by the adjusted p at 5 %."""
     refit: bool = Field(default=False, exclude_if=lambda refit: not refit)
-    """Whether both were trained on the rows of training and validation together, as winners are that are trained
-    once more."""
+    """Says whether both were trained on the rows of training and validation together, as winners are that are
+    trained once more."""
 
 
 class Refitted(Value):

@@ -175,10 +175,10 @@ def _gain(first: TrialRecord | None, trials: list[TrialRecord]) -> str | None:
 
 def _tau(done: list[TrialRecord], record: StudyRecord) -> str:
     """Kendall's tau between NE on a part of the log and on all of it; empty where it is not defined."""
-    from scipy.stats import kendalltau  # a second of imports that other studies need not wait for
-
     if len(done) < LEAST_RANKED:
         return ""
+    from scipy.stats import kendalltau  # a second of imports that other studies need not wait for
+
     part, whole = zip(
         *[(_ne_or_nan(record.trial(_source(trial))), _ne_or_nan(trial)) for trial in done], strict=True
     )

@@ -16,7 +16,7 @@ from search.budget.expected_gain import lasting_gain
 from search.budget.later_stages import LaterStages, candidate_seconds
 from search.budget.turns import last_turn, tuned, tuning_gains_more, untuned
 from search.config import StudyConfig
-from search.pareto import eligible, ne_of
+from search.pareto import eligible, ne_of, own
 from search.study_state import StudyState
 from trials.record import TrialKind, TrialRecord
 from trials.study_record import ExpectedGain
@@ -69,8 +69,8 @@ class Budget:
         """
         self._config, self._state, self._later = config, state, later
         self.spent = spent
-        """Whether the study came to its end with these settings before. Networks that have not learnt then do not
-        afterwards."""
+        """Says whether the study came to its end with these settings before. Networks that have not learnt then do
+        not afterwards."""
         self._detectable, self._turns = detectable, config.tunes_in_turns and tunable
         self._judged = 0
         self._last_detectable: float | None = None
@@ -79,8 +79,8 @@ class Budget:
 
     @property
     def promotes(self) -> bool:
-        """Whether some of what was selected has begun on all rows, and the baseline, which comes last, has not
-        ended there: nothing more is proposed before it has."""
+        """Says whether some of what was selected has begun on all rows, and the baseline, which comes last, has
+        not ended there: nothing more is proposed before it has."""
         promoted = self._state.promoted
         return bool(promoted) and all(
             trial.kind is not TrialKind.BASELINE or trial.result.outcome.unfinished for trial in promoted
@@ -201,7 +201,7 @@ class Budget:
         if not self._config.knows_when_to_stop:
             return False
         # equal jobs have one result, which is one draw
-        done = [trial for trial in eligible(self._state.candidates) if trial.origin.reused_from is None]
+        done = eligible(own(self._state.candidates))
         if len(done) <= self._judged:
             return False
         self._judged = len(done)

@@ -121,10 +121,10 @@ class Retrainings:
         return self.completed(unique.values())
 
     def completed(
-        self, wanted: Iterable[RetrainingRequest], *, score: str | None = None, weights: bool = False
+        self, wanted: Iterable[RetrainingRequest], *, weights: bool = False
     ) -> dict[str, TrialRecord]:
-        """Returns the records of the retrainings that completed and of which nothing is missing, by fingerprint of
-        their job."""
+        """Returns the records of the retrainings that completed, by fingerprint of their job; with `weights` of
+        those whose weights are still there."""
         ended = (
             (request.job, self._records[request.job.fingerprint])
             for request in wanted
@@ -133,7 +133,7 @@ class Retrainings:
         return {
             job.fingerprint: record
             for job, record in ended
-            if record.result.outcome is Outcome.COMPLETED and self._is_done(job, score, weights)
+            if record.result.outcome is Outcome.COMPLETED and self._is_done(job, None, weights)
         }
 
     def missing(

@@ -19,7 +19,7 @@ from dhen.errors import UserError
 from search.execution.jobs import new_record
 from search.growth.replay import widen_again
 from search.ordered_axes import ordered_axes
-from search.pareto import eligible, front_of, ne_of
+from search.pareto import eligible, front_of, ne_of, own
 from search.planning.admission import Admission
 from search.study_state import StudyState
 from spaces.axes import label
@@ -118,8 +118,7 @@ class Growth:
         """Steps that may be taken, for the best by NE before those for the front, which has upper ends alone."""
         axes = {axis.name: axis for axis in ordered_axes(self._space)}
         # equal jobs have one result: it sits at an end once
-        unlike = {trial.job.fingerprint: trial for trial in reversed(completed)}
-        best, front = sorted(unlike.values(), key=ne_of)[:BEST], front_of(completed)
+        best, front = sorted(own(completed), key=ne_of)[:BEST], front_of(completed)
         # the front's cheap half sits at lower ends whatever the log: widened there, the study found a higher NE
         upper = (edge for edge in edges_of(axes.values(), front) if edge.highest)
         for edge in (*edges_of(axes.values(), best), *upper):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from dhen.config import DhenConfig
 from dhen.errors import UserError
 from search.config import StudyConfig
-from search.planning.plan_trial import LOCAL, plan_of, plan_summary
+from search.planning.plan_trial import LOCAL, plan_of, plan_summary, unused
 from trials.address import LOCAL as LAUNCHED_HERE
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import THIS
@@ -137,7 +137,7 @@ class Execution(NamedTuple):
             ranks=job_plan.shape,
             peak_bytes=priced.memory.total,
             step_seconds=priced.time.total,
-            memory_excess=min(0, priced.memory.needed - job_plan.hbm) / job_plan.hbm,
+            memory_excess=unused(priced, job_plan),
             summary=plan_summary(job_plan, priced, tuple(ran_out)),
         )
 

@@ -213,9 +213,14 @@ def with_plan(record: TrialRecord, job_plan: Plan) -> TrialRecord:
 
 def _excess(job_plan: Plan) -> float:
     """Missing bytes divided by available bytes; where the plan fits, the share left over, negative."""
-    best = job_plan.best
-    spare = min(0, best.memory.needed - job_plan.hbm) if best else 0
-    return (job_plan.lacking_bytes or spare) / job_plan.hbm
+    if job_plan.lacking_bytes or job_plan.best is None:
+        return job_plan.lacking_bytes / job_plan.hbm
+    return unused(job_plan.best, job_plan)
+
+
+def unused(priced: PricedStrategy, job_plan: Plan) -> float:
+    """Returns the share of the memory that a strategy which fits leaves over, as a negative number."""
+    return min(0, priced.memory.needed - job_plan.hbm) / job_plan.hbm
 
 
 def _infeasible(record: TrialRecord, error: str, excess: float | None, began: float) -> TrialRecord:

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from search.pareto import eligible
-from trials.record import Curve, Outcome, TrialKind, TrialRecord
+from search.pareto import eligible, own
+from trials.record import Curve, Outcome, TrialRecord
 
 FEWEST = 8
 """Number of candidates that have to go on from the milestone to their end before any is stopped there: an
@@ -71,13 +71,6 @@ def like(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> list[TrialRec
     schedule = schedule_of(candidate)
     return [
         trial for trial in own(trials) if trial.number != candidate.number and schedule_of(trial) == schedule
-    ]
-
-
-def own(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Candidates, each training once."""
-    return [
-        trial for trial in trials if trial.kind is TrialKind.CANDIDATE and trial.origin.reused_from is None
     ]
 
 

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from search.pareto import ne_of
-from search.stopping.base import FEWEST, Stop, best_ne, like, own, schedule_of, went_on
+from search.pareto import ne_of, own
+from search.stopping.base import FEWEST, Stop, best_ne, like, schedule_of, went_on
 from trials.record import Outcome, TrialRecord
 
 REDUCTION = 3

@@ -150,8 +150,8 @@ class StudySettings:
         self.had_finished: bool = same and (
             earlier.get("finished", False) or self.head.finished_at is not None
         )
-        """Whether the study came to its end with this very budget: minutes left over then stay so, also where a
-        later session of it was broken off."""
+        """Says whether the study came to its end with this very budget: minutes left over then stay so, also where
+        a later session of it was broken off."""
         self._budget_noted: dict[str, Any] = {BUDGET: self._budget}
         if ledger.leases is not None:
             self._budget_noted |= {WRITTEN: False, SETTINGS: for_other_drivers(config)}

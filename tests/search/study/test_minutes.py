@@ -40,6 +40,7 @@ from trials.data.cache import PreparedLog
 from trials.events import WEIGHTS, Event, Scored
 from trials.processes.task import Task
 from trials.record import Outcome, TrialKind, TrialRecord
+from trials.study_record import StudyRecord
 from trials.training.score_weights import logits_file
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -222,13 +223,18 @@ def test_more_than_the_best_is_trained_once_more_within_its_share_or_where_nothi
     assert {refit.trial for refit in record.refits} == (best_alone if confirmable else winners | best_alone)
 
 
+def ended_with_time_left(studies: Studies, monkeypatch: pytest.MonkeyPatch) -> StudyRecord:
+    """A finished study of twelve minutes, in which networks could have learnt and did not."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Finals, "_has_time_to_teach", lambda *_: False)
+        return studies.open("minutes=12", "trials=8").run()
+
+
 def test_a_study_that_has_ended_stays_as_it_is_though_it_had_time_left(
     studies: Studies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Networks that learnt afterwards would be winners that are neither trained once more nor confirmed."""
-    with monkeypatch.context() as patch:
-        patch.setattr(Finals, "_has_time_to_teach", lambda *_: False)
-        ended = studies.open("minutes=12", "trials=8").run()
+    ended = ended_with_time_left(studies, monkeypatch)
     assert ended.refits
     assert ended.averages
     assert TrialKind.DISTILLED not in {trial.kind for trial in ended.trials}
@@ -244,9 +250,7 @@ def test_a_study_that_has_ended_stays_as_it_is_though_it_had_time_left(
 def test_a_study_that_has_ended_stays_so_though_a_later_session_was_broken_off(
     studies: Studies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(Finals, "_has_time_to_teach", lambda *_: False)
-        ended = studies.open("minutes=12", "trials=8").run()
+    ended = ended_with_time_left(studies, monkeypatch)
 
     def interrupt(_: StudyState) -> None:
         raise KeyboardInterrupt
