@@ -84,8 +84,7 @@ def leaderboard(record: StudyRecord, *, by: By = "ne", everything: bool = False)
     ended = [trial for trial in record.trials if not trial.result.outcome.unfinished]
     group = _group_of(record)
     shown = [trial for trial in ended if everything or group(trial) < OTHERS]
-    exported = _exported(record)
-    rows = [(group(trial), _row(trial, record, exported)) for trial in shown]
+    rows = [(group(trial), _row(trial, record)) for trial in shown]
     rows.sort(key=lambda pair: (pair[0], *_order(pair[1], by)))
     return Leaderboard(
         study=record.name,
@@ -125,7 +124,7 @@ def _order(row: LeaderboardRow, by: By) -> tuple[float, float]:
     return unknown if asked_for is None else asked_for, unknown if row.ne is None else row.ne
 
 
-def _row(trial: TrialRecord, record: StudyRecord, exported: set[int]) -> LeaderboardRow:
+def _row(trial: TrialRecord, record: StudyRecord) -> LeaderboardRow:
     result, compared = trial.result, record.comparison(trial.number)
     ne = result.validation.ne if result.validation and known(result.validation.ne) else None
     chosen = record.choice is not None and trial.number in winners(record)
@@ -147,14 +146,8 @@ def _row(trial: TrialRecord, record: StudyRecord, exported: set[int]) -> Leaderb
         technique=result.technique or trial.plan.technique,
         predicted_peak_bytes=trial.plan.peak_bytes,
         measured_peak_bytes=result.measured.peak_memory_bytes,
-        export=_export(trial, record) if trial.number in exported else None,
+        export=_export(trial, record) if trial.number in record.exportable else None,
     )
-
-
-def _exported(record: StudyRecord) -> set[int]:
-    """Numbers of the trials whose weights are kept, so that they can be exported (`search.pareto.picked`)."""
-    numbers = {*record.front, *record.networks_front, *record.table_bytes_front}
-    return numbers | ({record.baseline} if record.baseline is not None else set())
 
 
 def _export(trial: TrialRecord, record: StudyRecord) -> str:

@@ -111,7 +111,9 @@ class Range:
 
     @property
     def size(self) -> float:
-        """Number of values; infinite for real ones."""
+        """Number of values; infinite for real ones between two bounds."""
+        if self.low == self.high:
+            return 1
         return int((self.high - self.low) // self.step) + 1 if self.whole else math.inf
 
     def sample(self, trial: BaseTrial) -> Scalar:

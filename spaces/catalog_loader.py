@@ -11,6 +11,7 @@ from dhen.schema import FeatureSchema
 from dhen.values import load_yaml, parse
 from spaces.space import Space, SpaceConfig, first_label
 
+RAW = "raw_numeric"
 PROBES = 64
 """Random points tried before a space is called impossible."""
 
@@ -30,14 +31,13 @@ def load_space(name: str, features: FeatureSchema | None = None) -> Space:
     Raises:
         UserError: when there is no such space, a key or value is wrong, or no point of it decodes.
     """
-    path = Path(name)
-    if path.suffix in (".yaml", ".yml", ".json") or path.exists():
+    path, named = Path(name), catalog()
+    if name in named:
+        space = Space(name, named[name])
+    elif path.suffix in (".yaml", ".yml", ".json") or path.exists():
         space = _read(path)
     else:
-        named = catalog()
-        if name not in named:
-            raise unknown_name("space", name, named)
-        space = Space(name, named[name])
+        raise unknown_name("space", name, named)
     if features is not None:
         space = Space(space.name, _with_effect(space, features))
     _check_possible(space)
@@ -54,10 +54,19 @@ def _with_effect(space: Space, features: FeatureSchema) -> SpaceConfig:
     }
     idle = [key for key in space.config.model if key in acts_on and not acts_on[key]]
     first = {key: [space.model_axes[key].decode(first_label(space.model_axes[key]))] for key in idle}
+    raw = space.config.raw_numeric
+    if not features.numeric and isinstance(raw, list):
+        raw = raw[:1]
+        idle.append(RAW)
     start = tuple(
-        {name: value for name, value in point.items() if name not in idle} for point in space.config.start
+        {
+            name: value
+            for name, value in point.items()
+            if name not in idle and name.rpartition(".")[2] not in idle
+        }
+        for point in space.config.start
     )
-    return space.config.replace(model=space.config.model | first, start=start)
+    return space.config.replace(model=space.config.model | first, start=start, raw_numeric=raw)
 
 
 def _check_possible(space: Space) -> None:

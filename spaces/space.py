@@ -151,6 +151,15 @@ class Space:
         }
         return proven | self.config.start[index]
 
+    def with_first(self, training: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns these training settings where the space has them; of an axis that has another value its first
+        one."""
+        axes = self.training_axes.items()
+        return {
+            key: training[key] if _has(axis, training[key]) else axis.decode(first_label(axis))
+            for key, axis in axes
+        }
+
     @property
     def fingerprint(self) -> str:
         """Fingerprint of everything that varies; a study keeps to one space."""

@@ -11,10 +11,20 @@ import numpy as np
 
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
-from trials.events import WEIGHTS, Diverged, Evaluated, Event, Failed, Progress, Scored, Trained, Wrapped
+from trials.events import (
+    WEIGHTS,
+    Diverged,
+    Evaluated,
+    Event,
+    Failed,
+    Progress,
+    Scored,
+    Trained,
+    Wrapped,
+    logits_file,
+)
 from trials.processes.task import Task
 from trials.record import CurvePoint, Measured, Metrics
-from trials.training.score_weights import logits_file
 
 PLANNED_ELSEWHERE = (
     "threads=1",

@@ -27,6 +27,12 @@ START_MARK = "=== begins: "
 an attempt goes on in its file after a driver was killed, and so does a scoring that is done again."""
 
 
+def logits_file(folder: Path, split: str) -> Path:
+    """Returns where a trial's folder keeps its logits (N, fp32, not corrected) of a split, in the order of the
+    log."""
+    return folder / f"logits.{split}.npy"
+
+
 class RankLogs(NamedTuple):
     """The log files of the ranks of one task."""
 

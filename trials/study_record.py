@@ -365,6 +365,22 @@ class StudyRecord(Value):
         """Returns the networks that a trial consists of: the members of an average, or the trial itself."""
         return networks_of(trial, self.trial, self.retraining)
 
+    def exported_networks(self, trial: TrialRecord) -> tuple[TrialRecord, ...]:
+        """Returns the networks that a trial's bundle has: those that were trained once more on the rows of
+        training and validation together, where the trial was, else its own."""
+        refit = self.refit(trial.number)
+        return self.networks(trial) if refit is None else tuple(map(self.retraining, refit.networks))
+
+    @cached_property
+    def exportable(self) -> frozenset[int]:
+        """Numbers of the trials whose weights are kept: the fronts, the baseline, members of averages."""
+        numbers = {*self.front, *self.networks_front, *self.table_bytes_front}
+        numbers |= {self.baseline} if self.baseline is not None else set()
+        members = (
+            number for trial in self.averages if trial.number in numbers for number in trial.origin.members
+        )
+        return frozenset({*numbers, *members})
+
     @cached_property
     def candidates(self) -> tuple[TrialRecord, ...]:
         """All trials except those of the baseline's own tuning and the front's second trainings on all rows."""

@@ -48,12 +48,12 @@ from search.execution.trainer import Trainer
 from search.read_study import read_study
 from spaces.catalog_loader import load_space
 from trials.data.cache import PreparedLog
+from trials.events import logits_file
 from trials.job import Job, TrainingConfig
 from trials.metrics import evaluate_predictions
 from trials.processes.launcher import Launcher
 from trials.record import TrialKind, TrialRecord
 from trials.study_record import StudyRecord
-from trials.training.score_weights import logits_file
 
 SPLIT = "test"
 MOST_CATEGORIES = 255

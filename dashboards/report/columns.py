@@ -11,6 +11,7 @@ from dashboards.figures.table_bytes import table_bytes_differ
 from dashboards.rows import TrialRow
 from dashboards.sentences.summary import IN_WORDS
 from dashboards.units import byte_size, decimals, duration, known, milliseconds, percent, si
+from trials.record import TrialKind, TrialRecord
 from trials.study_record import StudyRecord
 
 
@@ -85,7 +86,7 @@ COLUMNS = (
         title="Technique",
         help="memory technique that it was trained with; where it was not trained, the one planned",
         shown=Shown.PHONE,
-        words=lambda row: row.trial.result.technique or row.trial.plan.technique or "nothing fits",
+        words=lambda row: row.trial.result.technique or _planned(row.trial),
     ),
     Column(
         id=RANKS,
@@ -193,7 +194,7 @@ COLUMNS = (
         title="Planned",
         help="memory technique for the cluster: the least that fits",
         shown=Shown.PANEL,
-        words=lambda row: row.trial.plan.technique or "nothing fits",
+        words=lambda row: _planned(row.trial),
     ),
     Column(
         id="executed",
@@ -210,6 +211,11 @@ COLUMNS = (
         words=lambda row: row.remark,
     ),
 )
+
+
+def _planned(trial: TrialRecord) -> str:
+    """Returns the technique that was planned for a trial; nothing for an average, which nobody trains."""
+    return trial.plan.technique or ("" if trial.kind is TrialKind.AVERAGE else "nothing fits")
 
 
 def columns_of(record: StudyRecord) -> tuple[Column, ...]:

@@ -48,13 +48,3 @@ def _export(record: StudyRecord, directory: str) -> tuple[Command, ...]:
             line="dhen-search predict winner --data new.csv --out scores.csv",
         ),
     )
-
-
-def exportable(record: StudyRecord) -> frozenset[int]:
-    """Returns the numbers of the trials whose weights are kept: the fronts, the baseline, members of averages."""
-    numbers = {*record.front, *record.networks_front, *record.table_bytes_front}
-    numbers |= {record.baseline} if record.baseline is not None else set()
-    members = (
-        number for trial in record.averages if trial.number in numbers for number in trial.origin.members
-    )
-    return frozenset({*numbers, *members})

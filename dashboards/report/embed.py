@@ -15,7 +15,7 @@ from typing import Any
 from dashboards.report.answers import cluster_words
 from dashboards.report.architecture import architecture
 from dashboards.report.columns import Column, columns_of
-from dashboards.report.commands import export_line, exportable
+from dashboards.report.commands import export_line
 from dashboards.report.cost_tree import ModuleCost, folded
 from dashboards.report.held import held
 from dashboards.report.thin_curves import thinned
@@ -49,7 +49,7 @@ class Shared:
 def study_data(record: StudyRecord) -> dict[str, Any]:
     """Returns all that the scripts of the page know of a study."""
     columns, costs, grids, axes = columns_of(record), Shared(), Shared(), Shared()
-    kept = exportable(record)
+    kept = record.exportable
     trials = [
         _trial(row, record, columns, (costs, grids, axes))
         | {"export": export_line(record, row.trial.number) if row.trial.number in kept else None}

@@ -83,7 +83,8 @@ def fresh_rows(tables: Sequence[Table], starts: Sequence[int], dim: int) -> Tens
     part = _PART.get()
     if part is not None:
         return _some_rows(spans, total, dim, part)
-    weight_RD = torch.zeros(total, dim) if len(spans) > 1 else torch.empty(total, dim)
+    drawn = sum(rows for _, rows in spans)
+    weight_RD = torch.empty(total, dim) if drawn == total else torch.zeros(total, dim)
     for start, rows in spans:
         _draw(weight_RD[start : start + rows])
     return weight_RD

@@ -32,11 +32,11 @@ from trials.analyses import Better, Slice, Slices
 from trials.cluster.machine import device
 from trials.data.cache import PreparedLog
 from trials.data.example_weights import Floats, example_weights
+from trials.events import logits_file
 from trials.metrics import entropy
 from trials.record import TrialRecord
 from trials.study_record import Comparison, StudyRecord
 from trials.training.evaluation import evaluate
-from trials.training.score_weights import logits_file
 
 MOST = 20
 """Number of values of a column that are shown; the others are joined."""

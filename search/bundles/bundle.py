@@ -33,7 +33,7 @@ from dhen.inputs.fresh_rows import unfilled_tables
 from dhen.inputs.int8_tables import use_int8_tables
 from dhen.model import build_model
 from dhen.values import Value, load_json, parse
-from search.bundles.increments import Increment, Version, base_version, read_increments, replay
+from search.bundles.increments import Increment, TrainedPeriod, Version, base_version, read_increments, replay
 from search.bundles.int8_cost import Int8Cost
 from search.bundles.manifest import MANIFEST, check_is_bundle, first_fault, write_manifest
 from trials.data.cache import PreparedLog
@@ -94,6 +94,9 @@ class BundleInfo(Value):
     version: Version | None = Field(default=None, exclude_if=lambda version: version is None)
     """The version of another bundle that this one has the weights of, increments included; None for one that
     increments begin with."""
+    trained: TrainedPeriod | None = Field(default=None, exclude_if=lambda period: period is None)
+    """The newest period that was trained on online, where its increment is in the weights themselves; None where
+    there was none."""
     converted: Version | None = Field(default=None, exclude_if=lambda version: version is None)
     """The version of another bundle from which this one was made, with other kinds of tables (`convert`); None for
     one that was trained as it is."""
@@ -129,6 +132,11 @@ class Bundle:
     encoding: Encoding
     increments: tuple[Increment, ...] = ()
     """The increments that were learnt since the export, in order."""
+
+    @property
+    def trained(self) -> TrainedPeriod | None:
+        """The newest period that was trained on online; None where there was none."""
+        return self.increments[-1].info.period if self.increments else self.info.trained
 
     @property
     def version(self) -> Version:
@@ -260,8 +268,10 @@ def check_place(directory: Path) -> None:
     """Checks that a bundle may be written to a folder.
 
     Raises:
-        UserError: where `directory` is something else than a bundle.
+        UserError: where `directory` is something else than a bundle, or holds the working directory.
     """
+    if directory.resolve() in (here := Path.cwd().resolve(), *here.parents):
+        raise UserError(f"{directory} holds the folder that this command runs in; choose an --out below it.")
     there = directory.exists() and not is_bundle(directory)
     if there and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f"{directory} exists and is not a bundle; choose another --out.")

@@ -190,6 +190,7 @@ def _info(bundle: Bundle, encoding: Encoding) -> BundleInfo:
         parameters=sum(map(dense_parameters, costs)),
         embedding_parameters=sum(map(embedding_parameters, costs)),
         version=None,
+        trained=bundle.trained,
         converted=bundle.version,
     )
 

@@ -29,12 +29,12 @@ def export(record: StudyRecord, log: PreparedLog, how: str, out: Path) -> TrialR
     """
     trial = picked(record, how)
     refit, baseline_refit = record.refit(trial.number), record.refit(record.baseline)
-    networks = tuple(map(record.retraining, refit.networks)) if refit else record.networks(trial)
+    networks = record.exported_networks(trial)
     weights = [folder_of(Path(record.directory), network) / WEIGHTS for network in networks]
     for network, file in zip(networks, weights, strict=True):
         if not file.exists():
             raise UserError(
-                f"{file} is missing; run the study's command again to train trial {network.owner}."
+                f"{file} is missing; run the study's command again to train trial {network.network_of} again."
             )
     baseline = record.trial(record.baseline) if record.baseline is not None else None
     members = [Member(trial=network.network_of, job=trained_job(network, log)) for network in networks]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dashboards.report.commands import exportable
 from dhen.errors import listed
 from search.run_directory import folder_of
 from trials.events import WEIGHTS
@@ -18,12 +17,11 @@ def lost_weights(record: StudyRecord) -> tuple[str, ...]:
     """Returns a sentence on the trials that could be exported but for their weights, which are gone; none where
     all are there."""
     directory = Path(record.directory)
-    kept = exportable(record)
     lost = [
         trial.number
         for trial in record.trials
-        if trial.number in kept
-        and not all(_has_weights(directory, network) for network in record.networks(trial))
+        if trial.number in record.exportable
+        and not all(_has_weights(directory, network) for network in record.exported_networks(trial))
     ]
     if not lost:
         return ()

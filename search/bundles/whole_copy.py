@@ -34,6 +34,6 @@ def copy_whole(bundle: Bundle, out: Path) -> None:
         save_weights(weights, building / name)
         stored = load_file(building / CHECK)
         save_file(stored | {"score": bundle.increments[-1].scores()}, building / CHECK)
-        info = bundle.info.replace(version=bundle.version)
+        info = bundle.info.replace(version=bundle.version, trained=bundle.trained)
         (building / INFO).write_text(json.dumps(info.to_dict(), indent=1), encoding="utf-8")
         write_manifest(building)

@@ -18,11 +18,10 @@ from search.execution.running import Scoring, Training
 from search.execution.scheduler import Scheduler
 from search.execution.trainer import Trainer
 from search.run_directory import CHECKPOINTS
-from trials.events import WEIGHTS, Progress
+from trials.events import WEIGHTS, Progress, logits_file
 from trials.job import Job
 from trials.record import Outcome, TrialKind, TrialRecord
 from trials.storage.ledger import Ledger
-from trials.training.score_weights import logits_file
 
 SPLIT = "test"
 HasTimeFor = Callable[["RetrainingRequest"], bool]

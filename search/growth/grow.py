@@ -116,7 +116,8 @@ class Growth:
 
     def _steps(self, completed: Sequence[TrialRecord]) -> Iterator[Step]:
         """Steps that may be taken, for the best by NE before those for the front, which has upper ends alone."""
-        axes = {axis.name: axis for axis in ordered_axes(self._space)}
+        # what waits for the tuning stage is not widened: candidates of the search have its first value
+        axes = {axis.name: axis for axis in ordered_axes(self._space) if not axis.tuned_last}
         # equal jobs have one result: it sits at an end once
         best, front = sorted(own(completed), key=ne_of)[:BEST], front_of(completed)
         # the front's cheap half sits at lower ends whatever the log: widened there, the study found a higher NE

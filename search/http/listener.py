@@ -14,6 +14,8 @@ USUAL_PORT = 5000
 LOOPBACK = "127.0.0.1"
 LOCAL = (LOOPBACK, "localhost", "::1")
 """Addresses at which this machine alone is answered."""
+ANY = ("0.0.0.0", "::")
+"""Addresses that stand for all of this machine's."""
 
 
 def listening(host: str, wanted: int | None) -> socket.socket:
@@ -44,3 +46,14 @@ def listening(host: str, wanted: int | None) -> socket.socket:
         else "leave --port out to have a free one picked"
     )
     raise UserError(f"cannot listen on {host}, port {port}: {reason}; {remedy}.")
+
+
+def shown_address(host: str, port: int) -> str:
+    """Returns the address to ask at, from another machine too where a server that listens on `host` is reached
+    there."""
+    return f"http://{in_url(socket.gethostname() if host in ANY else host)}:{port}"
+
+
+def in_url(host: str) -> str:
+    """Returns a host as addresses have it: IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host

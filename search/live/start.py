@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
-from search.http.listener import LOOPBACK
+from search.http.listener import ANY, LOOPBACK, in_url
 from search.live import end_with_parent
 from search.live.settings import LISTENER, READY, VARIABLE, UiSettings
 
@@ -25,8 +25,6 @@ START_SECONDS = 120.0
 LAST_LINES = 8
 """Lines of the server's own output, shown where it does not start."""
 NOT_FOUND = 404
-ANY = ("0.0.0.0", "::")
-"""Addresses that stand for all of this machine's."""
 
 
 class Server(NamedTuple):
@@ -96,7 +94,7 @@ def started(settings: UiSettings, listener: socket.socket) -> Iterator[Server]:
         try:
             _wait_until_it_answers(ready, process, output)
             host = LOOPBACK if settings.host in ANY else settings.host
-            yield Server(f"http://{_in_url(host)}:{settings.port}", process, settings.token)
+            yield Server(f"http://{in_url(host)}:{settings.port}", process, settings.token)
         finally:
             os.close(ready)
             assert process.stdin is not None
@@ -107,15 +105,6 @@ def started(settings: UiSettings, listener: socket.socket) -> Iterator[Server]:
 def names_of(host: str) -> tuple[str, ...]:
     """Names under which this server may be asked for, where it listens on `host`."""
     return () if host == LOOPBACK else tuple({host, socket.gethostname(), socket.getfqdn()} - set(ANY))
-
-
-def shown_address(host: str, port: int) -> str:
-    """The address to open in a browser, on another machine where the server listens there."""
-    return f"http://{_in_url(socket.gethostname() if host in ANY else host)}:{port}"
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _wait_until_it_answers(ready: int, process: subprocess.Popen[bytes], output: IO[bytes]) -> None:

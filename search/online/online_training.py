@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
-from search.bundles.bundle import Bundle, check_place, is_bundle, read_bundle, weights_names
+from search.bundles.bundle import Bundle, is_bundle, read_bundle, weights_names
 from search.bundles.increments import Increment, IncrementInfo, TrainedPeriod, write_increment
 from search.bundles.whole_copy import copy_whole
 from search.online.table_servers import TableServers
@@ -69,7 +69,6 @@ def opened(source: Bundle, out: Path) -> Bundle:
     Raises:
         UserError: where `out` is another bundle, or none.
     """
-    check_place(out)
     if not is_bundle(out):
         copy_whole(source, out)
     there = read_bundle(out)
@@ -113,9 +112,11 @@ class OnlineTraining:
         """Returns how many periods of a log have been trained on already.
 
         Raises:
-            UserError: where the log was cut otherwise before, or begins before rows that were trained on.
+            UserError: where the log was cut otherwise before, or what is left of it begins before rows that were
+                trained on.
         """
-        trained = [one.info.period for one in self.increments]
+        before = self._bundle.info.trained
+        trained = [*([before] if before else []), *(one.info.period for one in self.increments)]
         of_log = [one for one in trained if one.log == periods.log.fingerprint]
         if of_log and of_log[0].length != periods.length:
             raise UserError(
@@ -129,7 +130,22 @@ class OnlineTraining:
                 f"time goes back: the log begins at {time_of(begins_at)}, and {self._directory} has been "
                 f"trained until {time_of(newest)}. Give later rows, or another --out to begin anew."
             )
-        return len(of_log)
+        done = of_log[-1].number + 1 if of_log else 0
+        if 0 < done < len(periods) and of_log[-1] != trained[-1]:
+            raise UserError(
+                f"time goes back: {self._directory} has been trained on {done} of the {len(periods)} periods of "
+                "this log, and on another log since. Give later rows, or another --out to begin anew."
+            )
+        return done
+
+    def of(self, log: PreparedLog) -> list[Increment]:
+        """Returns the increments of a log's periods, in order."""
+        return [one for one in self.increments if one.info.period.log == log.fingerprint]
+
+    @property
+    def version(self) -> int:
+        """Number of the newest version."""
+        return self._version.number
 
     def train(self, periods: Periods, progress: Callable[[int], None]) -> Iterator[Increment]:
         """Trains on the periods that are left, and yields the increment of each; `progress` is told how many rows

@@ -67,7 +67,7 @@ class OptunaMirror:
         self._space: tuple[tuple[GrownAxis, ...], Space] | None = None
         """The space as it was read last, with the steps by which it had grown."""
         self._mirrored: dict[int, _Mirrored] = {}
-        self._rows: dict[int, tuple[TrialRecord, Row]] = {}
+        self._rows: dict[int, tuple[TrialRecord, bool, Row]] = {}
         self._distributions: dict[str, BaseDistribution] = {}
         self._standing: dict[str, BaseDistribution] = {}
         """Distributions that the newest trials in the storage have."""
@@ -136,10 +136,11 @@ class OptunaMirror:
             if not trial.outside_space:
                 before = self._rows.get(trial.number)
                 resumes = trial.result.outcome is Outcome.INTERRUPTED and not record.finished
-                row = before[1] if before is not None and before[0] is trial and not resumes else None
-                rows[trial.number] = trial, row or row_of(trial, resumes=resumes)
+                same = before is not None and before[0] is trial and before[1] == resumes
+                row = before[2] if before is not None and same else row_of(trial, resumes=resumes)
+                rows[trial.number] = trial, resumes, row
         self._rows = rows
-        return [row for _, row in rows.values()]
+        return [row for _, _, row in rows.values()]
 
     def _varied(self, rows: Sequence[Row], space: Space) -> list[Axis]:
         """The space's axes less those that change nothing on this log, which points do not have."""

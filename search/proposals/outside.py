@@ -15,13 +15,14 @@ import torch
 
 from dhen.errors import UserError
 from dhen.model import build_model
+from dhen.values import parse
 from search.execution.jobs import new_record
 from search.planning.admission import Admission
 from search.proposals.lines import Line, Lines
 from search.proposals.read_line import ReadProposal, credit_of, read_line
 from search.study_state import StudyState
 from spaces.space import Candidate, Space
-from trials.job import Job
+from trials.job import Job, TrainingConfig
 from trials.record import Outcome, TrialKind
 from trials.study_record import RefusedProposal
 
@@ -76,7 +77,8 @@ class OutsideProposals:
         Raises:
             UserError: saying why it is not trained.
         """
-        read = read_line(line, self._space, self._state.require_baseline().job.training)
+        proven = parse(TrainingConfig, self._state.require_baseline().job.training, "ledger")
+        read = read_line(line, self._space, dict(proven))
         job = self._job_of(read.candidate)
         for trial in self._state.trials.values():
             if trial.job.fingerprint == job.fingerprint:

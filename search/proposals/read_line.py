@@ -81,7 +81,8 @@ def _mapping(text: str) -> dict[str, Any]:
 def _words(name: str, value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
         raise UserError(f"{name} is a text, received {value!r}.")
-    return value[:LONGEST] if value else None
+    # half of a character, where a text was cut inside of one, cannot be stored
+    return value[:LONGEST].encode("utf-8", "replace").decode("utf-8") if value else None
 
 
 def _read_point(
@@ -123,14 +124,14 @@ def _read_model(
             f"a candidate is a model of the family dhen, received {model.family}; a model of another family can "
             "be the baseline of a study: baseline=FILE."
         )
-    training = {key: proven[key] for key in space.training_axes if key in proven} | given
-    candidate = Candidate(model=model, training=training)
+    held = space.with_first(proven)
     try:
-        point = space.encode(candidate)
+        point = space.encode(Candidate(model=model, training=held | given))
         return ReadProposal(candidate=space.decode(point), point=point, proposal=proposal)
     except UserError:  # outside the space: it is trained all the same, and the sampler is not told
+        training = {key: proven[key] for key in space.training_axes} | given
         outside = proposal.replace(outside=True, training=training)
-        return ReadProposal(candidate=candidate, point={}, proposal=outside)
+        return ReadProposal(candidate=Candidate(model=model, training=training), point={}, proposal=outside)
 
 
 def _model(given: Any) -> dict[str, Any]:

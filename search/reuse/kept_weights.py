@@ -9,9 +9,8 @@ from pathlib import Path
 from search.reuse.result_source import ResultSource
 from search.run_directory import CHECKPOINTS, folder_of, trial_folder
 from search.study_state import StudyState
-from trials.events import WEIGHTS
+from trials.events import WEIGHTS, logits_file
 from trials.record import Outcome, TrialKind, TrialRecord
-from trials.training.score_weights import logits_file
 
 
 class KeptWeights:

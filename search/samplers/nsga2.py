@@ -28,6 +28,11 @@ def make(seed: int, context: SamplerContext) -> BaseSampler:
     from optuna.samplers import NSGAIISampler
 
     class Nsga2(NSGAIISampler):
+        def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+            super().before_trial(study, trial)
+            # of a trial whose parameters are all given Optuna asks for no generation, and it would be no parent
+            self.get_trial_generation(study, trial)
+
         def get_parent_population(self, study: Study, generation: int) -> list[FrozenTrial]:
             parents = super().get_parent_population(study, generation)
             return sorted(parents, key=lambda trial: trial.number)

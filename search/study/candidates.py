@@ -243,10 +243,11 @@ class CandidateSource:
         not behind it, then the space's start points, then what is first beyond the ends of axes that were widened,
         then the start points of earlier studies; empty past the last."""
         index = sum(trial.origin.proposal is None for trial in untuned(candidates))
+        # the ledger leaves out settings that have their default
+        training = dict(parse(TrainingConfig, baseline.job.training, "ledger"))
         if index == 0:
-            training = parse(TrainingConfig, baseline.job.training, "ledger")
-            return nearest_point(self._space, parse_model(baseline.job.model, "ledger"), dict(training))
-        start = self._space.start_point(index - 1, baseline.job.training)
+            return nearest_point(self._space, parse_model(baseline.job.model, "ledger"), training)
+        start = self._space.start_point(index - 1, training)
         start = start or self._growth.start_point(candidates)
         start = start or self._warm_start.start_point(candidates)
         return start or next_point(self._starts, candidates)

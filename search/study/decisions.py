@@ -5,7 +5,7 @@ from __future__ import annotations
 from search.samplers.ask_tell import Proposals
 from search.stopping.base import Rule, first_stop
 from search.study_state import StudyState
-from trials.record import TrialKind, TrialRecord
+from trials.record import Outcome, TrialKind, TrialRecord
 
 
 class Decisions:
@@ -13,6 +13,13 @@ class Decisions:
 
     def __init__(self, proposals: Proposals, rule: Rule | None, state: StudyState) -> None:
         self._proposals, self._rule, self._state = proposals, rule, state
+        self._judged = {
+            number: len(trial.result.curve)
+            for number, trial in state.trials.items()
+            if trial.result.outcome is Outcome.INTERRUPTED
+        }
+        """Number of evaluations of each trial that were judged, also before it was cut short: a training that goes
+        on tells them once more, and more is known by then."""
 
     def stopped(self, record: TrialRecord, before: TrialRecord) -> TrialRecord | None:
         """How a training trial ends where the stopping rule gives it up at an evaluation that is new; else None.
@@ -25,7 +32,10 @@ class Decisions:
             return None
         so_far = before.with_result(curve=record.result.curve, technique=record.result.technique)
         trials = [trial for trial in self._state.trials.values() if trial.origin.promoted_from is None]
-        return first_stop(self._rule, so_far, len(before.result.curve), trials)
+        judged = max(len(before.result.curve), self._judged.get(record.number, 0))
+        stopped = first_stop(self._rule, so_far, judged, trials)
+        self._judged[record.number] = max(judged, len((stopped or so_far).result.curve))
+        return stopped
 
     def note(self, record: TrialRecord) -> None:
         """The sampler may look at what a candidate that still trains has shown so far."""

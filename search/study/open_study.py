@@ -56,12 +56,12 @@ from spaces.catalog_loader import load_space
 from spaces.space import Candidate, Space
 from trials.data.cache import PreparedLog
 from trials.data.origin import check_origins
+from trials.data.periods import check_periods
 from trials.embeddings.requirements import check_torchrec
 from trials.job import Job, TrainingConfig, check_order
 from trials.processes.launcher import AnyLauncher
 from trials.storage.ledger import Ledger
 from trials.study_record import FoundPasses, GrownAxis, RefusedProposal, covered_seconds
-from trials.training.progressive import check_periods
 
 
 def open_study(

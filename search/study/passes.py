@@ -141,7 +141,7 @@ class Passes:
             most = min(most, int(SHARE_OF_MINUTES * 60.0 * self._minutes / seconds))
         if most < 2:
             return None
-        settings = many_passes(self._baseline, most, len(one_pass.result.curve))
+        settings = many_passes(self._baseline, most, one_pass)
         return {f"training.{key}": value for key, value in (settings | dict(decays)).items()}
 
 
@@ -155,13 +155,16 @@ def has_decay(training: TrainingConfig) -> bool:
     return any(getattr(training, key) for key in DECAYS[-1])
 
 
-def many_passes(training: TrainingConfig, most: int, evaluations: int) -> dict[str, Any]:
+def many_passes(training: TrainingConfig, most: int, one_pass: TrialRecord) -> dict[str, Any]:
     """Settings of a training with as many passes as help, at most so many: a constant rate and a long patience,
     unless `training` says otherwise.
 
-    `evaluations` is the number of those in one pass, which counts where `training` says how far they are apart.
+    How many evaluations a pass has where `training` says how far they are apart is known from a training with one
+    pass, which may have ended early.
     """
-    per_pass = EVALUATIONS_PER_PASS if training.evaluate_every is None else max(1, evaluations)
+    per_pass, curve = EVALUATIONS_PER_PASS, one_pass.result.curve
+    if training.evaluate_every is not None and curve:
+        per_pass = max(1, round(len(curve) / curve[-1].epoch))
     settings: dict[str, Any] = {"epochs": most}
     if training.schedule == "auto":
         settings["schedule"] = "constant"

@@ -108,8 +108,10 @@ class ReportWriter:
     def _leave_duty(self, sharing: Sharing) -> None:
         if self._on_duty:
             self._on_duty = False
-            # what the next driver writes is not in what was read of MLflow
+            # what the next driver writes is not in what was read of MLflow, nor of Optuna's storage
             self._mlflow = MlflowFollower(self._directory, self._config, self._console)
+            if self._mirror is not None:
+                self._thread.submit(self._mirror.close)
             sharing.leave_report()
 
     def _settle(self) -> None:

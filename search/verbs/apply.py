@@ -46,6 +46,10 @@ def command(bundle: Path, increments: tuple[Path, ...], out: Path | None, as_jso
         opened.check()
         click.echo(f"{bundle}: version {version.number}", err=as_json)
     if out is not None:
+        if out.resolve() == bundle.resolve():
+            raise UserError(
+                f"--out {out} is the bundle itself, whose increments would be gone: give another --out."
+            )
         copy_whole(opened, out)
         click.echo(f"{out}: version {opened.version.number}, whole", err=as_json)
     if as_json:

@@ -91,7 +91,8 @@ def command(
             online = OnlineTraining(opened_bundle, job, servers)
             notes += [NO_STATE] if online.optimizers_begin_anew else []
             print_notes(console, notes)
-            for increment in online.increments[len(online.increments) - online.done(periods) :]:
+            online.done(periods)
+            for increment in online.of(log):
                 console.print(_line(increment), soft_wrap=True, highlight=False)
             try:
                 rows = len(periods.rows)
@@ -100,21 +101,17 @@ def command(
             finally:
                 write_figure(periods_figure(_points(online.increments)), out / FIGURE)
     if as_json:
-        newest = online.increments[len(online.increments) - online.done(periods) :]
-        number = online.increments[-1].info.number
         print_json(
             OnlineBundle(
                 bundle=str(out),
-                version=number,
+                version=online.version,
                 figure=str(out / FIGURE),
                 notes=tuple(notes),
-                increments=tuple(map(_as_value, newest)),
+                increments=tuple(map(_as_value, online.of(log))),
             )
         )
         return
-    console.print(
-        f"{out}: version {online.increments[-1].info.number}; figure: {out / FIGURE}", soft_wrap=True
-    )
+    console.print(f"{out}: version {online.version}; figure: {out / FIGURE}", soft_wrap=True)
 
 
 def _stays(out: Path) -> str:

@@ -8,7 +8,7 @@ import click
 
 from dhen.errors import UserError
 from search.bundles.manifest import check_is_bundle
-from search.http.listener import LOCAL, LOOPBACK, listening
+from search.http.listener import LOCAL, LOOPBACK, listening, shown_address
 from search.http.token import VARIABLE, needed_token
 from search.serving.settings import ServeSettings
 from trials.cluster.quantity import parse_bytes
@@ -80,7 +80,7 @@ def command(
         token=clients_token,
     )
     with listening(host, port) as listener:
-        address = f"http://{host}:{listener.getsockname()[1]}"
+        address = shown_address(host, listener.getsockname()[1])
         click.echo(f"workers that start: {workers}; this takes some seconds ...")
         pool = None
         try:

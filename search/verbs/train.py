@@ -42,12 +42,12 @@ from search.verbs.data_option import data_option
 from search.verbs.output import TrainedBundle, json_option, print_json
 from trials.cluster.machine import preferred_precision
 from trials.data.cache import PreparedLog
+from trials.data.periods import check_periods
 from trials.data.prepare.prepare_log import prepare
 from trials.events import WEIGHTS
 from trials.job import Job, TrainingConfig
 from trials.processes.launcher import Launcher
 from trials.record import Outcome, TrialKind, TrialRecord
-from trials.training.progressive import check_periods
 
 OUTPUT = TrainedBundle
 RECORD = "record.json"
@@ -190,8 +190,7 @@ def _next(training: TrainingConfig, trained: Sequence[_Trained], tried: int) -> 
         return training.replace(epochs=1)
     decays = open_decays(training)
     if tried <= len(decays):
-        evaluations = len(trained[0].record.result.curve)
-        many = many_passes(training, MOST_PASSES, evaluations)
+        many = many_passes(training, MOST_PASSES, trained[0].record)
         return training.replace(**many, **decays[tried - 1])
     if training.schedule != "auto" or len(trained) < tried:
         return None

@@ -11,10 +11,10 @@ from urllib.parse import quote
 import click
 
 from dhen.errors import UserError
-from search.http.listener import LOCAL, LOOPBACK, listening
+from search.http.listener import LOCAL, LOOPBACK, listening, shown_address
 from search.http.token import VARIABLE, needed_token
 from search.live.settings import TOKEN, UiSettings
-from search.live.start import Server, names_of, shown_address, started
+from search.live.start import Server, names_of, started
 from search.read_study import stored_studies
 from search.run_directory import STUDY_FILE, is_driven
 from trials.mlflow.store import check_store, database

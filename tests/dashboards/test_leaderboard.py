@@ -11,7 +11,7 @@ from rich.console import Console
 from dashboards.leaderboard import By, Leaderboard, leaderboard
 from dashboards.terminal.leaderboard import leaderboard_table
 from trials.choice import Choice, Winner
-from trials.record import Outcome
+from trials.record import Outcome, TrialKind
 from trials.study_record import Better, Comparison, StudyRecord
 
 
@@ -124,3 +124,13 @@ def test_a_study_that_has_just_begun_has_an_empty_one() -> None:
     running = [bare(0, ne=0.8, flops=1.0).with_result(outcome=Outcome.RUNNING, validation=None)]
     board = leaderboard(judged(running, finished=False))
     assert (board.rows, board.finished_trials) == ((), 0)
+
+
+def test_members_of_averages_can_be_exported() -> None:
+    record = study(20)
+    member = next(trial.number for trial in record.candidates if trial.number not in record.front)
+    average = record.trial(record.front[0]).with_origin(members=(record.front[-1], member))
+    average = average.replace(number=len(record.trials), kind=TrialKind.AVERAGE)
+    front = (*record.front, average.number)
+    rows = leaderboard(record.replace(trials=(*record.trials, average), front=front), everything=True).rows
+    assert next(row for row in rows if row.trial == member).export is not None

@@ -273,3 +273,31 @@ def test_points_of_another_space_are_refused() -> None:
         space.decode(point | {"layer.block9": "linear"})
     with pytest.raises(UserError, match="not one of"):
         space.decode(point | {"layer.block0": "none"})
+
+
+def test_a_folder_of_a_space_s_name_hides_it_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tiny").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load_space("tiny").name == "tiny"
+
+
+def test_a_range_between_equal_bounds_is_a_constant(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "modules: {mlp: {}}\ntraining: {learning_rate: {low: 0.002, high: 0.002, log: true}}\n"
+    )
+    space = load_space(str(tmp_path / "mine.yaml"))
+    assert space.training_axes["learning_rate"].size == 1
+    assert not [axis for axis in space.axes if axis.name == "training.learning_rate"]
+    candidate = space.decode(space.random_point(random.Random(0)))
+    assert candidate.training["learning_rate"] == 0.002
+    assert space.decode(space.encode(candidate)) == candidate
+
+
+@pytest.mark.parametrize("name", ["default", "tiny", "wide"])
+def test_a_log_without_numbers_has_no_axis_for_them(name: str) -> None:
+    features = FeatureSchema(tables=(Table(name="site", rows=9),), numeric=())
+    space = load_space(name, features)
+    assert not [axis.name for axis in space.axes if axis.name.endswith("raw_numeric")]
+    assert not [key for point in space.config.start for key in point if key.endswith("raw_numeric")]
+    whole = load_space(name)
+    assert [axis.name for axis in whole.axes if axis.name.endswith("raw_numeric")]

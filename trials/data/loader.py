@@ -186,13 +186,15 @@ def _newest(split: Split, rows: NDArray[np.int64]) -> int | None:
     return newest if newest != MISSING_STAMP else None
 
 
-def eval_batches(split: Split, *, batch_size: int, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
-    """Yields all rows of a split in their order; of several ranks, each yields the batches of its own part."""
+def eval_batches(split: Split, *, passes: int, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
+    """Yields all rows of a split in their order, in so many batches of equal sizes up to one row; each of several
+    ranks yields as many of its own part."""
     mine = rank_slice(split.rows, rank, ranks)
-    for start in range(mine.start, mine.stop, batch_size):
-        stop = min(start + batch_size, mine.stop)
-        weight = None if split.weight is None else split.weight[start:stop]
-        yield _batch(split.inputs.slice(start, stop), split.labels[start:stop], weight)
+    for number in range(passes):
+        part = rank_slice(mine.stop - mine.start, number, passes)
+        rows = slice(mine.start + part.start, mine.start + part.stop)
+        weight = None if split.weight is None else split.weight[rows]
+        yield _batch(split.inputs.slice(rows.start, rows.stop), split.labels[rows], weight)
 
 
 def even_batches(

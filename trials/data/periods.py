@@ -23,6 +23,8 @@ from trials.data.period_length import parse_length
 from trials.data.raw.stamps import MISSING_STAMP
 from trials.data.rows import EncodedRows
 
+AFTER_TRAINING = ("validation", "test")
+"""Splits that come after the training rows, in the order of time."""
 Number = TypeVar("Number", bound=np.generic)
 
 
@@ -149,3 +151,40 @@ def _taken(parts: Sequence[Split], row_N: NDArray[np.int64], name: str) -> Split
         base_rate=parts[0].base_rate,
         chronological=True,
     )
+
+
+def check_periods(log: PreparedLog, length: str, ranks: int) -> None:
+    """Checks that validation and test of a log come after its training rows, in periods that have a row at least
+    for each of so many ranks.
+
+    Raises:
+        UserError: where they do not.
+    """
+    stamps = [_known(log.split(name)) for name in SPLITS]
+    for earlier, later, before, after in zip(stamps, stamps[1:], SPLITS, SPLITS[1:], strict=False):
+        if len(earlier) and len(later) and later.min() < earlier.max():
+            raise UserError(
+                f"objective=next_period goes through the log in the order of time, and {after} begins before "
+                f"{before} ends: give split.by=timestamp, or leave the objective out."
+            )
+    if not any(map(len, stamps)) and log.schema.split.by == "column":
+        raise UserError(
+            "objective=next_period goes through the log in its order, and this one is split by a column and has "
+            "no time stamps: give split.by=order, or leave the objective out."
+        )
+    # validation is gone through by itself too, and ends with the end of a period
+    parts = (AFTER_TRAINING[:1], AFTER_TRAINING)
+    cut = [Periods.of(log, length, names, unstamped=True) for names in parts]
+    least = min(int(np.diff(periods.starts).min()) for periods in cut)
+    if least < ranks:
+        raise UserError(
+            f"period={length}: the smallest period has {least} rows, fewer than one for each of {ranks} ranks; "
+            "give a longer period, or fewer ranks."
+        )
+
+
+def _known(split: Split) -> NDArray[np.int64]:
+    """Returns the time stamps of the rows that have one."""
+    stamps: NDArray[np.int64] = np.empty(0, np.int64) if split.timestamp is None else split.timestamp
+    known: NDArray[np.int64] = stamps[stamps != MISSING_STAMP]
+    return known

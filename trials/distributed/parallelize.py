@@ -76,9 +76,11 @@ class ParallelStep:
         loss = torch.zeros((), device=batch.label_B.device)
         for start, stop in pairwise(size * index // micro_batches for index in range(micro_batches + 1)):
             self.engine.accumulate_only(stop < size)
-            micro_batch = batch if micro_batches == 1 else part_of(batch, start, stop)
+            # ranks gather weights in each micro-batch, so in one without examples they compute one that counts 0
+            last = max(stop, start + 1)
+            micro_batch = batch if micro_batches == 1 else part_of(batch, start, last)
             loss += self._micro_batch(micro_batch, share=weight * (stop - start) / size)
-            if micro_batch is not batch:
+            if micro_batch is not batch and start < stop:
                 pass_on_gradients(micro_batch, batch, start)
         return loss
 

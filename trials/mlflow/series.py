@@ -191,7 +191,7 @@ def _further(metrics: Metrics | None, prefix: str) -> dict[str, float | None]:
 
 def _best_so_far(record: StudyRecord) -> Iterator[MetricValue]:
     """Yields the best NE by the number of candidates that have ended, in the order of ending."""
-    ended = [trial for trial in record.candidates if trial.result.outcome is not Outcome.RUNNING]
+    ended = [trial for trial in record.candidates if not trial.result.outcome.unfinished]
     best = math.inf
     ends = sorted((end_ms(trial), trial.number, trial) for trial in ended)
     for count, (time_ms, _, trial) in enumerate(ends, start=1):

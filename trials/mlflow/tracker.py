@@ -203,7 +203,9 @@ class Tracker:
             experiment = self.client.get_experiment_by_name(record.name)
             _check_location(experiment, self._directory)
         else:
-            experiment = self._experiment_on_server(identity)
+            experiment = self._experiment_on_server(identity) or self._experiment_on_server(
+                _earlier_identity(record)
+            )
         if experiment is None:
             name = self._free_name(record.name, identity)
             number = self.client.create_experiment(name, location, {STUDY_ID: identity})
@@ -401,8 +403,16 @@ def _check_location(experiment: Experiment | None, directory: Path) -> None:
 
 def _identity(record: StudyRecord) -> str:
     """Returns what a study is known by among those of other people that have the same name."""
-    began = min((trial.origin.started_at or "" for trial in record.trials), default="")
-    return _digest((record.name, record.seed, record.log.fingerprint, began))
+    return _digest((record.name, record.seed, record.log.fingerprint, record.created_at or _began(record)))
+
+
+def _earlier_identity(record: StudyRecord) -> str:
+    """Returns what a study was known by before it was known by when it was created."""
+    return _digest((record.name, record.seed, record.log.fingerprint, _began(record)))
+
+
+def _began(record: StudyRecord) -> str:
+    return min((trial.origin.started_at or "" for trial in record.trials), default="")
 
 
 def _continues(run: _Run, sheet: RunContents) -> bool:

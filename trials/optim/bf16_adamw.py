@@ -18,7 +18,6 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 CHUNKS: dict[str, int] = {"cpu": 2**15, "cuda": 2**22}
@@ -155,4 +154,6 @@ def ring_bytes(device: str) -> int:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    # DTensors have this method; their package takes a second to import, which every command would wait for
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()

@@ -45,6 +45,7 @@ from trials.events import (
     Scored,
     Timed,
     Trained,
+    logits_file,
 )
 from trials.memory.limit import PeakBytes, limited_memory, needed_and_limit, out_of_memory
 from trials.memory.malloc import keep_freed_memory
@@ -61,7 +62,7 @@ from trials.storage.weights_file import read_optimizer_state, read_weights, save
 from trials.strategy import Strategy
 from trials.training.latency import candidate_time
 from trials.training.loop import train
-from trials.training.score_weights import keep_logits, logits_file, score
+from trials.training.score_weights import keep_logits, score
 from trials.training.turns import assist
 
 LOG = logging.getLogger(__name__)

@@ -71,7 +71,7 @@ def split_logits(model: nn.Module, split: Split, batch_size: int | None = None) 
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    batches = eval_batches(split, batch_size=batch_size or eval_rows(model))
+    batches = eval_batches(split, passes=-(-split.rows // (batch_size or eval_rows(model))))
     logits = [_to_host(model(batch.to(device).features)) for batch in batches]
     model.train(was_training)
     return _joined_on_host(logits)
@@ -119,15 +119,16 @@ def metrics_over_ranks(
 
 
 def _logits(score: Callable[[FeatureBatch], Tensor], split: Split, data: DataPart, batch_size: int) -> Tensor:
-    """Returns the logits of this rank's part, fp32, in as many batches as any other rank's."""
+    """Returns the logits of this rank's part, fp32, in as many batches as any other rank's: ranks may meet in each
+    of them, and would wait for ever for one that has fewer."""
     sizes = _part_sizes(split.rows, data)
     if min(sizes) == 0:
         raise UserError(
             f"the {split.name} split has {split.rows} rows, fewer than one for each of {data.ranks} ranks; "
             "train on fewer ranks, or on a longer log."
         )
-    passes = -(-max(sizes) // batch_size)
-    batches = eval_batches(split, batch_size=-(-sizes[data.rank] // passes), rank=data.rank, ranks=data.ranks)
+    passes = min(-(-max(sizes) // batch_size), min(sizes))
+    batches = eval_batches(split, passes=passes, rank=data.rank, ranks=data.ranks)
     where = device()
     return _joined_on_host([_to_host(score(batch.to(where).features)) for batch in batches])
 

@@ -299,12 +299,12 @@ def _train(run: _Run) -> None:
         point = CurvePoint(
             examples=state.examples,
             epoch=state.examples / run.rows,
-            train_loss=state.loss_sum / state.loss_steps,
+            train_loss=_mean_loss(state),
             learning_rate=rate,
             seconds=stretch_began - began,
             validation=validation,
             averaged=averaged,
-            clipped=None if config.clip_norm is None else state.clipped_steps / state.loss_steps,
+            clipped=None if config.clip_norm is None else state.clipped_steps / max(1, state.loss_steps),
         )
         LOG.info(
             "evaluated after %s examples: NE %.6f on validation, loss %.6f in training",
@@ -471,6 +471,14 @@ def _over_ranks(run: _Run, losses: Tensor) -> list[float]:
         run.emit(slow)
     _measure_anew(run)
     return means[:count]
+
+
+def _mean_loss(state: TrainingState) -> float:
+    """Returns the mean loss of the steps since the last evaluation; where their batches were lost with the ranks
+    that had them, the one before."""
+    if state.loss_steps or not state.curve:
+        return state.loss_sum / max(1, state.loss_steps)
+    return state.curve[-1].train_loss
 
 
 def _measure_anew(run: _Run) -> None:

@@ -13,23 +13,18 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
 
-from dhen.errors import UserError
 from dhen.model import build_model
 from trials.checkpoint.optimizer_state import put_back
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import device
 from trials.data.cache import PreparedLog, Split
 from trials.data.loader import even_batches
-from trials.data.log_schema import SPLITS
-from trials.data.periods import Periods
+from trials.data.periods import AFTER_TRAINING, Periods
 from trials.data.prefetch import on_device
-from trials.data.raw.stamps import MISSING_STAMP
 from trials.job import DELAY_AFTER, LOCAL_TABLES, VARIANCE_RATIO, Job, TrainingConfig
 from trials.memory.limit import on_host
 from trials.ranks import Ranks
@@ -39,8 +34,6 @@ from trials.strategy import Strategy
 from trials.training.evaluation import Keep, metrics_over_ranks
 from trials.training.step import DivergenceError, Step, fresh_step
 
-AFTER_TRAINING = ("validation", "test")
-"""Splits that come after the training rows, in the order of time."""
 FIXED = {
     "epochs": 1,
     "schedule": "constant",
@@ -151,38 +144,3 @@ def _on_all_ranks(job: Job, weights: Weights, ranks: Ranks) -> Weights:
         for tensor in shared.values():
             dist.broadcast(tensor, 0)
     return shared
-
-
-def check_periods(log: PreparedLog, length: str, ranks: int) -> None:
-    """Checks that validation and test of a log come after its training rows, in periods that have a row at least
-    for each of so many ranks.
-
-    Raises:
-        UserError: where they do not.
-    """
-    stamps = [_known(log.split(name)) for name in SPLITS]
-    for earlier, later, before, after in zip(stamps, stamps[1:], SPLITS, SPLITS[1:], strict=False):
-        if len(earlier) and len(later) and later.min() < earlier.max():
-            raise UserError(
-                f"objective=next_period goes through the log in the order of time, and {after} begins before "
-                f"{before} ends: give split.by=timestamp, or leave the objective out."
-            )
-    if not any(map(len, stamps)) and log.schema.split.by == "column":
-        raise UserError(
-            "objective=next_period goes through the log in its order, and this one is split by a column and has "
-            "no time stamps: give split.by=order, or leave the objective out."
-        )
-    periods = Periods.of(log, length, AFTER_TRAINING, unstamped=True)
-    least = int(np.diff(periods.starts).min())
-    if least < ranks:
-        raise UserError(
-            f"period={length}: the smallest period has {least} rows, fewer than one for each of {ranks} ranks; "
-            "give a longer period, or fewer ranks."
-        )
-
-
-def _known(split: Split) -> NDArray[np.int64]:
-    """Returns the time stamps of the rows that have one."""
-    stamps: NDArray[np.int64] = np.empty(0, np.int64) if split.timestamp is None else split.timestamp
-    known: NDArray[np.int64] = stamps[stamps != MISSING_STAMP]
-    return known

@@ -85,12 +85,6 @@ def score(
     return step.evaluate(log, split, keep)
 
 
-def logits_file(folder: Path, split: str) -> Path:
-    """Returns where a trial's folder keeps its logits (N, fp32, not corrected) of a split, in the order of the
-    log."""
-    return folder / f"logits.{split}.npy"
-
-
 def keep_logits(path: Path) -> Keep:
     """Writes logits to their file, whole or not at all."""
 

@@ -126,9 +126,11 @@ def handed_out(
         DivergenceError: where the loss of a rank is not finite.
     """
     assert config.batch_size is not None
-    numbered, of_last = batches.by_number(), Losses(0.0, 0, 0)
+    numbered, of_last, evaluated = batches.by_number(), Losses(0.0, 0, 0), state.steps
     while True:
-        until = min(math.ceil(state.next_evaluation / config.batch_size), batches.steps)
+        # a batch may be larger than what is between evaluations, and without a step there is nothing to evaluate
+        due = max(math.ceil(state.next_evaluation / config.batch_size), evaluated + 1)
+        until = min(due, batches.steps)
         told = servers.next(until, state.rate_factor, of_last)
         if told.answer is Answer.TRAIN:
             yield Turn(
@@ -136,7 +138,7 @@ def handed_out(
             )
             of_last = done()
             continue
-        of_last = Losses(0.0, 0, 0)
+        of_last, evaluated = Losses(0.0, 0, 0), told.number
         state.loss_sum, state.loss_steps, state.clipped_steps = told.losses
         if not math.isfinite(state.loss_sum):
             raise DivergenceError(told.number, state.loss_sum)

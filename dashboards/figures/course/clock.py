@@ -79,9 +79,10 @@ def stage_of(trial: TrialRecord) -> str:
     return StageName.SEARCH if trial.origin.tuned_from is None else StageName.TUNING
 
 
-def runs_of(record: StudyRecord) -> Runs:
-    """What ran, on the study's clock; what took over a result from elsewhere has no time of its own."""
-    spans = sorted(_spans((*record.trials, *record.retrainings)), key=lambda span: span[1:])
+def runs_of(record: StudyRecord, *, taken_over: bool = False) -> Runs:
+    """Returns what ran, on the study's clock. A result that was taken over has no time of its own: it is left out,
+    or with `taken_over` those of other studies stand at the moment at which the study had them."""
+    spans = sorted(_spans((*record.trials, *record.retrainings), taken_over), key=lambda span: span[1:])
     runs, pauses = [], 0.0
     origin = covered = spans[0][1] if spans else 0.0
     for trial, start, end in spans:
@@ -92,12 +93,13 @@ def runs_of(record: StudyRecord) -> Runs:
     return Runs(runs=tuple(runs), left_out_seconds=pauses)
 
 
-def _spans(trials: Iterable[TrialRecord]) -> Iterator[tuple[TrialRecord, float, float]]:
+def _spans(trials: Iterable[TrialRecord], taken_over: bool) -> Iterator[tuple[TrialRecord, float, float]]:
     for trial in trials:
-        if trial.origin.started_at is None or trial.shared:
+        from_elsewhere = taken_over and trial.origin.reused_from_study is not None
+        if trial.origin.started_at is None or (trial.shared and not from_elsewhere):
             continue
         start = datetime.fromisoformat(trial.origin.started_at).timestamp()
-        yield trial, start, start + _seconds(trial)
+        yield trial, start, start if from_elsewhere else start + _seconds(trial)
 
 
 def _seconds(trial: TrialRecord) -> float:

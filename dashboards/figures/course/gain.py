@@ -56,7 +56,7 @@ class GainInfo:
 
 def gain_info(record: StudyRecord) -> GainInfo:
     """What the figure shows: candidates and averages that completed, when they ended."""
-    found = runs_of(record)
+    found = runs_of(record, taken_over=True)
     done = sorted((run for run in found.runs if _counts(run.trial)), key=lambda run: run.end)
     return GainInfo(
         steps=tuple(_steps(done, baseline_ne(record))),

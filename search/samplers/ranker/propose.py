@@ -38,6 +38,8 @@ EVENLY = 120
 """Number of points drawn from the whole space for a proposal: an assumption, not measured apart."""
 NEAR = 180
 """Number of points drawn near good candidates for a proposal: an assumption, not measured apart."""
+MOST_TRIED = EVENLY + NEAR + 100
+"""Number of points that are planned for a proposal at most: an assumption, not measured apart."""
 BEST = 4
 """Number of candidates of lowest NE near which points are drawn, beside those on the front: an assumption, not
 measured apart."""
@@ -132,11 +134,15 @@ def _known(context: SamplerContext, number: int) -> KnownPoint | None:
 
 
 def _first_that_fits(drawn: Iterable[DrawnPoint], pricer: CandidatePricer, rng: random.Random) -> Point:
-    """The first drawn point that fits; else any point: the study counts how often nothing new comes, and ends."""
-    for drawn_point in drawn:
+    """The first drawn point that fits. Where none of many does, the first of all, which the plan then refuses or
+    which takes long; where nothing new is drawn, any point: the study counts how often that happens, and ends."""
+    first: DrawnPoint | None = None
+    # where an axis is a range new points never end, and of one architecture, which is tuned, none may fit
+    for drawn_point in islice(drawn, MOST_TRIED):
+        first = first or drawn_point
         if pricer.fits(drawn_point.priced.candidate):
             return drawn_point.point
-    return pricer.space.random_point(rng)
+    return pricer.space.random_point(rng) if first is None else first.point
 
 
 def _good(observations: Observations) -> list[Point]:

@@ -9,7 +9,7 @@ from records import judged, study, trial
 from reports.planned import confirmed, plan, planned_study
 
 from dashboards.report.answers import Answers, answers
-from dashboards.report.commands import export_line, exportable, next_commands
+from dashboards.report.commands import export_line, next_commands
 from dashboards.rows import trial_rows
 from search.cli import cli
 from trials.record import TrialKind
@@ -127,4 +127,4 @@ def test_what_is_next_follows_the_state_of_the_study() -> None:
 
 def test_what_can_be_exported_is_what_the_program_keeps() -> None:
     record = study()
-    assert exportable(record) == {*record.front, record.baseline}
+    assert record.exportable == {*record.front, record.baseline}

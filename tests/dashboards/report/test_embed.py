@@ -180,3 +180,17 @@ def test_curves_are_thinned_where_a_figure_could_not_show_them() -> None:
         assert (points[0], points[-1]) == (before.result.curve[0], before.result.curve[-1])
         assert min(p.validation.ne for p in points) == min(p.validation.ne for p in before.result.curve)
     assert with_thin_curves(study()) == study()
+
+
+def test_an_average_has_no_technique_and_what_does_not_fit_has_none() -> None:
+    record = study(12)
+    of = record.trial(record.front[0])
+    average = of.replace(number=len(record.trials), kind=TrialKind.AVERAGE).with_result(technique=None)
+    average = average.with_plan(technique=None)
+    rows = {row.trial.number: row for row in trial_rows(record.replace(trials=(*record.trials, average)))}
+    by_id = {column.id: column for column in columns_of(record)}
+    for name in ("technique", "planned"):
+        assert by_id[name].cell(rows[average.number]) == ("", None)
+    infeasible = of.with_plan(technique=None).with_result(technique=None)
+    rows = {row.trial.number: row for row in trial_rows(record.replace(trials=(infeasible,)))}
+    assert by_id["technique"].cell(rows[of.number]) == ("nothing fits", None)

@@ -33,3 +33,10 @@ def test_parts_are_those_of_the_whole(tables: tuple[Table, ...], dim: int) -> No
         expected = whole_RD[:0] if first is None else whole_RD[first::step]
         assert torch.equal(part_PD, expected), (first, step)
         assert torch.equal(torch.rand(2), after)
+
+
+def test_rows_of_a_growing_table_by_itself_are_zero_until_an_id_has_them() -> None:
+    torch.full((4096, 8), 7.0)  # what memory may hold that nobody has cleared
+    weight_RD = fresh_rows((Table(name="a", rows=4096, growing=Growing(capacity=4095)),), [0, 4096], 8)
+    assert weight_RD[0].any()
+    assert not weight_RD[1:].any()

@@ -4,6 +4,7 @@ line."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,14 @@ from interrupted import Told, run
 
 from search.bundles.bundle import read_bundle
 from search.bundles.export import study_log
+from search.bundles.lost_weights import lost_weights
 from search.config import read_study_config
 from search.execution.jobs import trained_job
 from search.read_study import read_study
 from search.run_directory import TEACHERS, folder_of
 from trials.data.origin import LogWithValidation
 from trials.events import WEIGHTS
+from trials.mlflow.store import open_client, store_uri
 from trials.record import Outcome, Refit, TrialRecord
 from trials.storage.weights_file import read_weights
 from trials.study_record import Refitted, StudyRecord
@@ -151,6 +154,31 @@ def test_it_is_said(dhen_search: Run, refitted: Path) -> None:
     assert f"the best has NE {refit.test.ne:.5f} on test" in status
     page = " ".join((refitted / "report.html").read_text().split())
     assert ", on the rows of training and validation together, each pair in the same order" in page
+
+
+def test_networks_that_were_trained_once_more_and_are_gone_are_said(
+    dhen_search: Run, refitted: Path, tmp_path: Path
+) -> None:
+    """Weights of the first trainings are there, but it is these that a bundle has."""
+    copy = tmp_path / refitted.name
+    shutil.copytree(refitted, copy)
+    record = read_study(copy)
+    assert lost_weights(record) == ()
+    refit = record.refits[-1]
+    for network in networks_of(record, refit):
+        (folder_of(copy, network) / WEIGHTS).unlink()
+    (said,) = lost_weights(record)
+    assert f"The weights of trial {refit.trial} are gone" in said
+    words = ("export", copy, "--pick", refit.trial, "--out", tmp_path / "bundle")
+    (first, *_) = networks_of(record, refit)
+    assert f"to train trial {first.origin.of} again" in " ".join(dhen_search(*words, code=2).stderr.split())
+
+
+def test_a_bundle_of_them_is_registered_with_the_run_of_its_trial(dhen_search: Run, refitted: Path) -> None:
+    dhen_search("register", refitted / "best")
+    client = open_client(store_uri(refitted))
+    version = client.get_model_version_by_alias(read_study(refitted).name, "best")
+    assert "[The trial's run](#/experiments/" in version.description
 
 
 def test_what_is_there_is_not_trained_again_and_what_is_lost_comes_back(

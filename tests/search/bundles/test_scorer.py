@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -58,3 +59,31 @@ def test_a_value_that_is_no_number_is_named_with_its_row(scorer: Scorer, click_l
 def test_no_rows_have_no_scores(scorer: Scorer, click_log: Path) -> None:
     assert scorer.score(pd.read_csv(click_log).iloc[:0]).shape == (0,)
     assert record_batch({"site": []}).num_rows == 0
+
+
+def test_ids_of_which_one_is_missing_score_as_the_file_they_were_read_from(
+    dhen_search: Run, tmp_path: Path
+) -> None:
+    """A CSV has 3.0 and True where a data frame of it has numbers and truth values."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"shop": rng.integers(0, 9, 3000).astype(float), "member": rng.random(3000) < 0.5})
+    odds = (frame["shop"] - 4.0) / 2 + frame["member"]
+    frame["click"] = (rng.random(3000) < 1 / (1 + np.exp(-odds))).astype(int)
+    frame.loc[::50, "shop"] = np.nan
+    log, out = tmp_path / "log.csv", tmp_path / "scores.csv"
+    frame.to_csv(log, index=False)
+    assert "3.0" in log.read_text()
+    dhen_search("prepare", log, "--out", tmp_path / "log")
+    schema = (tmp_path / "log" / "schema.yaml").read_text()
+    assert "shop: {role: categorical" in schema or "shop: {role: numeric" in schema
+    ids = re.sub(r"shop: \{.*\}", "shop: {role: categorical}", schema)
+    (tmp_path / "mine.yaml").write_text(ids)
+    dhen_search("prepare", log, "--schema", tmp_path / "mine.yaml", "--out", tmp_path / "prepared")
+    words = ("training.epochs=1", "--data", tmp_path / "prepared", "--out", tmp_path / "bundle")
+    dhen_search("train", "dlrm", *words)
+    dhen_search("predict", tmp_path / "bundle", "--data", log, "--out", out)
+    scores = pd.read_csv(out)["score"].to_numpy()
+    scorer = Scorer(read_bundle(tmp_path / "bundle"))
+    assert scorer.score(pd.read_csv(log)) == pytest.approx(scores, rel=1e-6)
+    assert scorer.score(pd.read_csv(log, dtype=str)) == pytest.approx(scores, rel=1e-6)
+    assert np.std(scores) > 0.1

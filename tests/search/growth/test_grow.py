@@ -374,3 +374,21 @@ def test_an_audit_takes_the_candidates_of_a_study_that_grew(
     config = read_study_config(None, [*WORDS, *words])
     subjects = taken(AuditedStudy(record, config), log, "fp32")
     assert 16 in {subject.model.embedding_dim for subject in subjects}
+
+
+def test_what_waits_for_the_tuning_stage_is_not_widened(tmp_path: Path, log: PreparedLog, space: str) -> None:
+    """Also where the best are tuned ones at its end."""
+
+    def decay_is_better(task: Task) -> FakeRun:
+        if task.score_split is not None:
+            return FakeRun([scored(task.score_split)])
+        ne = 0.9 - 10 * task.job.training.table_decay + int(task.job.fingerprint[:4], 16) / 2**26
+        return FakeRun([Trained(best=quality(ne), measured=Measured(train_seconds=1.0))])
+
+    words = ("trials=14", "tune=14", "sampler=random")
+    before = run(tmp_path / "study", log, space, *words, script=decay_is_better)
+    tuned = [trial for trial in before.candidates if trial.origin.tuned_from is not None]
+    assert sum(trial.job.training["table_decay"] > 0.0 for trial in tuned) > 3
+    after = run(tmp_path / "study", log, space, "trials=24", *words[1:], script=decay_is_better)
+    assert len(after.candidates) > len(before.candidates)
+    assert not [step for step in after.grown if step.axis == "training.table_decay"]

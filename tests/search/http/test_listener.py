@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from dhen.errors import UserError
-from search.http.listener import listening
+from search.http.listener import listening, shown_address
 
 HERE = "127.0.0.1"
 
@@ -22,3 +24,10 @@ def test_a_taken_port_and_a_foreign_address_are_said_with_what_would_work() -> N
     for host in ("192.0.2.1", "no-such-host.invalid"):
         with pytest.raises(UserError, match=f"cannot listen on {host}.*0.0.0.0"):
             listening(host, None)
+
+
+def test_an_address_can_be_asked_at() -> None:
+    assert shown_address("127.0.0.1", 5000) == "http://127.0.0.1:5000"
+    assert shown_address("::1", 5000) == "http://[::1]:5000"
+    for everywhere in ("0.0.0.0", "::"):
+        assert shown_address(everywhere, 5000) == f"http://{socket.gethostname()}:5000"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -272,3 +273,54 @@ def test_a_training_that_diverges_exports_nothing(
     assert "version 0" in said
     assert json.loads((out / "bundle.json").read_text())["job"]
     assert not infos(out)
+
+
+def test_a_bundle_does_not_become_a_copy_of_itself(dhen_search: Run, live: Path) -> None:
+    before = read_bundle(live).version
+    said = dhen_search("apply", live, "--out", live, code=2).stderr
+    assert "increments would be gone: give another --out" in said
+    assert read_bundle(live).version == before
+    said = dhen_search("apply", live, "--out", ".", code=2, cwd=live.parent).stderr
+    assert "holds the folder that this command runs in" in said
+
+
+def test_a_whole_copy_knows_what_it_was_trained_on(
+    dhen_search: Run, live: Path, logs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    whole, later = tmp_path / "whole", tmp_path / "later"
+    dhen_search("apply", live, "--out", whole)
+    said = dhen_search("online", whole, "--data", logs[1], "--out", later)
+    assert "as it was" not in said.stdout
+    assert "version 3" in said.stdout
+    said = dhen_search("online", whole, "--data", logs[0], "--out", later, code=2).stderr
+    assert "time goes back" in said
+
+
+def test_a_log_that_is_left_for_another_one_is_not_gone_on_with(
+    dhen_search: Run, bundle: Path, logs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that was trained on whole, however, names its own increments."""
+    header, *rows = logs[1].read_text().splitlines()
+    first, second = tmp_path / "first.csv", tmp_path / "second.csv"
+    first.write_text("\n".join([header, *rows[:2400]]) + "\n")
+    second.write_text("\n".join([header, *rows[2400:]]) + "\n")
+    out = tmp_path / "live"
+    whole, calls = online_training.OnlineTraining._train, []
+
+    def interrupted(self: online_training.OnlineTraining, *given: Any) -> None:
+        calls.append(given)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        whole(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(online_training.OnlineTraining, "_train", interrupted)
+        dhen_search("online", bundle, "--data", first, "--out", out, code=130)
+    dhen_search("online", bundle, "--data", second, "--out", out)
+    before = read_bundle(out).version
+    said = dhen_search("online", bundle, "--data", first, "--out", out, code=2).stderr
+    assert "trained on 1 of the 2 periods of this log, and on another log since" in " ".join(said.split())
+    assert read_bundle(out).version == before
+    _, *of_second = infos(out)
+    said = dhen_search("online", bundle, "--data", second, "--out", out, "--json").stdout
+    assert [one["increment"] for one in json.loads(said)["increments"]] == [one.number for one in of_second]

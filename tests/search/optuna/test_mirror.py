@@ -380,3 +380,12 @@ def test_bad_storages_are_refused_with_what_would_work(dhen_search: Run, study: 
     assert "journal file" in dhen_search(*words, tmp_path / "notes.txt", code=2).stderr
     assert (tmp_path / "notes.txt").read_text() == "no journal\n"
     assert "no study here" in dhen_search("optuna", tmp_path, "--storage", "sqlite://", code=2).stderr
+
+
+def test_what_was_cut_short_for_good_is_pruned_once_the_study_has_ended(database: str) -> None:
+    record = with_result(spaced_study(5), 5, outcome=Outcome.INTERRUPTED, validation=None)
+    mirror = OptunaMirror(database)
+    mirror.sync(record.replace(finished=False))
+    assert by_number(mirrored(database))[5].state is TrialState.RUNNING
+    mirror.sync(record)
+    assert by_number(mirrored(database))[5].state is TrialState.PRUNED

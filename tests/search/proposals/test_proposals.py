@@ -312,3 +312,30 @@ def test_the_command_line_takes_proposals_and_credits_them(
     after = json.loads(dhen_search("status", tmp_path / "study", "--json").stdout)
     assert len(after["refused"]) == 1
     assert after["trials"][4]["origin"].get("proposal") is None
+
+
+def test_settings_that_a_model_leaves_out_are_the_baselines_or_the_spaces(
+    opened: Open, file: Path, tmp_path: Path
+) -> None:
+    """The ledger leaves out settings that have their default, and the baseline may have a value that the space has
+    not."""
+    (tmp_path / "mine.yaml").write_text(
+        "modules: {mlp: {mlp: [[16], [32]]}}\nslots: 1\ndepth: [1, 2]\nout_embeddings: 2\nraw_numeric: false\n"
+        "ensemble: sum\nmodel: {embedding_dim: [4, 8], head: [[8]]}\n"
+        "training: {frequency_decay: [0.1, 0.0], learning_rate: {low: 0.004, high: 0.008}, "
+        "warmup_share: [0.1, 0.2]}\n"
+    )
+    space = load_space(str(tmp_path / "mine.yaml"))
+    model = space.decode(space.random_point(random.Random(0))).model.to_dict()
+    words = (f"space={tmp_path / 'mine.yaml'}", "trials=1", "training.learning_rate=0.002")
+    record = opened(written(file, {"model": model, "by": "x\ud83d"}), *words).run()
+    (candidate,) = record.candidates
+    assert not record.refused
+    assert not candidate.outside_space
+    training = record.trial(0).job.training
+    assert "frequency_decay" not in training
+    assert candidate.point["training.frequency_decay"] == 0.0
+    assert candidate.point["training.learning_rate"] == 0.004
+    assert candidate.point["training.warmup_share"] == 0.1
+    assert candidate.origin.proposal is not None
+    assert candidate.origin.proposal.by == "x?"

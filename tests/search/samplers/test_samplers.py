@@ -15,10 +15,12 @@ from search.samplers import SAMPLERS, check_sampler, make_sampler, static_cost
 from search.samplers.ask_tell import Proposals
 from search.samplers.context import SamplerContext
 from search.samplers.gp import MOST_TRIALS
+from search.samplers.nsga2 import FIRST_GENERATION
 from search.samplers.ranker.acquisition import expected_gain, hypervolume
 from search.samplers.ranker.ensemble import MOST_LEARNED, MOST_TESTED, Pairs, train
 from search.samplers.ranker.features import Encoder, describe
 from search.samplers.ranker.pairs import Comparison
+from search.samplers.ranker.propose import MOST_TRIED
 from search.samplers.static_cost import CandidatePricer, PricedCandidate
 from spaces.catalog_loader import load_space
 from spaces.space import Candidate, Point, Space, SpaceConfig
@@ -256,3 +258,31 @@ def test_costs_of_few_of_the_networks_that_were_priced_are_kept(monkeypatch: pyt
     first = [pricer.price(point) for point in points]
     assert len(pricer._costs) == 5
     assert [pricer.price(point) for point in points] == first
+
+
+@pytest.mark.parametrize("trials", [3, 20])
+def test_a_proposal_ends_where_nothing_fits(trials: int) -> None:
+    """Of one architecture that is tuned no point may fit, and a learning rate has points without end."""
+    space = load_space("tiny")
+    asked: list[Candidate] = []
+
+    def never(candidate: Candidate) -> bool:
+        asked.append(candidate)
+        return False
+
+    proposals = Proposals(sampler="ranker", seed=0, pricer=CandidatePricer(space, FEATURES, never))
+    rng = random.Random(0)
+    for number in range(trials):
+        point = space.random_point(rng)
+        proposals.remember([record_of(number, point, 0.7 + 0.001 * number)])
+    architecture = {name: value for name, value in point.items() if not name.startswith("training.")}
+    proposed, _ = proposals.ask(trials, {}, architecture)
+    assert 0 < len(asked) <= MOST_TRIED
+    assert proposed.items() >= architecture.items()
+
+
+def test_a_point_that_is_given_whole_may_be_a_parent() -> None:
+    space = load_space("tiny")
+    proposals = Proposals(sampler="nsga2", seed=0, pricer=pricer_of(space))
+    _, notes = proposals.ask(0, space.random_point(random.Random(0)))
+    assert notes == FIRST_GENERATION

@@ -8,7 +8,8 @@ import re
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from command_line import Run
@@ -24,6 +25,8 @@ from search.stopping import RULES, stopping_rule
 from search.stopping.base import FEWEST, Stop, first_stop
 from search.stopping.forecast import forecast
 from search.stopping.rungs import tau_at
+from search.study.decisions import Decisions
+from search.study_state import StudyState
 from spaces.catalog_loader import load_space
 from trials.record import Attempt, CurvePoint, Metrics, Outcome, TrialKind, TrialRecord
 from trials.study_record import StudyRecord
@@ -381,3 +384,23 @@ def test_side_by_side(dhen_search: Run, click_log: Path, space: Path, tmp_path: 
     assert {trial.result.outcome for trial in record.trials} == {Outcome.COMPLETED, Outcome.STOPPED}
     trained = [trial.job.fingerprint for trial in record.candidates if not trial.shared]
     assert len(trained) == len(set(trained))
+
+
+def test_what_was_judged_before_a_candidate_was_cut_short_is_not_judged_again() -> None:
+    """It goes on and tells its whole curve once more; meanwhile others have ended that would have stopped it."""
+    candidate = finished(50, *[0.9] * 6)
+    known = {n: finished(n, *[0.80 + 0.001 * n] * 6) for n in range(20)}
+    rule = RULES["rungs"]
+    assert first_stop(rule, running(candidate, 4), 0, [*known.values()]) is not None
+
+    def decided(earlier: TrialRecord) -> TrialRecord | None:
+        state = SimpleNamespace(trials={**known, 50: earlier})
+        decisions = Decisions(cast("Proposals", None), rule, cast("StudyState", state))
+        begun = candidate.with_result(outcome=Outcome.RUNNING, validation=None, curve=())
+        assert decisions.stopped(running(candidate, 2), begun) is None or not earlier.result.curve
+        return decisions.stopped(running(candidate, 4), running(candidate, 2))
+
+    cut_short = running(candidate, 5).with_result(outcome=Outcome.INTERRUPTED)
+    assert decided(cut_short) is None
+    fresh = candidate.with_result(outcome=Outcome.INTERRUPTED, validation=None, curve=())
+    assert decided(fresh) is not None

@@ -37,11 +37,10 @@ from search.study.open_study import open_study
 from search.study_state import Observer, StudyState
 from trials.choice import Choice
 from trials.data.cache import PreparedLog
-from trials.events import WEIGHTS, Event, Scored
+from trials.events import WEIGHTS, Event, Scored, logits_file
 from trials.processes.task import Task
 from trials.record import Outcome, TrialKind, TrialRecord
 from trials.study_record import StudyRecord
-from trials.training.score_weights import logits_file
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 TRAINING, SCORING = 10.0, 1.0

@@ -218,3 +218,15 @@ def test_hashed_columns_stay_as_they_are(dhen_search: Run, click_log: Path, tmp_
     words = ("convert", bundle, "--tables", "growing", "--out", tmp_path / "out")
     assert "nothing to convert" in dhen_search(*words, code=2).stderr
     assert "hashed into buckets" in dhen_search(*words, "--column", "user", code=2).stderr
+
+
+def test_a_log_that_was_prepared_for_another_bundle_is_refused(
+    dhen_search: Run, study: Path, tmp_path: Path
+) -> None:
+    """Its ids name other rows of the tables."""
+    other = write_log(tmp_path / "other.csv", 3000, seed=7)
+    dhen_search("prepare", other, "--out", tmp_path / "prepared")
+    for words in (("verify", study / "best"), ("slices", study / "best", "--column", "site")):
+        said = dhen_search(*words, "--data", tmp_path / "prepared", code=2).stderr
+        assert "was prepared in another encoding than that of" in " ".join(said.split())
+    assert "another one" in dhen_search("verify", study / "best", "--data", other).stdout

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from command_line import Run, run_process
 
-from dashboards.report.commands import exportable
 from search.bundles.lost_weights import lost_weights
 from search.read_study import read_study
 from trials.events import WEIGHTS
@@ -71,7 +70,7 @@ def test_weights_that_are_gone_are_said(dhen_search: Run, study: Path, tmp_path:
         file.unlink()
     record = read_study(copy)
     (said,) = lost_weights(record)
-    numbers = ", ".join(str(number) for number in sorted(exportable(record)))
+    numbers = ", ".join(str(number) for number in sorted(record.exportable))
     assert f"{numbers} are gone from {copy}" in said
     dhen_search("report", copy)
     assert "are gone from" in (copy / "report.html").read_text()

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 import yaml
-from records import changed, judged, metrics, started, study, trial
+from records import changed, judged, metrics, started, study, trial, with_result
 
 from trials.mlflow.runs import PARAM_LENGTH, TAG_LENGTH, study_sheet, trial_sheet
 from trials.mlflow.view import COLUMNS, FOLDED, OPEN
@@ -271,3 +271,11 @@ def test_an_empty_study_has_a_sheet() -> None:
     assert study_sheet(judged([], finished=False)).series == {"study/best_ne": ()}
     baseline_only = judged([trial(0, Random(0), kind=TrialKind.BASELINE)], finished=False)
     assert study_sheet(baseline_only).status == "RUNNING"
+
+
+def test_a_trial_that_goes_on_later_is_no_reading_of_the_best_so_far() -> None:
+    record = study(6)
+    last = record.candidates[-1].number
+    ended = study_sheet(record).series["study/best_ne"]
+    cut = with_result(record, last, outcome=Outcome.INTERRUPTED, validation=None, seconds=None)
+    assert study_sheet(cut).series["study/best_ne"] == ended[:-1]

@@ -19,7 +19,7 @@ from dashboards.sentences.study_note import study_note
 from dhen.errors import UserError
 from trials.choice import Choice, Judged, Winner
 from trials.mlflow.store import artifacts, check_store, database, store_uri
-from trials.mlflow.tracker import LOGGED, REVISION, Tracker
+from trials.mlflow.tracker import LOGGED, REVISION, Tracker, _identity
 from trials.record import Outcome, TrialKind
 from trials.study_record import StudyRecord
 
@@ -446,3 +446,13 @@ def test_a_copied_run_directory_is_told(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "original", tmp_path / "copy")
     with pytest.raises(UserError, match=r"copied or moved.*made anew"):
         Tracker.open(tmp_path / "copy").sync(record)
+
+
+def test_a_study_is_known_by_when_it_was_created_not_by_when_its_first_trial_began() -> None:
+    """Its first training may be broken off and begin anew."""
+    record = study(3, finished=False).replace(created_at=1_795_000_000.0)
+    again = record.replace(trials=(record.trials[0].with_origin(started_at=started(500)), *record.trials[1:]))
+    first = min(str(trial.origin.started_at) for trial in record.trials)
+    assert first != min(str(trial.origin.started_at) for trial in again.trials)
+    assert _identity(record) == _identity(again)
+    assert _identity(record) != _identity(record.replace(created_at=1_795_000_001.0))

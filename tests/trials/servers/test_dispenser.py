@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import cast
 
 import pytest
+from command_line import write_log
 
+from dhen.model import parse_model
+from search.execution.jobs import job_on
+from trials.checkpoint.training_state import TrainingState
+from trials.data.cache import PreparedLog
+from trials.data.prepare.prepare_log import prepare
+from trials.job import TrainingConfig
+from trials.servers.client import Servers
 from trials.servers.dispenser import Answer, Dispenser, Losses, Told
+from trials.training.turns import PassBatches, handed_out
 
 NOTHING = Losses(0.0, 0, 0)
 
@@ -70,3 +81,45 @@ def test_a_worker_that_is_gone_takes_its_batch_along() -> None:
         workers.dispenser.gone(1)
     assert evaluates.result(timeout=10)[:2] == (Answer.EVALUATE, 2)
     assert workers.dispenser.lost == 1
+
+
+class Alone:
+    """The servers of a training that one rank does."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._dispenser = Dispenser(self._lock)
+
+    def next(self, until: int, rate_factor: float, done: Losses) -> Told:
+        with self._lock:
+            return self._dispenser.next(0, until, rate_factor, done)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "every", "evaluated"),
+    [
+        (400, 100, [1, 2, 3, 4, 5, 6]),
+        (400, 300, [1, 2, 3, 4, 5, 6]),
+        (400, 900, [3, 5, 6]),
+        (100, 600, [6, 12, 18, 24]),
+    ],
+)
+def test_each_evaluation_follows_a_step(
+    tmp_path: Path, batch_size: int, every: int, evaluated: list[int]
+) -> None:
+    """Also where a batch has more examples than there are between two evaluations."""
+    prepare([write_log(tmp_path / "log.csv", 1000)], out=tmp_path / "log")
+    log = PreparedLog.open(tmp_path / "log")
+    config = TrainingConfig(epochs=3, batch_size=batch_size, evaluate_every=every)
+    model = parse_model({"embedding_dim": 4, "layers": [{"modules": ["mlp"]}]}, "test")
+    job = job_on(log, model, config, 0, "fp32")
+    state, found = TrainingState(next_evaluation=every), []
+    turns = handed_out(
+        PassBatches(job, log), cast("Servers", Alone()), state, job.training, lambda: Losses(1.0, 1, 0)
+    )
+    for turn in turns:
+        if turn.evaluates:
+            found.append(turn.steps)
+            assert state.loss_steps > 0
+            state.next_evaluation += every
+    assert found == evaluated

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dhen.errors import UserError
 from trials.data.encoding.hashing import Hashes, hash64
-from trials.data.raw.text import Codes
+from trials.data.raw.text import Codes, spelled
 
 MISSING_ID, UNKNOWN_ID, FIRST_ID = 0, 1, 2
 """Id of missing values; after it that of out-of-vocabulary values, and the first of all other values."""
@@ -28,11 +28,14 @@ class Vocabulary:
     values: pa.Array
     counts: NDArray[np.int64]
     """Number of times that each value occurs in the training rows."""
+    _spelled: pa.Array = field(init=False, repr=False)
     _hashes: Hashes = field(init=False, repr=False)
     _positions: NDArray[np.int64] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        hashes = hash64(self.values)
+        # one that was written before values had one spelling may have more; of two for one value the first counts
+        object.__setattr__(self, "_spelled", spelled(self.values))
+        hashes = hash64(self._spelled)
         order = np.argsort(hashes, kind="stable")
         object.__setattr__(self, "_hashes", hashes[order])
         object.__setattr__(self, "_positions", order)
@@ -57,7 +60,7 @@ class Vocabulary:
             return np.full(len(values), UNKNOWN_ID, dtype=np.int32)
         hash_index = np.searchsorted(self._hashes, hash64(values))
         position = self._positions[np.minimum(hash_index, len(self) - 1)]
-        equal = pc.equal(self.values.take(pa.array(position)), values).to_numpy(zero_copy_only=False)
+        equal = pc.equal(self._spelled.take(pa.array(position)), values).to_numpy(zero_copy_only=False)
         return np.where(equal, position + FIRST_ID, UNKNOWN_ID).astype(np.int32)
 
     @property

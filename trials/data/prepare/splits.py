@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dhen.errors import UserError, unknown_name
 from trials.data.log_schema import SplitRule
 from trials.data.raw.stamps import MISSING_STAMP, Stamps
+from trials.data.raw.text import spelled
 
 TRAIN, VALIDATION, TEST = range(3)
 OPEN = 3
@@ -102,6 +103,7 @@ def named_splits(
     listed = dict.fromkeys(rule.names("validation"), VALIDATION) | dict.fromkeys(rule.names("test"), TEST)
     if values is None:
         return np.full(rows, listed.get(file, rest), dtype=np.uint8)
+    listed = dict(zip(_spelled(listed), listed.values(), strict=True))
     by_code = [listed.get(value, rest) for value in values.dictionary.to_pylist()]
     codes = values.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     by_code.append(rest)  # of a missing value, whose code is -1
@@ -176,9 +178,15 @@ def check_names(rule: SplitRule, files: Sequence[str], column: str | None, value
     Raises:
         UserError: for a file, or a value of `column`, that the log has not.
     """
-    for name in (*rule.names("validation"), *rule.names("test")):
+    listed = (*rule.names("validation"), *rule.names("test"))
+    for name, value in zip(listed, _spelled(listed), strict=True):
         if column is None and name not in files:
             raise UserError(f"split: {unknown_name('file', name, set(files))}")
-        if column is not None and name not in values:
+        if column is not None and value not in values:
             unknown = unknown_name(f"value of column {column!r}", name, values)
             raise UserError(f"split: {unknown} (Files are meant where no column has the role split.)")
+
+
+def _spelled(names: Collection[str]) -> list[str]:
+    """Returns values that a rule lists as they are spelled in a column that was read."""
+    return [str(name) for name in spelled(pa.array(list(names), pa.string())).to_pylist()]

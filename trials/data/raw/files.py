@@ -111,6 +111,12 @@ class RawLog:
         common = set.intersection(*(set(file.columns) for file in self.files))
         return tuple(name for name in self.files[0].columns if name in common)
 
+    def lacking(self) -> dict[str, str]:
+        """Returns the columns that some of the files lack, each with the first file that does."""
+        every = dict.fromkeys(name for file in self.files for name in file.columns)
+        left_out = (name for name in every if name not in self.columns)
+        return {name: next(file.name for file in self.files if name not in file.columns) for name in left_out}
+
     @property
     def name(self) -> str:
         """Name of the first file, or of the folder that holds several."""

@@ -57,12 +57,14 @@ class LabelReader:
         self.missing += int(missing.sum())
         rows = np.bincount(codes[~missing], minlength=len(values))
         for value, count in zip(values, rows.tolist(), strict=True):
-            self.counts[canonical(value)] += count
+            if count:  # a categorical column has a category also where no row is of it any more
+                self.counts[canonical(value)] += count
         if len(self.counts) > 2:
             raise self._error(
                 f"more than two values: {_listed(self.counts)}", "A label has exactly two values"
             )
-        labels = np.array([self._label(value) for value in values] + [0], dtype=np.uint8)
+        found = [self._label(value) if count else 0 for value, count in zip(values, rows, strict=True)]
+        labels = np.array([*found, 0], dtype=np.uint8)
         return labels[codes], missing
 
     def _label(self, value: str) -> int:

@@ -1,7 +1,8 @@
 """Raw columns as clean distinct values and as numbers: what is missing, what is equal, what is a number.
 
-Text is trimmed; the usual marks are missing; bytes that are not UTF-8 are read as Latin-1, so that one
-stray byte does not stop a log of millions of rows. Work on text is done on distinct values only.
+Text is trimmed; the usual marks are missing; whole numbers and truth values have one spelling; bytes that are not
+UTF-8 are read as Latin-1, so that one stray byte does not stop a log of millions of rows. Work on text is done on
+distinct values only.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from trials.data.log_schema import POINT, DecimalMark
 MISSING_MARKS = ("", "NA", "N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "none", "?", "\\N")
 _MARKS = pa.array(MISSING_MARKS)
 _COMMA_NUMBER = r"^[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d*)?([eE][+-]?\d+)?$"
+_WHOLE_NUMBER = r"^([+-]?\d+)\.0$"
+_TRUTHS = pa.array(("True", "TRUE", "False", "FALSE"))
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?(?i:inf|infinity|nan)$"
 
 Codes = NDArray[np.int32]
@@ -52,9 +55,18 @@ def from_bytes(raw: bytes) -> str:
 
 
 def clean(values: pa.Array) -> pa.Array:
-    """Returns trimmed strings, null where a mark says missing."""
-    values = pc.utf8_trim_whitespace(values)
+    """Returns trimmed strings in one spelling (`spelled`), null where a mark says missing."""
+    values = spelled(pc.utf8_trim_whitespace(values))
     return pc.if_else(pc.is_in(values, _MARKS), pa.scalar(None, pa.string()), values)
+
+
+def spelled(values: pa.Array) -> pa.Array:
+    """Returns strings with whole numbers and truth values as columns of numbers and of truth values have them: "3"
+    for "3.0", which is what a CSV has of ids among which one is missing, and "true" for "True"."""
+    if pc.any(pc.ends_with(values, ".0")).as_py():
+        values = pc.replace_substring_regex(values, _WHOLE_NUMBER, r"\1")
+    truths = pc.is_in(values, _TRUTHS)
+    return pc.if_else(truths, pc.utf8_lower(values), values) if pc.any(truths).as_py() else values
 
 
 def distinct(column: pa.Array) -> tuple[Codes, pa.Array]:

@@ -90,12 +90,14 @@ def infer(log: RawLog, *, label: str | None = None, skip_bad_rows: bool = False)
         split=next((split.rule for split in found.values() if split.rule is not None), rule),
     )
     notes = {name: judgement.note for name, judgement in judged.items()}
-    sentences = (*(split.sentence for split in found.values()), *_unused(judged))
+    sentences = (*(split.sentence for split in found.values()), *_unused(judged, log))
     return InferredSchema(schema=schema, notes=notes, sentences=sentences)
 
 
-def _unused(judged: Mapping[str, JudgedColumn]) -> Iterator[str]:
+def _unused(judged: Mapping[str, JudgedColumn], log: RawLog) -> Iterator[str]:
     by_note = defaultdict[str, list[str]](list)
+    for name, file in log.lacking().items():
+        by_note[f"{file} has no such column"].append(repr(name))
     for name, judgement in judged.items():
         if isinstance(judgement.column, IgnoredColumn):
             by_note[judgement.note].append(repr(name))

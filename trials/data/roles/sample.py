@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from dhen.errors import UserError
 from trials.data.log_schema import POINT, DecimalMark
 from trials.data.raw.files import RawLog
 from trials.data.raw.readers import BadRows, read_batches, repeated
-from trials.data.raw.text import coded, is_list, numbers_of
+from trials.data.raw.text import as_text, coded, is_list, numbers_of
 
 SAMPLE_ROWS = 100_000
 """Number of rows looked at, from the start of the log."""
@@ -147,13 +148,35 @@ def draw_sample(
         arrays |= {name: _over_all_files(log, name, rows) for name in _in_folders(log) if name in columns}
     return Sample(
         columns={
-            name: ColumnSample(name, pa.concat_arrays(parts), complete, commas)
+            name: ColumnSample(name, _joined(name, parts), complete, commas)
             for name, parts in arrays.items()
             if parts
         },
         rows=rows,
         complete=complete,
     )
+
+
+def _joined(name: str, parts: Sequence[pa.Array]) -> pa.Array:
+    """Returns the values of one column one after another. Where types differ, such as whole numbers in one file
+    and numbers in the next, because one is missing there, they are in a common type, else text.
+
+    Raises:
+        UserError: for lists in one file and single values in another.
+    """
+    parts = [part.dictionary_decode() if pa.types.is_dictionary(part.type) else part for part in parts]
+    types = {part.type for part in parts if not pa.types.is_null(part.type)}
+    try:
+        common = pa.unify_schemas([pa.schema([(name, each)]) for each in types], promote_options="permissive")
+        kind = common.field(name).type if types else pa.null()
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        kind = pa.list_(pa.string()) if all(map(is_list, types)) else pa.string()
+    try:
+        texts = kind == pa.string()
+        return pa.concat_arrays([as_text(part) if texts else part.cast(kind, safe=False) for part in parts])
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        held = " and ".join(sorted(map(str, types)))
+        raise UserError(f"column {name!r} holds {held} in files of one log: write it alike in all.") from None
 
 
 def _in_folders(log: RawLog) -> set[str]:

@@ -12,7 +12,7 @@ from records import bare, judged, study
 from dashboards.figures.course.clock import runs_of, stage_of
 from dashboards.figures.course.gain import gain_figure, gain_info, hypervolume
 from dashboards.figures.course.timeline import timeline_figure, timeline_info
-from trials.record import Attempt, Outcome, TrialKind, TrialRecord
+from trials.record import Attempt, Outcome, StudyTrial, TrialKind, TrialRecord
 from trials.study_record import StudyRecord
 
 BEGIN = datetime(2026, 3, 1, tzinfo=UTC)
@@ -145,3 +145,17 @@ def test_what_is_still_at_work_has_a_bar() -> None:
     assert info.bars[-1].outcome is Outcome.RUNNING
     drawn = sum(len(trace.x) for trace in timeline_figure(info).data)
     assert drawn == len(info.bars) == len(record.trials)
+
+
+def test_the_gain_has_results_that_were_taken_over_when_the_study_had_them() -> None:
+    known = ran(
+        1, 20, 400, ne=0.75, reused_from_study=StudyTrial(directory="runs/earlier", study="a", trial=7)
+    )
+    record = searched()
+    trials = tuple(known if trial.number == 1 else trial for trial in record.trials)
+    record = record.replace(trials=trials)
+    info = gain_info(record)
+    (first, *_) = info.steps
+    assert (first.trial, first.best_ne) == (1, 0.75)
+    assert "came after 20 s" in gain_figure(info).layout.title.text
+    assert 1 not in [run.trial.number for run in runs_of(record).runs], "nothing ran"

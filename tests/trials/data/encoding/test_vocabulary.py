@@ -83,3 +83,11 @@ def test_hash_buckets_are_even() -> None:
     assert ids.min() == 2
     shares = np.bincount(ids - 2, minlength=64) / len(ids) * 64
     assert 0.85 < shares.min() <= shares.max() < 1.15
+
+
+def test_a_vocabulary_of_before_values_had_one_spelling_finds_them(tmp_path: Path) -> None:
+    earlier = Vocabulary(pa.array(["3.0", "True", "3", "a.0"]), np.array([9, 5, 2, 1]))
+    earlier.save(tmp_path / "values")
+    read = load_vocabulary(tmp_path / "values")
+    assert read.ids(pa.array(["3", "true", "a.0", "4"])).tolist() == [2, 3, 5, UNKNOWN_ID]
+    assert read.name(0) == "3.0"

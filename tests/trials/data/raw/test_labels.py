@@ -70,3 +70,14 @@ def test_missing_labels_and_one_class() -> None:
     misspelt.read(pa.array(["click", "no"]))
     with pytest.raises(UserError, match="says that 'clck' is the positive one"):
         misspelt.check(2, skipping=False)
+
+
+def test_a_category_that_no_row_has_any_more_is_no_class() -> None:
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 1, 1]), pa.array(["0", "1", "unknown"]))
+    labels = reader()
+    assert labels.read(column)[0].tolist() == [0, 1, 1]
+    labels.check(3, skipping=False)
+    ones = reader()
+    ones.read(pa.DictionaryArray.from_arrays(pa.array([1, 1]), pa.array(["0", "1"])))
+    with pytest.raises(UserError, match="only one class"):
+        ones.check(2, skipping=False)

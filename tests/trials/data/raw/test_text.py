@@ -101,3 +101,11 @@ def test_typed_numbers() -> None:
     assert numbers_of(pa.array([1, None], pa.int8()))[0].tolist()[0] == 1.0
     assert numbers_of(pa.array([True, False]))[0].tolist() == [1.0, 0.0]
     assert np.isnan(numbers_of(pa.array([math.inf, None]))[0]).all()
+
+
+def test_whole_numbers_and_truth_values_have_one_spelling() -> None:
+    """A CSV has 3.0 for an id where another one is missing, and a data frame of it has numbers."""
+    written = coded(pa.array(["3.0", "3", " True", "FALSE", "3.50", "v1.0", "007.0"]))
+    assert written.to_pylist() == ["3", "3", "true", "false", "3.50", "v1.0", "007"]
+    assert coded(pa.array([3.0, None])).to_pylist() == coded(pa.array(["3.0", ""])).to_pylist()
+    assert coded(pa.array([True, False])).to_pylist() == coded(pa.array(["True", "False"])).to_pylist()

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dhen.errors import UserError
@@ -166,3 +168,33 @@ def test_names_suggest() -> None:
     assert not suggests_amount("country")
     assert suggests_time("signupDate")
     assert not np.any([suggests_time(name) for name in ("price", "device", "runtime_kind")[:2]])
+
+
+def test_parquet_files_of_one_log_may_differ_in_types(tmp_path: Path) -> None:
+    """Whole numbers on the one day, numbers on the next, because one is missing; a column that is all missing."""
+    rows = 40
+    site = [f"s{row % 5}" for row in range(rows)]
+    first = {"click": [row % 2 for row in range(rows)], "age": list(range(rows)), "site": site}
+    ages = [None, *map(float, range(1, rows))]
+    second = first | {"age": ages, "site": pa.array(site).dictionary_encode()}
+    third = first | {"age": pa.nulls(rows), "site": [row % 5 for row in range(rows)]}
+    for name, columns in (("1", first), ("2", second), ("3", third)):
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+    schema = infer_schema([tmp_path])
+    assert {name: column.role for name, column in schema.columns.items()} == {
+        "click": "label",
+        "age": "numeric",
+        "site": "categorical",
+    }
+    pq.write_table(pa.table(first | {"site": [[name] for name in site]}), tmp_path / "4.parquet")
+    with pytest.raises(UserError, match=r"column 'site' holds .* in files of one log: write it alike in all"):
+        infer_schema([tmp_path])
+
+
+def test_a_column_that_one_file_lacks_is_named(tmp_path: Path) -> None:
+    for name, header in (("1.csv", "click,site"), ("2.csv", "click,site,device")):
+        more = ",d" if "device" in header else ""
+        (tmp_path / name).write_text(f"{header}\n" + "".join(f"{n % 2},s{n % 3}{more}\n" for n in range(40)))
+    inferred = infer(open_log([tmp_path], None), label=None, skip_bad_rows=False)
+    assert "device" not in inferred.schema.columns
+    assert "not used: 'device' (1.csv has no such column)" in inferred.sentences

@@ -1,0 +1,43 @@
+"""Evaluation: all rows once, and on every rank in as many passes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from command_line import write_log
+from torch import Tensor
+
+from dhen.batch import FeatureBatch
+from trials.data.cache import PreparedLog, Split
+from trials.data.prepare.prepare_log import prepare
+from trials.ranks import DataPart
+from trials.training.evaluation import _logits
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> Split:
+    folder = tmp_path_factory.mktemp("rows")
+    prepare([write_log(folder / "log.csv", 690)], out=folder / "log")
+    found = PreparedLog.open(folder / "log").split("validation")
+    assert found.rows == 69
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 4, 5, 17, 99])
+def test_every_rank_has_as_many_passes(split: Split, ranks: int, batch_size: int) -> None:
+    """Ranks meet in each of them: one that has fewer would let the others wait for ever. 69 rows are 34 and 35 of
+    two ranks, which in batches of 2 are 17 and 18 passes."""
+    sizes: list[list[int]] = []
+    numbers: list[Tensor] = []
+
+    def score(features: FeatureBatch) -> Tensor:
+        sizes[-1].append(len(features.numeric_BK))
+        return features.numeric_BK[:, 0]
+
+    for rank in range(ranks):
+        sizes.append([])
+        numbers.append(_logits(score, split, DataPart(rank, ranks), batch_size))
+    assert len({len(passes) for passes in sizes}) == 1
+    assert max(map(max, sizes)) <= max(batch_size, 2 if batch_size == 1 and ranks > 1 else 1)
+    assert torch.equal(torch.cat(numbers), torch.from_numpy(split.numeric[:, 0].copy()))
