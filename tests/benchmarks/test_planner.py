@@ -83,6 +83,7 @@ def test_planned_memory_is_compared_with_traces(tmp_path: Path) -> None:
     assert number(rows[0]["median \\|error\\| %"]) < 5
 
 
+@pytest.mark.slow
 def test_planned_memory_is_compared_with_real_ranks() -> None:
     """Of networks so small that TorchRec's buffers, gloo's copies and the model's wrapping are a large part."""
     held = ("dp", "zero1", "zero2", "fsdp+cpu_offload+micro_batches=4")

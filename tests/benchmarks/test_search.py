@@ -30,6 +30,7 @@ def test_studies_are_compared_by_their_samplers(study: Path) -> None:
     assert number(row["best NE, 3"]) <= number(row["best NE, 2"])
 
 
+@pytest.mark.slow
 def test_a_command_is_held_against_its_minutes(log: Path) -> None:
     """A moment is not enough for candidates; the columns are there all the same."""
     words = (log, *SMALL, "training.epochs=1", "--minutes", 0.01)
@@ -52,6 +53,7 @@ def test_networks_that_have_learnt_from_validation_stand_beside_those_that_have_
         assert number(row["difference, 95 % interval"].split()[0]) == pytest.approx(percent, abs=0.02)
 
 
+@pytest.mark.slow
 def test_rates_that_fall_stand_beside_constant_ones(log: Path, tmp_path: Path) -> None:
     out = tmp_path / "study"
     words = ("space=tiny", "trials=1", "baseline_trials=1", "threads=1", "parallel=1")

@@ -472,16 +472,15 @@ def copied(folder: Path, name: str, ranks: Ranks) -> Path:
 
 
 def four_ranks() -> dict[str, Any]:
-    """Interrupted under plain DP at half; then from there under each strategy, and under each from the start."""
+    """Interrupted under plain DP at half; from there under each strategy; and under plain DP from the start."""
     ranks, more, log = several()
     job, folder = one_pass(log), Path(os.environ["SHARED"]) / "interrupted"
     try:
         run(job, log, Told(at=1500), folder, **more)
     except Interrupted:
         dist.barrier()
-    found = {}
+    found, whole = {}, run(job, log, Told(), None, **more)
     for strategy in ON_FOUR:
-        whole = run(job, log, Told(), None, strategy=strategy, **more)
         copy = copied(folder, strategy.name, ranks)
         resumed = run(job, log, Told(), copy, strategy=strategy, **more)
         found[strategy.name] = {"whole": whole.answer, "resumed": resumed.answer, "left": len(made(copy))}
@@ -517,16 +516,14 @@ def off_from_best(step: Resumable, job: Job, folder: Path, ranks: Ranks = Ranks(
 def two_ranks() -> dict[str, Any]:
     ranks, more, log = several()
     job, shared = one_pass(log), Path(os.environ["SHARED"])
-    found = {}
+    found, whole = {}, run(job, log, Told(), None, **more)
     for strategy in ON_TWO:
-        whole = run(job, log, Told(), None, strategy=strategy, **more)
         copy = copied(shared / "interrupted", f"{strategy.name} on two", ranks)
         model = build_model(job.model, job.features)
         step = DistributedStep(model, job, strategy, ranks, more["cluster"], where=torch.device("cpu"))
         off = off_from_best(step, job, copy, ranks)
         resumed = run(job, log, Told(), copy, strategy=strategy, **more)
         found[strategy.name] = {"whole": whole.answer, "resumed": resumed.answer, "off": off}
-    whole = run(job, log, Told(), None, **more)
     if ranks.first:  # the newest is damaged, too, where another rank looks
         newest = max(made(shared / "killed"), key=lambda path: int(path.name.removeprefix(PREFIX)))
         halve(newest / "__1_0.distcp")

@@ -41,6 +41,7 @@ STEPS, FEW, BATCH = 50, 12, 42
 """A long training and a short one; no micro-batch of 42 examples is as long as the next."""
 SHAPES = {2: (1, 2), 4: (2, 2), 8: (2, 4)}
 """Hosts and ranks per host."""
+WORLDS = [pytest.param(2, marks=pytest.mark.slow), 4, pytest.param(8, marks=pytest.mark.slow)]
 LAYER = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3, "raw_numeric": True}
 LAYERS = [LAYER, {"modules": ["attention"], "out_embeddings": 4}, LAYER, LAYER]
 MODEL = parse_model({"embedding_dim": 4, "layers": LAYERS, "dropout": 0.0}, "test")
@@ -243,7 +244,7 @@ def goes_on_otherwise(ranks: Ranks, cluster: Cluster, staged: str) -> dict[str, 
     return found
 
 
-@pytest.fixture(scope="module", params=[2, 4, pytest.param(8, marks=pytest.mark.slow)], ids="{} ranks".format)
+@pytest.fixture(scope="module", params=WORLDS, ids="{} ranks".format)
 def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("ranks")
     write_log(folder / "log.csv", 3010)

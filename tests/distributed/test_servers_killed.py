@@ -25,6 +25,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 KILLS = 10
 SLOWLY = {"learning_rate": 5e-5, "embedding_learning_rate": 1e-3}
 LONG = SLOWLY | {"epochs": 8, "patience": 999, "evaluate_every": 1200}
+SHORTER = LONG | {"epochs": 4}
+"""Long enough for one kill in each attempt."""
 NAMES = ("rank 0", "rank 1", "rank 2", "server 0", "server 1")
 
 
@@ -36,10 +38,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def long_task(folder: Path, synchrony: str, out: Path) -> Task:
+def long_task(folder: Path, synchrony: str, out: Path, training: dict[str, float] = LONG) -> Task:
     """A training of three ranks and two servers, with a checkpoint after each evaluation."""
     log, kept = folder / "log", {"resume_from": str(out / "checkpoints"), "checkpoint_evaluations": True}
-    job = a_job(PreparedLog.open(log), {"synchrony": synchrony}, **LONG)
+    job = a_job(PreparedLog.open(log), {"synchrony": synchrony}, **training)
     return a_task(job, log, "dp+servers2", 3, progress_seconds=0.02, **kept)
 
 
@@ -109,7 +111,8 @@ def test_a_rank_on_its_own_that_is_stopped_is_replaced(folder: Path, tmp_path: P
 def test_all_go_back_to_the_newest_checkpoint_and_nothing_is_lost(
     folder: Path, tmp_path: Path, synchrony: str, processes: Sequence[int], kills: int
 ) -> None:
-    task, served, killed = long_task(folder, synchrony, tmp_path), None, 0
+    training = LONG if kills == KILLS else SHORTER
+    task, served, killed = long_task(folder, synchrony, tmp_path, training), None, 0
     for attempt in range(kills):
         killer = Killer(tmp_path, processes, 1, seed=attempt)
         served = train_on_servers(task.replace(attempt=attempt), tmp_path, killer)
@@ -120,7 +123,8 @@ def test_all_go_back_to_the_newest_checkpoint_and_nothing_is_lost(
     served = train_on_servers(task.replace(attempt=kills), tmp_path)
     assert killed > kills / 2
     assert served.trained.measured.lost_steps is None
-    undisturbed = train_on_servers(long_task(folder, synchrony, tmp_path / "whole"), tmp_path / "whole")
+    whole = long_task(folder, synchrony, tmp_path / "whole", training)
+    undisturbed = train_on_servers(whole, tmp_path / "whole")
     assert len(served.ne) == len(undisturbed.ne)
     if synchrony == "sync":
         assert served.ne == pytest.approx(undisturbed.ne, abs=1e-6)

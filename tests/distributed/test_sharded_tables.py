@@ -382,7 +382,7 @@ def go_on(case: Case, here: Ranks, path: Path, steps: range) -> tuple[TableEngin
 # What is expected of it
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 4])
 def ranks(request: pytest.FixtureRequest) -> int:
     count: int = request.param
     return count

@@ -245,7 +245,7 @@ def notices_nan(ranks: Ranks) -> list[bool]:
     return known  # type: ignore[return-value]
 
 
-@pytest.fixture(scope="module", params=SHAPES, ids="{} ranks".format)
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 4], ids="{} ranks".format)
 def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("ranks")
     write_log(folder / "log.csv", 3010)

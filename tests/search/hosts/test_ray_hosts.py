@@ -124,29 +124,28 @@ def test_a_log_at_a_url_is_copied_once_by_each_host(
     assert prepared.count(log) >= 1 + hosts
 
 
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGKILL, -9), pytest.param(signal.SIGTERM, 130, marks=pytest.mark.slow)]
+)
 def test_nothing_is_left_of_a_study_that_is_killed_or_broken_off(
-    cluster: Any, on_ray: dict[str, str], click_log: Path, tmp_path: Path
+    cluster: Any, on_ray: dict[str, str], click_log: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     out = tmp_path / "study"
-    for trial, (number, code) in enumerate({signal.SIGKILL: -9, signal.SIGTERM: 130}.items()):
-        driver = start(click_log, out, on_ray, "trials=99", *FEW, "training.epochs=40")
-        wait_for_trials(out, trial)
-        logs = [out / "trials" / f"{trial:05d}" / f"attempt0.rank{rank}.log" for rank in range(2)]
-        wait_for(
-            lambda logs=logs: all(log.exists() and START_MARK in log.read_text() for log in logs), driver
-        )
-        ranks = [
-            int(log.read_text().rpartition(f"{START_MARK}process ")[2].partition(",")[0]) for log in logs
-        ]
-        processes = {*ranks, *map(parent_of, ranks), *(parent_of(parent_of(rank)) for rank in ranks)}
-        assert len(processes) == 6  # each rank has its fork server, and that its agent
-        driver.send_signal(number)
-        _, errors = driver.communicate(timeout=60)
-        assert driver.returncode == code, errors
-        assert all_gone([*processes], 20.0)
-    assert not (out / MARK).exists()
+    driver = start(click_log, out, on_ray, "trials=99", *FEW, "training.epochs=40")
+    wait_for_trials(out, 0)
+    logs = [out / "trials" / "00000" / f"attempt0.rank{rank}.log" for rank in range(2)]
+    wait_for(lambda: all(log.exists() and START_MARK in log.read_text() for log in logs), driver)
+    ranks = [int(log.read_text().rpartition(f"{START_MARK}process ")[2].partition(",")[0]) for log in logs]
+    processes = {*ranks, *map(parent_of, ranks), *(parent_of(parent_of(rank)) for rank in ranks)}
+    assert len(processes) == 6  # each rank has its fork server, and that its agent
+    driver.send_signal(number)
+    _, errors = driver.communicate(timeout=60)
+    assert driver.returncode == code, errors
+    assert all_gone([*processes], 20.0)
+    assert number is signal.SIGKILL or not (out / MARK).exists()
 
 
+@pytest.mark.slow
 def test_a_candidate_reserves_the_hosts_of_its_own_shape(
     cluster: Any, on_ray: dict[str, str], tmp_path: Path
 ) -> None:

@@ -138,7 +138,7 @@ def test_a_technique_can_be_forced(dhen_search: Run, tmp_path: Path, technique: 
 
 
 @pytest.mark.parametrize(
-    ("ranks", "split"), [pytest.param("1x2", "", marks=pytest.mark.slow), ("2x2", "tensor2+")]
+    ("ranks", "split"), [("1x2", ""), pytest.param("2x2", "tensor2+", marks=pytest.mark.slow)]
 )
 def test_a_pipeline_can_be_forced_and_a_baseline_goes_without(
     dhen_search: Run, tmp_path: Path, ranks: str, split: str

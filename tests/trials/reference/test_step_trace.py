@@ -262,7 +262,7 @@ def test_one_process_holds_what_was_traced(strategy: Strategy, setting: str) -> 
     assert fake == real
 
 
-@pytest.fixture(scope="module", params=WORLDS, ids="{} ranks".format)
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 4], ids="{} ranks".format)
 def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     found: dict[str, Any] = on_ranks(__file__, request.param, tmp_path_factory.mktemp("ranks"))
     return found | {"ranks": request.param}
