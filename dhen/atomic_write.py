@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dhen.errors import UserError
+
 PARTIAL = ".partial"
 
 
@@ -47,7 +49,11 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
     A rename cannot replace a folder that holds something, so the old one is moved aside for a moment: a process
     that is killed just then leaves nothing at `path`.
+
+    Raises:
+        UserError: as `check_named`.
     """
+    check_named(path)
     partial, old = (path.with_name(f".{path.name}.{name}{PARTIAL}") for name in (os.getpid(), "old"))
     shutil.rmtree(partial, ignore_errors=True)  # of an earlier process with this id, which was killed
     try:
@@ -60,6 +66,16 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def check_named(path: Path) -> None:
+    """Checks that a folder is named by its name, under which another one can take its place.
+
+    Raises:
+        UserError: for `.` and `..`.
+    """
+    if path.name in ("", ".."):
+        raise UserError(f"{path} is the folder that this command runs in, or holds it: name one by its name.")
 
 
 def remove_left_behind(path: Path) -> None:

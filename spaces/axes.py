@@ -132,19 +132,23 @@ class Range:
 
     def decode(self, received: Scalar) -> Any:
         """The number itself, where it lies between the bounds."""
-        if not self.holds(received):
+        if not self.has(received):
             raise UserError(f"{self.name}: {received!r} is not between {self.low} and {self.high}.")
         return received
 
     def holds(self, value: Any) -> bool:
-        """Whether the value lies between the bounds, on a step."""
+        """Whether the value lies between the bounds, on a step, and there is a choice at all."""
+        return self.size > 1 and self.has(value)
+
+    def has(self, value: Any) -> bool:
+        """Whether the value lies between the bounds, on a step, be it the only one."""
         if not isinstance(value, (int, float)) or not self.low <= value <= self.high:
             return False
         return not self.whole or (value - self.low) % self.step == 0
 
     def encode(self, value: Any) -> Scalar:
         """The number itself."""
-        return value if self.holds(value) else _outside(self.name, value)
+        return value if self.has(value) else _outside(self.name, value)
 
 
 Axis = Choice | Range

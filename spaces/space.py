@@ -375,7 +375,7 @@ def _value(axis: Axis, point: Point) -> Any:
 
 def _has(axis: Axis, value: Any) -> bool:
     """Whether the axis has this value, be it as its constant."""
-    return value in axis.values if isinstance(axis, Choice) else axis.holds(value)
+    return value in axis.values if isinstance(axis, Choice) else axis.has(value)
 
 
 def first_label(axis: Axis) -> Scalar:

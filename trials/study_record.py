@@ -435,12 +435,12 @@ def covered_seconds(trials: Iterable[TrialRecord]) -> float:
 
 def _span(trial: TrialRecord, now: float) -> tuple[float, float] | None:
     """Returns start and end of a trial in seconds since 1970; None for one that was cut short, which will run
-    again."""
+    again, and for one that goes on: since its first attempt the study may have been away."""
     if trial.origin.started_at is None:
         return None
     start, seconds = datetime.fromisoformat(trial.origin.started_at).timestamp(), trial.result.seconds
     if trial.result.outcome is Outcome.RUNNING:
-        return start, max(start, now)
+        return None if trial.attempts else (start, max(start, now))
     return (start, start + seconds) if seconds else None
 
 

@@ -255,17 +255,20 @@ def tuned(name: str, log: PreparedLog, minutes: float, *, refit: bool) -> tuple[
 
 def retrained(
     record: StudyRecord, log: PreparedLog, retrainings: Retrainings, seeds: int
-) -> dict[int, Model]:
-    """The winners and the baseline of a study, retrained from each seed, by trial."""
+) -> tuple[dict[int, Model], list[int]]:
+    """The winners and the baseline of a study, retrained from each seed, by trial; and the seeds from which none
+    of them diverged."""
     assert record.baseline is not None
     assert record.choice is not None
     done = retrainings.run(confirming(record, log, seeds=seeds), score=SPLIT)
     found: dict[int, Model] = {}
+    common = [*fresh_seeds(record.seed, seeds)]
     for number in (*(winner.trial for winner in record.choice.winners), record.baseline):
         networks = record.networks(record.trial(number))
         of_seed = by_seed(networks, record, log, fresh_seeds(record.seed, seeds), done)
         found[number] = partial(_logits, of_seed, log, retrainings)
-    return found
+        common = [seed for seed in common if seed in of_seed]
+    return found, common
 
 
 def _logits(of_seed: BySeed, log: PreparedLog, retrainings: Retrainings, seed: int) -> Logits:
@@ -282,8 +285,8 @@ def main() -> None:
     with finished_study(options.out, Console(stderr=True)) as study:
         record, log = study.record, study.log
         assert record.choice is not None
-        winners = retrained(record, log, study.retrainings, options.seeds)
-        table = Table(log, fresh_seeds(record.seed, options.seeds))
+        winners, seeds = retrained(record, log, study.retrainings, options.seeds)
+        table = Table(log, seeds)
         reasons = {winner.trial: ", ".join(winner.reasons) for winner in record.choice.winners}
         reasons.setdefault(record.choice.baseline, "the tuned baseline")
         for number in sorted(winners, key=lambda each: each != record.best):
@@ -295,7 +298,7 @@ def main() -> None:
     print(machine())
     print(
         f"{record.log.name}: {record.log.rows}; {len(record.candidates)} candidates in "
-        f"{record.elapsed_seconds:,.0f} s of the whole command, {options.seeds} seeds"
+        f"{record.elapsed_seconds:,.0f} s of the whole command, {len(seeds)} seeds"
     )
     header = ["model", "test NE", "test AUC", "test log loss", "FLOPs", "the best less this, 95 % interval"]
     print(markdown(header, table.rows))

@@ -131,14 +131,16 @@ def again(log: PreparedLog, start: Start, networks: Sequence[TrialRecord]) -> Mo
     """A trial of the study, all networks of an average, from other seeds."""
 
     def train(seed: int) -> Logits:
-        each = [trained(log, start, partial(_from_seed, network, log)) for network in networks]
+        # networks of an average that differ in their seed alone keep doing so
+        first = min(network.job.seed for network in networks)
+        each = [trained(log, start, partial(_from_seed, network, log, first)) for network in networks]
         return mean_of_logits([one(seed) for one in each], log.schema.negative_sampling_rate)
 
     return train
 
 
-def _from_seed(network: TrialRecord, log: PreparedLog, _: Trainer, seed: int) -> Job:
-    return trained_job(network, log, seed_shift=seed - network.job.seed)
+def _from_seed(network: TrialRecord, log: PreparedLog, first: int, _: Trainer, seed: int) -> Job:
+    return trained_job(network, log, seed_shift=seed - first)
 
 
 def single_modules(

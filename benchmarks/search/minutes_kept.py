@@ -23,7 +23,7 @@ from trials.record import TrialKind
 from trials.study_record import covered_seconds
 
 COLUMNS = (
-    *("minutes", "asked, s", "taken, s", "off", "baseline, s", "search and tuning, s", "confirmation, s"),
+    *("minutes", "asked, s", "taken, s", "off", "baseline, s", "search and tuning, s", "retrainings, s"),
     *("candidates", "of tuning", "averages", "seeds", "best NE"),
 )
 

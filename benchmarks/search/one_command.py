@@ -151,11 +151,10 @@ def main() -> None:
         names |= {library: future.result() for library, future in fitted.items()}
     record = read_study(out / TODAY)
     assert record.best is not None
-    assert record.choice is not None
     names[TODAY] += f", {len(record.candidates)} candidates: {_described(record, record.best)}"
     names = {
         TODAY: names.pop(TODAY),
-        LOWEST: f"its lowest NE: {_described(record, record.choice.lowest)}",
+        LOWEST: f"its lowest NE: {_described(record, record.front[-1])}",
     } | names
     label_N = _read(str(out / TEST))["label"].to_numpy(dtype=np.float64)
     scores = {name: pd.read_csv(out / f"{name}.csv")["score"].to_numpy() for name in names}

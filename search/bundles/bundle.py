@@ -25,7 +25,7 @@ from pydantic import Field, model_validator
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dhen.atomic_write import atomic_folder
+from dhen.atomic_write import atomic_folder, check_named
 from dhen.averaging import MeanOfNetworks
 from dhen.cost import CostRow
 from dhen.errors import UserError
@@ -268,10 +268,9 @@ def check_place(directory: Path) -> None:
     """Checks that a bundle may be written to a folder.
 
     Raises:
-        UserError: where `directory` is something else than a bundle, or holds the working directory.
+        UserError: where `directory` is something else than a bundle, or has no name (`.`).
     """
-    if directory.resolve() in (here := Path.cwd().resolve(), *here.parents):
-        raise UserError(f"{directory} holds the folder that this command runs in; choose an --out below it.")
+    check_named(directory)
     there = directory.exists() and not is_bundle(directory)
     if there and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f"{directory} exists and is not a bundle; choose another --out.")

@@ -30,4 +30,7 @@ def log_of(bundle: Bundle, data: Sequence[str], **reading: Any) -> PreparedLog:
         return prepared
     log = prepare(files, schema=bundle.encoding.schema, of_another_log=True, **reading)
     same = log.fingerprint == bundle.info.log.fingerprint
-    return log if same else prepare(files, encoding=bundle.encoding, **reading)
+    alike = (
+        log.encoding.fingerprint == bundle.encoding.fingerprint
+    )  # it may be fitted by other rules than it was
+    return log if same and alike else prepare(files, encoding=bundle.encoding, **reading)

@@ -29,7 +29,7 @@ from pydantic import Field
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dhen.atomic_write import atomic_folder
+from dhen.atomic_write import atomic_folder, check_named
 from dhen.batch import FeatureBatch
 from dhen.errors import UserError
 from dhen.schema import FeatureSchema
@@ -136,6 +136,7 @@ def write_pt2(bundle: Bundle, out: Path) -> PackageInfo:
 
 
 def _check_place(out: Path) -> None:
+    check_named(out)
     there = out.exists() and not (out / MODEL).is_file()
     if there and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists and is no earlier package; choose another --out.")

@@ -14,10 +14,11 @@ from search.planning.attempts import Execution, learnt_margins
 from search.planning.plan_trial import plan_of, planned
 from search.planning.serving_gate import MeasureMs, ServingGate
 from trials.cluster.cluster import Cluster
+from trials.embeddings.requirements import UnfitShardError
 from trials.job import Job
 from trials.planner.options import PlanOptions
 from trials.planner.plan import Plan
-from trials.record import Outcome, TrialRecord
+from trials.record import Outcome, TrialKind, TrialRecord
 from trials.serving_limits import Limits
 
 AdmittedTrial = tuple[TrialRecord, Job | None]
@@ -98,7 +99,13 @@ class Admission:
         return self._execution.ended(record, job)
 
     def _with_plan(self, record: TrialRecord, job: Job) -> TrialRecord:
-        return planned(record, job, self._clusters, self._options)
+        record = planned(record, job, self._clusters, self._options)
+        try:
+            if record.kind is TrialKind.CANDIDATE and record.result.outcome is Outcome.RUNNING:
+                self._execution.check(record, job)
+        except UnfitShardError as error:  # of this candidate alone: the study has others
+            return record.with_result(outcome=Outcome.INFEASIBLE, error=str(error), seconds=0.0)
+        return record
 
     @property
     def _options(self) -> PlanOptions:

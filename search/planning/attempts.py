@@ -241,6 +241,12 @@ def ranks_here(config: StudyConfig) -> int:
     return max(shapes_here(config))
 
 
+def most_ranks(config: StudyConfig) -> int:
+    """Largest number of ranks of a trial, on all machines together."""
+    shapes = config.declared_ranks if _is_executed(config) else ()
+    return max((hosts * ranks for hosts, ranks in shapes), default=ranks_here(config))
+
+
 def shapes_here(config: StudyConfig) -> tuple[int, ...]:
     """Number of processes that a trial takes on this machine in each shape, the least first; where none is
     declared, one for each accelerator, or 1."""
@@ -271,13 +277,17 @@ def next_strategy(plan: Plan, attempts: tuple[Attempt, ...]) -> PricedStrategy |
     """
     last, tried = attempts[-1], {attempt.strategy for attempt in attempts}
     lacking = max((last.needed_bytes or 0) - (last.limit_bytes or 0), 1)
-    before = next((priced for priced in plan.strategies if priced.strategy.name == last.strategy), None)
+    held = named(last.strategy).unsized_name
+    before = next((priced for priced in plan.strategies if priced.strategy.unsized_name == held), None)
     if before is None:
         return None
+    # a cache of tables is as large as the plan leaves room for, and this plan leaves another room
+    same = before.strategy.name == last.strategy
+    total = before.memory.total if same else (last.predicted_bytes or before.memory.total)
     remaining = [
         priced
         for priced in plan.strategies
-        if priced.strategy.name not in tried and priced.memory.total <= before.memory.total - lacking
+        if priced.strategy.name not in tried and priced.memory.total <= total - lacking
     ]
     return choose(remaining, "least")
 

@@ -18,8 +18,8 @@ class Decisions:
             for number, trial in state.trials.items()
             if trial.result.outcome is Outcome.INTERRUPTED
         }
-        """Number of evaluations of each trial that were judged, also before it was cut short: a training that goes
-        on tells them once more, and more is known by then."""
+        """Number of evaluations of each trial that were judged, also before a Ctrl-C: a training that goes on
+        tells them once more, and more is known by then. Of one whose driver was killed that is not known."""
 
     def stopped(self, record: TrialRecord, before: TrialRecord) -> TrialRecord | None:
         """How a training trial ends where the stopping rule gives it up at an evaluation that is new; else None.

@@ -84,6 +84,8 @@ class Study:
         joins = self.sharing is not None and self.sharing.joins
         self._settings.note(self._state, **({} if joins else {"finished": False}))
         try:
+            if self.sharing is None:
+                self._go_through(self._finals.go_on_for_weights)
             self._go_through(self._find_passes)
             while True:
                 self._go_through(self._baseline, self._search, self._tune)

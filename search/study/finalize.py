@@ -54,7 +54,7 @@ from trials.data.cache import PreparedLog
 from trials.data.origin import JOINED, origins_of
 from trials.data.teacher import save_teacher
 from trials.events import Progress
-from trials.record import Metrics, TrialKind, TrialRecord
+from trials.record import Metrics, Outcome, TrialKind, TrialRecord
 from trials.storage.ledger import Ledger
 from trials.study_record import Refitted, StageName, StudyRecord
 
@@ -125,6 +125,18 @@ class Finals:
         self._state.require_baseline()
         self._recover_retrained_members()
         self._weights.drop()
+
+    def go_on_for_weights(self) -> None:
+        """Goes on with what was trained once more for its lost weights as the study was broken off; the search
+        goes on with candidates."""
+        begun = [
+            trial
+            for trial in self._state.trials.values()
+            if trial.origin.trained_for_weights
+            and trial.result.outcome is Outcome.INTERRUPTED
+            and trial.kind is not TrialKind.CANDIDATE
+        ]
+        self._runner.train(self._again(begun, "is trained here for its weights: it goes on"))
 
     def make_averages(self) -> None:
         """Makes trials of those means of networks on the front, and next to it, that nothing beats.

@@ -26,7 +26,7 @@ from search.growth.grow import Growth
 from search.growth.replay import widen_again, widen_as_earlier
 from search.ordered_axes import ordered_axes
 from search.planning.admission import Admission
-from search.planning.attempts import execution, ranks_here
+from search.planning.attempts import execution, most_ranks, ranks_here
 from search.planning.space_fits import check_some_fit, check_some_tables_fit
 from search.proposals.lines import Lines, Proposer, lines_of_file, lines_of_function
 from search.proposals.outside import OutsideProposals
@@ -327,7 +327,7 @@ def _check(config: StudyConfig, space: Space, log: PreparedLog) -> None:
     if config.tune_trials:
         check_tunable(space)
     if config.next_period is not None:
-        check_periods(log, config.next_period, ranks_here(config))
+        check_periods(log, config.next_period, most_ranks(config))
     if config.origins:
         check_origins(log, config.origins)
     if config.confirm_seeds[0] == config.confirm_seeds[1] > 0 or config.block_by:

@@ -189,7 +189,8 @@ class TrialRunner:
         if stopped is not None:
             activity.stop(stopped)
             return True
-        if self._decisions is not None and not activity.run.ended and self._cuts_short(record):
+        trains = not activity.run.ended and record.result.outcome is Outcome.RUNNING
+        if self._decisions is not None and trains and self._cuts_short(record):
             activity.run.kill()
             self._cut.add(record.number)
             return True

@@ -84,10 +84,8 @@ def _experiment(client: MlflowClient, bundle: Bundle) -> str:
 def _run(client: MlflowClient, experiment: str, bundle: Bundle) -> Run | None:
     """Returns the run of the bundle's trial; None for a network that the experiment knows nothing of."""
     condition = f"tags.`trial.number` = '{bundle.info.trial}'"
-    if (
-        bundle.info.job is not None and not bundle.info.has_seen_validation
-    ):  # else the run is of its first training
-        condition += f" and tags.fingerprint = '{bundle.info.job.fingerprint}'"
+    if bundle.info.job is not None:  # also of one that was trained once more the run is of its first training
+        condition += f" and tags.fingerprint = '{bundle.info.job.replace(refit=None).fingerprint}'"
     return next(iter(client.search_runs([experiment], condition, max_results=1)), None)
 
 

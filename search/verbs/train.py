@@ -25,7 +25,7 @@ from search.execution.jobs import job_on, new_record, refit_job
 from search.execution.scoring import score_one
 from search.execution.train_one import train_one
 from search.execution.trainer import Trainer
-from search.planning.attempts import execution, plan_options, ranks_here
+from search.planning.attempts import execution, most_ranks, plan_options, ranks_here
 from search.planning.plan_trial import LOCAL, declared_clusters, planned
 from search.study.baseline import read_configuration
 from search.study.passes import (
@@ -106,7 +106,7 @@ def command(
     print_notes(console, log.notes)
     start = read_bundle(Path(what)).weights(member) if from_weights else None
     if config.next_period is not None:
-        check_periods(log, config.next_period, ranks_here(config))
+        check_periods(log, config.next_period, most_ranks(config))
     trained: list[_Trained] = []
     folders: list[Path] = []
     while (settings := _next(training, trained, len(folders))) is not None:

@@ -597,13 +597,6 @@ def by_itself() -> None:
     (folder / "alone.json").write_text(json.dumps(told.answer))
 
 
-if __name__ == "__main__":
-    if os.environ["CASE"] == "alone":
-        by_itself()
-    else:
-        as_rank(CASES[os.environ["CASE"]])
-
-
 def test_a_process_that_is_killed_while_it_removes_checkpoints_leaves_no_half_of_one(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -623,3 +616,39 @@ def test_a_process_that_is_killed_while_it_removes_checkpoints_leaves_no_half_of
             Checkpoints(folder, job, Ranks(), 0.0).drop()
     assert len(made(folder)) == KEPT - 1
     assert run(job, log, Told(), folder).answer == run(job, log, Told(), None).answer
+
+
+def test_checkpoints_by_the_clock_change_nothing_where_embeddings_decay(
+    shared: Path, tmp_path: Path, undisturbed_by: Undisturbed
+) -> None:
+    """Rows decay when they are read; a checkpoint has all of them up to date, at moments that the steps decide."""
+    log = PreparedLog.open(shared / "log")
+    for precision in ("fp32", "fp16"):
+        job = a_job(log, batch_size=14, evaluate_every=2400, table_decay=0.02, table_precision=precision)
+        undisturbed, folder = undisturbed_by(log, job), tmp_path / precision
+        assert run(job, log, Told(), folder).answer == undisturbed.answer
+        with pytest.raises(Interrupted):
+            run(job, log, Told(at=1900), folder)
+        assert newest_steps(folder) == 100
+        assert run(job, log, Told(), folder).answer == undisturbed.answer
+
+
+def test_best_weights_are_copied_where_a_file_system_has_no_hard_links(
+    shared: Path, tmp_path: Path, undisturbed_by: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuses)
+    log = PreparedLog.open(shared / "log")
+    job = a_job(log)
+    with pytest.raises(Interrupted):
+        run(job, log, Told(at=4500), tmp_path)
+    assert run(job, log, Told(), tmp_path).answer == undisturbed_by(log, job).answer
+
+
+if __name__ == "__main__":
+    if os.environ["CASE"] == "alone":
+        by_itself()
+    else:
+        as_rank(CASES[os.environ["CASE"]])

@@ -33,6 +33,7 @@ from trials.cluster.load import load_cluster
 from trials.data.prepare.prepare_log import prepare
 from trials.data.schema_yaml import read_schema
 from trials.events import Diverged, Event, EventReader, EventWriter, Failed, Progress, Scored, Wrapped
+from trials.job import TrainingConfig
 from trials.record import Metrics
 
 ROWS, LATER = 300, 420
@@ -179,7 +180,7 @@ def _prepared(path: Path) -> None:
 def _proposed(text: str, space: object) -> None:
     line = Line(number=1, text=text)
     credit_of(line)
-    read_line(line, space, {})
+    read_line(line, space, dict(TrainingConfig()))
 
 
 def _files_of(bundle: Path, place: Path) -> Target:

@@ -305,7 +305,10 @@ class Checkpoints:
             if earlier is None:
                 save_weights(best, partial / BEST)
             else:
-                os.link(earlier / BEST, partial / BEST)
+                try:
+                    os.link(earlier / BEST, partial / BEST)
+                except OSError:  # of a file system without hard links
+                    shutil.copyfile(earlier / BEST, partial / BEST)
                 known = {BEST: written_hashes(earlier)[BEST]}
         write_manifest(partial, known)
 

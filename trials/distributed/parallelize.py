@@ -360,7 +360,10 @@ class _FullySharded:
 
     def weights(self) -> Weights:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        return dict(get_model_state_dict(self.module, options=options))  # type: ignore[arg-type]
+        weights: Weights = dict(get_model_state_dict(self.module, options=options))  # type: ignore[arg-type]
+        # on one rank, and a CPU, these are the parameters themselves
+        own = {_local(p.detach()).data_ptr() for p in self.module.parameters()}
+        return {name: w.clone() if w.data_ptr() in own else w for name, w in weights.items()}
 
     def state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
         parameters = [(_first_value(p), p) for p in self.module.parameters()]

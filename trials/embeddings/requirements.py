@@ -25,6 +25,10 @@ COLUMNS_MULTIPLE = 4
 """Number of values in the vectors as which FBGEMM reads rows, also on a CPU; a row has a multiple of it."""
 
 
+class UnfitShardError(UserError):
+    """A shard of a table that TorchRec's kernels do not take."""
+
+
 def missing_torchrec(reason: str) -> UserError:
     """Returns the error where TorchRec is needed and cannot be imported."""
     return UserError(
@@ -60,7 +64,7 @@ def check_tables(placement: Placement, ranks: Ranks) -> None:
         return
     for shard in placement.shards:
         if shard.columns % COLUMNS_MULTIPLE:
-            raise UserError(
+            raise UnfitShardError(
                 f"table {shard.table!r}: a shard of {shard.columns} columns, and TorchRec's kernels take "
                 f"multiples of {COLUMNS_MULTIPLE}: an embedding_dim that is one trains on several ranks."
             )

@@ -111,6 +111,10 @@ class RemoteRank:
             log.write(f"{START_MARK}{why}\n")
 
 
+class _HostGoneError(Exception):
+    """The first host of a run is gone just as its ranks are to start."""
+
+
 class HostsRun:
     """A `Run` whose ranks are on hosts of a Ray cluster."""
 
@@ -166,7 +170,12 @@ class HostsRun:
         self._given_up = True
         if self._run is not None:
             self._run.kill()
-        elif self._reservation is not None:
+            self._give_back()  # nobody need ask for its events any more
+        else:
+            self._cancel()
+
+    def _cancel(self) -> None:
+        if self._reservation is not None:
             self._reservation.cancel()
             self._reservation = None
 
@@ -186,7 +195,10 @@ class HostsRun:
             self._devices = [place.devices for place in places]
             for member in filter(self._hosts.is_avoided, self._members):
                 self._hosts.tell(f"{member.words} is slow, and is used as no other node has room")
-            self._run = self._started(self._members, self._devices)
+            try:
+                self._run = self._started(self._members, self._devices)
+            except _HostGoneError:  # just now: hosts are asked for anew at the next look
+                self._cancel()
         elif not self._said and time.monotonic() - self._asked > PATIENCE_SECONDS:
             self._said = True
             self._hosts.tell(f"waiting for {self._wanted.words}: {len(ready)} node(s) take part")
@@ -291,5 +303,9 @@ class HostsRun:
         import ray
 
         address = members[0].node.address
-        port = ray.get(members[0].agent.free_port.remote(address), timeout=FAREWELL_SECONDS)
+        try:
+            port = ray.get(members[0].agent.free_port.remote(address), timeout=FAREWELL_SECONDS)
+        except ray.exceptions.RayError as error:
+            members[0].lose(f"does not answer ({type(error).__name__})")
+            raise _HostGoneError from error
         return task.replace(address=f"[{address}]:{port}" if ":" in address else f"{address}:{port}")

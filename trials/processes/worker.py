@@ -62,6 +62,7 @@ from trials.storage.weights_file import read_optimizer_state, read_weights, save
 from trials.strategy import Strategy
 from trials.training.latency import candidate_time
 from trials.training.loop import train
+from trials.training.progressive import Pulse
 from trials.training.score_weights import keep_logits, score
 from trials.training.turns import assist
 
@@ -266,6 +267,7 @@ def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
                 cluster=task.cluster,
                 servers=servers,
                 keep=keep_logits(logits_file(folder, task.score_split)) if task.keep_logits else None,
+                goes_on=Pulse(emit, task.progress_seconds, examples=0),
             )
         LOG.info("%s: NE %.6f of %s examples", task.score_split, metrics.ne, f"{metrics.examples:,}")
         emit(Scored(split=task.score_split, metrics=metrics))

@@ -153,7 +153,8 @@ class Server:
             LOG.warning("a call was not taken: %s", error)
             return
         worker = request.number
-        self._connected[number] = worker
+        with self._lock:
+            self._connected[number] = worker
         try:
             while request.op != Op.LEAVE:
                 with self._lock:
@@ -171,7 +172,8 @@ class Server:
             LOG.exception("worker %d", worker)
             self._lost = error
         finally:
-            self._connected.pop(number, None)
+            with self._lock:
+                self._connected.pop(number, None)
 
     def _gone(self, worker: int, number: int, error: LinkBrokenError) -> None:
         LOG.warning("worker %d is gone: %s", worker, error)

@@ -46,7 +46,7 @@ from trials.training.distributed_step import DistributedStep
 from trials.training.learning_rates import rate_factors
 from trials.training.local_step import TrainStep
 from trials.training.own_time import OwnTime
-from trials.training.progressive import score_ahead
+from trials.training.progressive import Pulse, score_ahead
 from trials.training.step import ONE_RANK, PLAIN_DP, DivergenceError, Step, fresh_step
 from trials.training.stragglers import Stragglers, like_ranks
 from trials.training.turns import PassBatches, Turn, handed_out, in_order
@@ -55,6 +55,8 @@ from trials.training.weight_average import WeightAverage
 LOG = logging.getLogger(__name__)
 FINITE_CHECK_STEPS = 25
 """Steps whose losses are checked together, so that an accelerator is not made to wait at every step."""
+SETTLED_EVERY = 4
+"""Checks of losses between two moments at which all rows decay by what is due, and a checkpoint may be made."""
 BY_HEART = 1.2
 """NE on validation, as a multiple of the lowest so far, from which on a training learns its rows by heart and
 ends; before products of ids are learnt late, NE was seen to rise to 1.07 times (docs/log.md)."""
@@ -86,6 +88,8 @@ class _Run:
     """Judges what all ranks take; None where nothing is measured."""
     own_since: int = 0
     """Examples that were done when the stretch began that is measured now."""
+    checks: int = 0
+    """Number of checks of losses since the last evaluation, or the checkpoint from which the training went on."""
 
     @property
     def data(self) -> DataPart:
@@ -106,6 +110,11 @@ class _Run:
     def alone(self) -> bool:
         """Whether ranks train on their own, against servers."""
         return self.servers is not None and self.job.training.tables.synchrony == "async"
+
+    @property
+    def decays_late(self) -> bool:
+        """Whether this process has tables whose rows decay when they are read, or are saved."""
+        return self.job.training.table_decay > 0.0 and self.servers is None
 
     @property
     def total_examples(self) -> int:
@@ -203,8 +212,16 @@ def train(
         lost_steps = servers.lost_steps if servers is not None else 0
         if job.period is not None:
             del run, step, average  # a second network needs their room
+            goes_on = Pulse(emit, progress_seconds, examples=state.examples)
             best = score_ahead(
-                job, best_weights, log, "validation", ranks=ranks, strategy=strategy, cluster=cluster
+                job,
+                best_weights,
+                log,
+                "validation",
+                ranks=ranks,
+                strategy=strategy,
+                cluster=cluster,
+                goes_on=goes_on,
             )
     except DivergenceError as error:
         LOG.warning("diverged: %s", error)
@@ -267,8 +284,13 @@ def _train(run: _Run) -> None:
     _measure_anew(run)
     for turn in _turns(run):
         rate, checked = _step(run, turn)
+        # what a checkpoint brings about is done also where none follows: one must change nothing
         if checked and isinstance(step, DistributedStep):
-            step.finish_update()  # also where no checkpoint follows: one must change nothing
+            step.finish_update()
+        run.checks += checked
+        may_save = checked and (not run.decays_late or run.checks % SETTLED_EVERY == 0)
+        if may_save and run.decays_late:
+            step.settle()
         now = time.perf_counter()
         if state.steps - first_steps == CALIBRATION_STEPS:
             _consider_compiling(run, now - stretch_began)
@@ -276,11 +298,12 @@ def _train(run: _Run) -> None:
             last_progress = now
             run.emit(run.progress(now - began))
         if not turn.evaluates:
-            if checked and run.checkpoints.due(evaluated=False):
+            if may_save and run.checkpoints.due(evaluated=False):
                 stretch_began += _save(run, began)
                 _measure_anew(run)
             continue
         state.next_evaluation += run.job.evaluate_every
+        run.checks = 0
         _check_losses(run)
         if not step.is_finite():
             raise DivergenceError(state.steps, math.nan)

@@ -12,6 +12,8 @@ Shapes: N rows of a split.
 from __future__ import annotations
 
 import itertools
+import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -21,10 +23,12 @@ from dhen.model import build_model
 from trials.checkpoint.optimizer_state import put_back
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import device
+from trials.collectives import all_agree
 from trials.data.cache import PreparedLog, Split
 from trials.data.loader import even_batches
 from trials.data.periods import AFTER_TRAINING, Periods
 from trials.data.prefetch import on_device
+from trials.events import Event, Progress
 from trials.job import DELAY_AFTER, LOCAL_TABLES, VARIANCE_RATIO, Job, TrainingConfig
 from trials.memory.limit import on_host
 from trials.ranks import Ranks
@@ -58,8 +62,28 @@ def in_order_of_time(training: TrainingConfig) -> TrainingConfig:
     return training.replace(**FIXED)
 
 
-def train_once(step: Step, rows: Split, job: Job, ranks: Ranks) -> int:
+class Pulse:
+    """Emits progress now and then: periods have no evaluations, and their ranks shall not be taken for hanging."""
+
+    def __init__(self, emit: Callable[[Event], None], every_seconds: float, *, examples: int) -> None:
+        """Emits that so many examples were trained on, every so many seconds at most."""
+        self._emit, self._every, self._examples = emit, every_seconds, examples
+        self._began = self._last = time.perf_counter()
+
+    def __call__(self) -> None:
+        """Says that the process is at work."""
+        now = time.perf_counter()
+        if now - self._last > self._every:
+            self._last = now
+            total = self._examples
+            self._emit(Progress(examples=total, total_examples=total, seconds=now - self._began))
+
+
+def train_once(
+    step: Step, rows: Split, job: Job, ranks: Ranks, goes_on: Callable[[], None] = lambda: None
+) -> int:
     """Trains on rows in their order, once, in steps of equal sizes up to one row; returns the number of steps.
+    `goes_on` is called after each.
 
     Raises:
         DivergenceError: where a loss or a weight is not finite.
@@ -75,8 +99,11 @@ def train_once(step: Step, rows: Split, job: Job, ranks: Ranks) -> int:
         if following is not None:
             step.ahead(following)
         losses.append(step(batch))
+        goes_on()
     step.settle()
-    if not (torch.stack(losses).isfinite().all() and step.is_finite()):
+    # both are asked on every rank: in a pipeline the last stage alone has losses
+    finite = all_agree(ranks, bool(torch.stack(losses).isfinite().all())), step.is_finite()
+    if not all(finite):
         raise DivergenceError(len(losses), float(losses[-1]))
     return len(losses)
 
@@ -91,6 +118,7 @@ def score_ahead(
     strategy: Strategy,
     cluster: Cluster | None,
     keep: Keep | None = None,
+    goes_on: Callable[[], None] = lambda: None,
 ) -> Metrics:
     """Returns metrics of a split, each of whose periods is scored before it is trained on; equal on all ranks, a
     collective.
@@ -106,6 +134,7 @@ def score_ahead(
         strategy: how the model is held.
         cluster: the cluster for which tables are placed.
         keep: is given the logits of all rows, on the first rank.
+        goes_on: is called after each step.
 
     Raises:
         DivergenceError: where a loss or a weight is not finite.
@@ -127,7 +156,7 @@ def score_ahead(
             span = slice(periods.starts[number], periods.starts[number + 1])
             logit_N[torch.from_numpy(periods.rows[span])] = logits
         if number < len(periods) - 1:
-            train_once(step, period.rows, job, ranks)
+            train_once(step, period.rows, job, ranks, goes_on)
     split = log.split(split_name)
     return metrics_over_ranks(logit_N[-split.rows :] if ranks.first else None, split, log, ranks, keep)
 

@@ -6,6 +6,7 @@ Where the job has a `period`, the weights go on learning from the split while th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def score(
     cluster: Cluster | None,
     servers: Servers | None = None,
     keep: Keep | None = None,
+    goes_on: Callable[[], None] = lambda: None,
 ) -> Metrics:
     """Returns metrics on a split of the log, the same on all ranks; a collective where there are several.
 
@@ -56,6 +58,7 @@ def score(
         cluster: the cluster for which tables are placed.
         servers: those that hold the tables, with these weights; None where ranks do.
         keep: is given the logits of all rows, on the first rank.
+        goes_on: is called after each step, where periods are trained on once they are scored.
 
     Raises:
         UserError: for weights that are missing, damaged, or of another model.
@@ -71,6 +74,7 @@ def score(
             strategy=strategy,
             cluster=cluster,
             keep=keep,
+            goes_on=goes_on,
         )
     with nullcontext() if servers is None else part_of_tables(None):
         model = build_model(job.model, job.features)

@@ -21,6 +21,7 @@ from search.planning.space_fits import UnfitCandidate, too_little_memory
 from search.read_study import read_finished_study
 from search.samplers.draw import DrawnPoint, evenly
 from search.samplers.static_cost import CandidatePricer
+from search.study.passes import Passes
 from spaces.catalog_loader import load_space
 from spaces.space import Candidate, Space
 from trials.cluster.cluster import Cluster
@@ -152,10 +153,12 @@ def taken(study: AuditedStudy, log: PreparedLog, precision: Precision) -> list[A
         raise UserError(
             f"{study.record.directory}: {len(trials)} candidates completed, an audit needs {FEWEST} at least."
         )
+    # with the passes that the study has found, and how its embeddings decay and its rates fall
+    passes = Passes(config.training, minutes=None, found=study.record.passes)
     subjects = []
     for trial in trials:
         candidate = candidate_of(trial, space)
-        training = on_all_rows(config.training, candidate)
+        training = passes.applied(on_all_rows(passes.decayed(config.training), candidate))
         job = job_on(log, candidate.model, training, config.seed, precision)
         if job.fingerprint != trial.job.fingerprint:
             raise UserError(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_processes import PLANNED_ELSEWHERE, FakeLauncher, FakeRun, quality, scored, small_log
+from fake_processes import PLANNED_ELSEWHERE, FakeLauncher, FakeRun, evaluated, quality, scored, small_log
 
 from dashboards.sentences.summary import sentences
 from search.analysis.fidelity.candidates import AuditedStudy, taken
@@ -374,6 +374,26 @@ def test_an_audit_takes_the_candidates_of_a_study_that_grew(
     config = read_study_config(None, [*WORDS, *words])
     subjects = taken(AuditedStudy(record, config), log, "fp32")
     assert 16 in {subject.model.embedding_dim for subject in subjects}
+
+
+def test_an_audit_takes_candidates_with_the_passes_that_their_study_found(
+    tmp_path: Path, log: PreparedLog, space: str
+) -> None:
+    def several_passes_help(task: Task) -> FakeRun:
+        if task.score_split is not None:
+            return FakeRun([scored(task.score_split)])
+        epochs = task.job.training.epochs
+        ne = 0.9 - task.job.model.embedding_dim / 1000 - 0.01 * min(int(epochs), 3)
+        return FakeRun([evaluated(300, ne), Trained(best=quality(ne), measured=Measured(train_seconds=1.0))])
+
+    words: tuple[Any, ...] = (space, "sampler=random", "trials=20", "grow=no", "training.epochs=auto")
+    record = run(tmp_path / "study", log, *words, script=several_passes_help)
+    assert record.passes is not None
+    config = read_study_config(None, [*WORDS, *words])
+    subjects = taken(AuditedStudy(record, config), log, "fp32")
+    assert {subject.training.epochs for subject in subjects} == {
+        trial.job.training["epochs"] for trial in record.candidates
+    }
 
 
 def test_what_waits_for_the_tuning_stage_is_not_widened(tmp_path: Path, log: PreparedLog, space: str) -> None:

@@ -13,6 +13,7 @@ from search.planning.admission import Admission
 from search.planning.attempts import Execution
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster
+from trials.embeddings.requirements import UnfitShardError
 from trials.record import Attempt, Outcome, Result, TrialKind, TrialRecord
 from trials.serving_limits import Limits, ServingConfig
 
@@ -126,3 +127,19 @@ def test_what_another_study_has_trained_is_judged_without_a_measurement() -> Non
     assert record.result.outcome is Outcome.INFEASIBLE
     assert record.plan.technique == "dp"
     assert calls == []
+
+
+def test_a_candidate_whose_tables_no_kernel_takes_is_infeasible_and_the_study_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuses(*_: object) -> None:
+        raise UnfitShardError("table 'site': a shard of 6 columns")
+
+    monkeypatch.setattr(Execution, "check", refuses)
+    record, job = admission().admit(fresh(), JOB)
+    assert (record.result.outcome, job) == (Outcome.INFEASIBLE, None)
+    assert record.result.error == "table 'site': a shard of 6 columns"
+    assert admission().admit_by_size(fresh(), JOB).result.outcome is Outcome.INFEASIBLE
+    cut = fresh().with_result(outcome=Outcome.INTERRUPTED)
+    record, job = admission().admit(fresh(), JOB, cut)
+    assert (record.result.outcome, job) == (Outcome.INFEASIBLE, None)

@@ -17,6 +17,7 @@ from search.planning.attempts import (
     Execution,
     execution,
     learnt_margins,
+    most_ranks,
     next_strategy,
     plan_options,
     ranks_here,
@@ -314,3 +315,19 @@ def test_a_climb_goes_over_pipelines_and_split_modules_where_nothing_is_forced()
     assert any(named(name).pipeline > 1 for name in over)
     wide = mlp_job(2**14, 1, 64)
     assert climb(wide, no_offload, PlanOptions(), "dp") == ["dp", "zero1", "shard_grad_op", "tensor4"]
+
+
+def test_a_level_of_tables_is_known_by_whatever_cache_it_had() -> None:
+    """The cache is as large as a plan leaves room for, and a climb's plan has no margins; the next may be a
+    smaller cache of the same level."""
+    ladder = planned(rung("dp+host_tables=700KiB", 85), rung("dp+ssd_tables=100KiB", 60, 2.0))
+    last = tried("dp+host_tables=900KiB", predicted_bytes=110, needed_bytes=120, limit_bytes=100)
+    assert name_of(next_strategy(ladder, (last,))) == "dp+host_tables=700KiB"
+    again = tried("dp+host_tables=700KiB", predicted_bytes=85, needed_bytes=101, limit_bytes=100)
+    assert name_of(next_strategy(ladder, (last, again))) == "dp+ssd_tables=100KiB"
+
+
+def test_all_ranks_of_all_machines_are_counted() -> None:
+    assert most_ranks(read_study_config(None, ("launcher=ray", "ranks=4x2"))) == 8
+    assert most_ranks(read_study_config(None, ("ranks=1x1,2x2",))) == 4
+    assert most_ranks(read_study_config(None, ())) == 1

@@ -23,6 +23,7 @@ from fake_processes import (
 )
 
 from dashboards.sentences.summary import sentences
+from dhen.fingerprint import fingerprint
 from search.analysis.confirm import most_important_first
 from search.budget import later_stages
 from search.budget.clock import StudyClock
@@ -52,11 +53,16 @@ WORDS = (
     *PLANNED_ELSEWHERE,
 )
 NeOf = Callable[[Task], float]
+SALT = 3
+"""With this one several networks win."""
 
 
 def by_fingerprint(task: Task) -> float:
     """Candidates are better than the baseline, and all differ."""
-    spread = int(task.job.fingerprint[:4], 16) / 2**18
+    job = (
+        task.job
+    )  # whose own fingerprint has the log's, which is another one with each version of its layout
+    spread = int(fingerprint([SALT, job.model.to_dict(), job.training.to_dict(), job.seed])[:4], 16) / 2**18
     return (0.7 if task.job.model.family == "dhen" else 0.95) + spread
 
 
@@ -526,3 +532,36 @@ def test_the_baseline_is_tuned_less_where_minutes_are_few_and_candidates_keep_th
 
 def _kinds(trials: Sequence[TrialRecord]) -> list[tuple[int, str]]:
     return [(trial.number, trial.kind.value) for trial in trials]
+
+
+@pytest.mark.parametrize("kind", [TrialKind.BASELINE, TrialKind.DISTILLED])
+def test_what_else_is_trained_for_its_weights_goes_on_after_ctrl_c(studies: Studies, kind: TrialKind) -> None:
+    """The baseline, also where it was the one that found the passes, and networks that learnt from an average."""
+    words = (
+        "minutes=60",
+        "trials=6",
+        "confirm=0",
+        "refit=no",
+        "averages=3",
+        "distil=yes",
+        "training.epochs=auto",
+    )
+
+    def taught_are_better(task: Task) -> float:
+        return by_fingerprint(task) - (0.1 if task.teacher is not None else 0.0)
+
+    ended = studies.open(*words, ne_of=taught_are_better).run()
+    exported = (*ended.front, ended.baseline)
+    lost = next(trial for trial in ended.trials if trial.kind is kind and trial.number in exported)
+    (folder_of(studies.directory, lost) / WEIGHTS).unlink()
+
+    def interrupt(state: StudyState) -> None:
+        if state.trials[lost.number].result.outcome is Outcome.RUNNING:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        studies.open(*words, ne_of=taught_are_better, watch=interrupt).run()
+    assert read_study(studies.directory).trial(lost.number).result.outcome is Outcome.INTERRUPTED
+    again = studies.open(*words, ne_of=taught_are_better).run()
+    assert again.trial(lost.number).result.outcome is Outcome.COMPLETED
+    assert (again.baseline, again.front) == (ended.baseline, ended.front)

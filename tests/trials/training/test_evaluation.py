@@ -10,8 +10,10 @@ from torch import Tensor
 from dhen.batch import FeatureBatch
 from trials.data.cache import PreparedLog, Split
 from trials.data.prepare.prepare_log import prepare
+from trials.events import Event, Progress
 from trials.ranks import DataPart
 from trials.training.evaluation import _logits
+from trials.training.progressive import Pulse
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +43,13 @@ def test_every_rank_has_as_many_passes(split: Split, ranks: int, batch_size: int
     assert len({len(passes) for passes in sizes}) == 1
     assert max(map(max, sizes)) <= max(batch_size, 2 if batch_size == 1 and ranks > 1 else 1)
     assert torch.equal(torch.cat(numbers), torch.from_numpy(split.numeric[:, 0].copy()))
+
+
+def test_going_through_periods_says_that_it_goes_on() -> None:
+    """Ranks that are silent for a quarter of an hour are taken for hanging."""
+    said: list[Event] = []
+    often, never = Pulse(said.append, 0.0, examples=70), Pulse(said.append, 3600.0, examples=70)
+    for _ in range(3):
+        often()
+        never()
+    assert [event.examples for event in said if isinstance(event, Progress)] == [70] * 3

@@ -191,6 +191,8 @@ def on_ssd(tensor: Tensor) -> Tensor:
     Raises:
         OSError: where there is no space for it, before anything is written.
     """
+    if tensor.numel() == 0:  # of several servers one may have no row of a small table
+        return tensor
     folder = user_cache() / "tables"
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=folder) as file:  # its name goes, and the mapping stays
