@@ -22,8 +22,8 @@ from dhen.model import named_model
 from search.config import read_study_config
 from search.dataset import open_log
 from search.execution.jobs import job_on, new_record
+from search.execution.passes import NEARLY, Passes
 from search.execution.reduce_events import reduce_event
-from search.study.passes import NEARLY, Passes
 from spaces.space import Point
 from trials.data.cache import PreparedLog
 from trials.events import Event

@@ -22,8 +22,8 @@ from benchmarks.shared.machine_and_tables import machine, markdown
 from dashboards.names import trial_name
 from search.analysis.scored import fresh_seeds
 from search.execution.jobs import trained_job
+from search.execution.passes import FALLING
 from search.execution.retraining import SPLIT, RetrainingRequest
-from search.study.passes import FALLING
 from search.study.reopen import FinishedStudy, finished_study
 from trials.job import Job
 from trials.record import Outcome, TrialRecord

@@ -15,6 +15,7 @@ from search.budget.budget import Budget
 from search.budget.turns import untuned
 from search.config import StudyConfig
 from search.execution.jobs import candidate_of, candidate_training, new_record, now
+from search.execution.passes import EPOCHS, Passes, has_decay
 from search.growth.grow import Growth
 from search.planning.admission import Admission, AdmittedTrial
 from search.proposals.outside import OutsideProposals
@@ -23,7 +24,6 @@ from search.reuse.warm_start import WarmStart
 from search.samplers.ask_tell import Proposals
 from search.stopping.base import Continuation
 from search.study.baseline import Baseline
-from search.study.passes import EPOCHS, Passes, has_decay
 from search.study.retune import Architecture, best_architectures, least_tuned
 from search.study_state import StudyState
 from spaces.nearest import nearest_label, nearest_point

@@ -16,13 +16,13 @@ from dashboards.sentences.stages import passes_found
 from search.budget.budget import Budget
 from search.drivers.sharing import POLL_SECONDS, Sharing
 from search.execution.jobs import now
+from search.execution.passes import Passes
 from search.planning.admission import Admission, AdmittedTrial
 from search.reuse.result_source import ResultSource
 from search.study.candidates import CandidateSource
 from search.study.decisions import Decisions
 from search.study.finalize import Finals
 from search.study.full_data import require_promoted
-from search.study.passes import Passes
 from search.study.settings import StudySettings
 from search.study.trial_runner import TrialRunner
 from search.study_state import StudyState

@@ -14,8 +14,8 @@ from dhen.config import ModelConfig
 from dhen.errors import UserError
 from search.config import StudyConfig
 from search.execution.jobs import candidate_of, new_record, on_all_rows
+from search.execution.passes import Passes
 from search.study.baseline import Baseline
-from search.study.passes import Passes
 from search.study_state import StudyState
 from spaces.space import Space
 from trials.job import Job, TrainingConfig

@@ -19,6 +19,7 @@ from search.config import StudyConfig
 from search.drivers.follow import Follower
 from search.drivers.sharing import Sharing
 from search.execution.parallelism import Parallelism, study_parallelism
+from search.execution.passes import Passes, known_passes
 from search.execution.reduce_events import cut_short, without_driver
 from search.execution.retraining import SPLIT
 from search.execution.trainer import Trainer
@@ -46,7 +47,6 @@ from search.study.decisions import Decisions
 from search.study.driver import Study
 from search.study.finalize import Finals
 from search.study.full_data import promotions
-from search.study.passes import Passes, known_passes
 from search.study.retune import check_tunable, is_tunable
 from search.study.settings import StudySettings, check_training_axes
 from search.study.smallest_difference import SmallestDifference

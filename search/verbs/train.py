@@ -22,13 +22,7 @@ from search.bundles.export import bundle_info
 from search.config import HELD_KEYS, StudyConfig, held_config, set_override
 from search.dataset import log_files, open_log
 from search.execution.jobs import job_on, new_record, refit_job
-from search.execution.scoring import score_one
-from search.execution.train_one import train_one
-from search.execution.trainer import Trainer
-from search.planning.attempts import execution, most_ranks, plan_options, ranks_here
-from search.planning.plan_trial import LOCAL, declared_clusters, planned
-from search.study.baseline import read_configuration
-from search.study.passes import (
+from search.execution.passes import (
     DECAYS,
     FALLING,
     MOST_PASSES,
@@ -37,6 +31,12 @@ from search.study.passes import (
     many_passes,
     open_decays,
 )
+from search.execution.scoring import score_one
+from search.execution.train_one import train_one
+from search.execution.trainer import Trainer
+from search.planning.attempts import execution, most_ranks, plan_options, ranks_here
+from search.planning.plan_trial import LOCAL, declared_clusters, planned
+from search.study.baseline import read_configuration
 from search.terminal import print_notes, step_progress
 from search.verbs.data_option import data_option
 from search.verbs.output import TrainedBundle, json_option, print_json

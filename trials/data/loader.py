@@ -186,15 +186,21 @@ def _newest(split: Split, rows: NDArray[np.int64]) -> int | None:
     return newest if newest != MISSING_STAMP else None
 
 
-def eval_batches(split: Split, *, passes: int, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
-    """Yields all rows of a split in their order, in so many batches of equal sizes up to one row; each of several
-    ranks yields as many of its own part."""
+def eval_batches(
+    split: Split, *, batch_size: int, rank: int = 0, ranks: int = 1, passes: int | None = None
+) -> Iterator[Batch]:
+    """Yields all rows of a split in their order, so many at a time; of several ranks, each those of its own part.
+
+    With `passes` there are as many batches: the last ones have fewer rows where there would be fewer batches.
+    """
     mine = rank_slice(split.rows, rank, ranks)
-    for number in range(passes):
-        part = rank_slice(mine.stop - mine.start, number, passes)
-        rows = slice(mine.start + part.start, mine.start + part.stop)
+    passes = -(-(mine.stop - mine.start) // batch_size) if passes is None else passes
+    start = mine.start
+    for later in reversed(range(passes)):
+        rows = slice(start, min(start + batch_size, mine.stop - later))
         weight = None if split.weight is None else split.weight[rows]
         yield _batch(split.inputs.slice(rows.start, rows.stop), split.labels[rows], weight)
+        start = rows.stop
 
 
 def even_batches(

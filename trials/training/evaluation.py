@@ -71,7 +71,7 @@ def split_logits(model: nn.Module, split: Split, batch_size: int | None = None) 
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    batches = eval_batches(split, passes=-(-split.rows // (batch_size or eval_rows(model))))
+    batches = eval_batches(split, batch_size=batch_size or eval_rows(model))
     logits = [_to_host(model(batch.to(device).features)) for batch in batches]
     model.train(was_training)
     return _joined_on_host(logits)
@@ -128,7 +128,8 @@ def _logits(score: Callable[[FeatureBatch], Tensor], split: Split, data: DataPar
             "train on fewer ranks, or on a longer log."
         )
     passes = min(-(-max(sizes) // batch_size), min(sizes))
-    batches = eval_batches(split, passes=passes, rank=data.rank, ranks=data.ranks)
+    at_once = max(batch_size, -(-max(sizes) // passes))
+    batches = eval_batches(split, batch_size=at_once, passes=passes, rank=data.rank, ranks=data.ranks)
     where = device()
     return _joined_on_host([_to_host(score(batch.to(where).features)) for batch in batches])
 

@@ -14,6 +14,7 @@ from dhen.errors import UserError
 from search.analysis.fidelity.config import FEWEST, FidelityConfig
 from search.config import StudyConfig, written_config
 from search.execution.jobs import candidate_of, job_on, on_all_rows
+from search.execution.passes import Passes
 from search.growth.replay import widen_again
 from search.pareto import eligible
 from search.planning.plan_trial import declared_cluster, plan_of
@@ -21,7 +22,6 @@ from search.planning.space_fits import UnfitCandidate, too_little_memory
 from search.read_study import read_finished_study
 from search.samplers.draw import DrawnPoint, evenly
 from search.samplers.static_cost import CandidatePricer
-from search.study.passes import Passes
 from spaces.catalog_loader import load_space
 from spaces.space import Candidate, Space
 from trials.cluster.cluster import Cluster

@@ -28,12 +28,12 @@ from dashboards.sentences.summary import sentences
 from dashboards.terminal.progress import OF_CANDIDATES, done_in_stage
 from dhen.errors import UserError
 from search.config import read_study_config
+from search.execution.passes import EPOCHS, Passes, known_passes
 from search.read_study import read_study
 from search.run_directory import STUDY_FILE
 from search.samplers.ask_tell import Proposals
 from search.study import open_study as opening
 from search.study.driver import Study
-from search.study.passes import EPOCHS, Passes, known_passes
 from search.study_state import StudyState
 from spaces.catalog_loader import load_space
 from spaces.space import Point

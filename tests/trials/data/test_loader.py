@@ -58,14 +58,14 @@ def naive(split: Split) -> list[tuple[Any, ...]]:
 
 def test_evaluation_is_complete_and_in_order(log: PreparedLog) -> None:
     for name in ("train", "validation", "test"):
-        batches = list(eval_batches(log.split(name), passes=7))
+        batches = list(eval_batches(log.split(name), batch_size=17))
         assert examples(batches) == naive(log.split(name))
-        assert batches[0].size == batches[0].features.size == log.split(name).rows // 7
+        assert batches[0].size == batches[0].features.size == 17
 
 
 def test_ranks_share_an_evaluation(log: PreparedLog) -> None:
     split = log.split("test")
-    parts = [list(eval_batches(split, passes=9, rank=rank, ranks=4)) for rank in range(4)]
+    parts = [list(eval_batches(split, batch_size=9, rank=rank, ranks=4)) for rank in range(4)]
     assert examples(list(chain(*parts))) == naive(split)
 
 
@@ -143,7 +143,7 @@ def test_tensors_are_what_models_take(log: PreparedLog) -> None:
         warnings.simplefilter("error")  # such as torch's for arrays that cannot be written to
         for batch in (
             next(train_batches(split, batch_size=8, seed=0, epoch=0)),
-            next(eval_batches(split, passes=split.rows // 8)),
+            next(eval_batches(split, batch_size=8)),
         ):
             features = batch.to("cpu", non_blocking=True).features
             assert (features.ids_BT.dtype, features.numeric_BK.dtype) == (torch.int32, torch.float32)
@@ -163,6 +163,6 @@ def test_rows_to_score_become_tensors(log: PreparedLog) -> None:
 
 def test_a_log_without_weights_has_none(clicks: Columns, write_csv: Callable[..., Path]) -> None:
     del clicks["example_weight"]
-    batch = next(eval_batches(prepare([write_csv(clicks)]).split("train"), passes=99))
+    batch = next(eval_batches(prepare([write_csv(clicks)]).split("train"), batch_size=3))
     assert batch.weight_B is None
     assert batch.to("cpu").weight_B is None

@@ -60,9 +60,9 @@ def test_rows_to_score_are_encoded_alike(
     assert rows.keys is not None
     assert split.inputs.keys is not None
     assert np.array_equal(rows.keys[: split.rows], split.inputs.keys)
-    batch = next(eval_batches(split, passes=split.rows // 16)).features
+    batch = next(eval_batches(split, batch_size=16)).features
     assert batch.keys is not None
-    assert batch.keys.columns_BG.shape == (split.rows // (split.rows // 16), 1)
+    assert batch.keys.columns_BG.shape == (16, 1)
     assert batch.keys.bags[0].dtype == batch.keys.columns_BG.dtype
     assert log.encoding.value_names("country", [0, -1]) == ["(missing)", "hash ffffffffffffffff"]
 
