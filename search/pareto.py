@@ -99,15 +99,9 @@ def picked(record: StudyRecord, how: str) -> TrialRecord:
     front = [record.trial(number) for number in record.front]
     if how == "best" and record.best is not None:
         return record.trial(record.best)
-    by_tables = [record.trial(number) for number in record.table_bytes_front]
-    others = [*(record.trial(number) for number in record.networks_front), *by_tables]
-    others += [record.trial(record.baseline)] if record.baseline is not None else []
-    networks = (network for trial in (*front, *others) for network in record.networks(trial))
-    named = {network.number: network for network in networks if network.kind is not TrialKind.RETRAINING}
-    named |= {trial.number: trial for trial in by_tables}
-    if how.isdigit() and int(how) in named:
-        return named[int(how)]
-    return pick(front, how, by_tables)
+    if how.isdigit() and int(how) in record.exportable:
+        return record.trial(int(how))
+    return pick(front, how, [record.trial(number) for number in record.table_bytes_front])
 
 
 def pick(front: list[TrialRecord], how: str, by_tables: Sequence[TrialRecord] = ()) -> TrialRecord:

@@ -137,11 +137,11 @@ class Range:
         return received
 
     def holds(self, value: Any) -> bool:
-        """Whether the value lies between the bounds, on a step, and there is a choice at all."""
+        """Says whether the value lies between the bounds, on a step, and there is a choice at all."""
         return self.size > 1 and self.has(value)
 
     def has(self, value: Any) -> bool:
-        """Whether the value lies between the bounds, on a step, be it the only one."""
+        """Says whether the value lies between the bounds, on a step, be it the only one."""
         if not isinstance(value, (int, float)) or not self.low <= value <= self.high:
             return False
         return not self.whole or (value - self.low) % self.step == 0

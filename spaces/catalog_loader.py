@@ -11,7 +11,6 @@ from dhen.schema import FeatureSchema
 from dhen.values import load_yaml, parse
 from spaces.space import Space, SpaceConfig, first_label
 
-RAW = "raw_numeric"
 PROBES = 64
 """Random points tried before a space is called impossible."""
 
@@ -31,10 +30,12 @@ def load_space(name: str, features: FeatureSchema | None = None) -> Space:
     Raises:
         UserError: when there is no such space, a key or value is wrong, or no point of it decodes.
     """
-    path, named = Path(name), catalog()
-    if name in named:
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml", ".json"):
+        space = _read(path)
+    elif name in (named := catalog()):
         space = Space(name, named[name])
-    elif path.suffix in (".yaml", ".yml", ".json") or path.exists():
+    elif path.exists():
         space = _read(path)
     else:
         raise unknown_name("space", name, named)
@@ -57,13 +58,9 @@ def _with_effect(space: Space, features: FeatureSchema) -> SpaceConfig:
     raw = space.config.raw_numeric
     if not features.numeric and isinstance(raw, list):
         raw = raw[:1]
-        idle.append(RAW)
+        idle.append("raw_numeric")
     start = tuple(
-        {
-            name: value
-            for name, value in point.items()
-            if name not in idle and name.rpartition(".")[2] not in idle
-        }
+        {name: value for name, value in point.items() if name.rpartition(".")[2] not in idle}
         for point in space.config.start
     )
     return space.config.replace(model=space.config.model | first, start=start, raw_numeric=raw)

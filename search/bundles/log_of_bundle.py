@@ -22,7 +22,7 @@ def log_of(bundle: Bundle, data: Sequence[str], **reading: Any) -> PreparedLog:
     files = log_files(data)
     if len(files) == 1 and PreparedLog.is_prepared(files[0]):
         prepared = PreparedLog.open(files[0])
-        if prepared.encoding.fingerprint != bundle.encoding.fingerprint:
+        if not _in_encoding_of(bundle, prepared):
             raise UserError(
                 f"{files[0]}: this log was prepared in another encoding than that of {bundle.directory}; name "
                 "the raw files, and they are read in the bundle's."
@@ -30,7 +30,11 @@ def log_of(bundle: Bundle, data: Sequence[str], **reading: Any) -> PreparedLog:
         return prepared
     log = prepare(files, schema=bundle.encoding.schema, of_another_log=True, **reading)
     same = log.fingerprint == bundle.info.log.fingerprint
-    alike = (
-        log.encoding.fingerprint == bundle.encoding.fingerprint
-    )  # it may be fitted by other rules than it was
-    return log if same and alike else prepare(files, encoding=bundle.encoding, **reading)
+    return (
+        log if same and _in_encoding_of(bundle, log) else prepare(files, encoding=bundle.encoding, **reading)
+    )
+
+
+def _in_encoding_of(bundle: Bundle, log: PreparedLog) -> bool:
+    """Says whether ids name the same rows in both; one log may be fitted by other rules than it was."""
+    return log.encoding.fingerprint == bundle.encoding.fingerprint

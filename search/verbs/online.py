@@ -91,7 +91,7 @@ def command(
             online = OnlineTraining(opened_bundle, job, servers)
             notes += [NO_STATE] if online.optimizers_begin_anew else []
             print_notes(console, notes)
-            online.done(periods)
+            online.done(periods)  # refuses a log with which time goes back, before anything is said of it
             for increment in online.of(log):
                 console.print(_line(increment), soft_wrap=True, highlight=False)
             try:

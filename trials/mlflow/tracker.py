@@ -203,9 +203,8 @@ class Tracker:
             experiment = self.client.get_experiment_by_name(record.name)
             _check_location(experiment, self._directory)
         else:
-            experiment = self._experiment_on_server(identity) or self._experiment_on_server(
-                _earlier_identity(record)
-            )
+            earlier = _identity(record, since=_began(record))
+            experiment = self._experiment_on_server(identity) or self._experiment_on_server(earlier)
         if experiment is None:
             name = self._free_name(record.name, identity)
             number = self.client.create_experiment(name, location, {STUDY_ID: identity})
@@ -401,17 +400,15 @@ def _check_location(experiment: Experiment | None, directory: Path) -> None:
     )
 
 
-def _identity(record: StudyRecord) -> str:
-    """Returns what a study is known by among those of other people that have the same name."""
-    return _digest((record.name, record.seed, record.log.fingerprint, record.created_at or _began(record)))
-
-
-def _earlier_identity(record: StudyRecord) -> str:
-    """Returns what a study was known by before it was known by when it was created."""
-    return _digest((record.name, record.seed, record.log.fingerprint, _began(record)))
+def _identity(record: StudyRecord, since: object = None) -> str:
+    """Returns what a study is known by among those of other people that have the same name: by default also when
+    it was created."""
+    since = since or record.created_at or _began(record)
+    return _digest((record.name, record.seed, record.log.fingerprint, since))
 
 
 def _began(record: StudyRecord) -> str:
+    """Returns when the first trial began, by which earlier versions knew a study."""
     return min((trial.origin.started_at or "" for trial in record.trials), default="")
 
 

@@ -113,7 +113,7 @@ class _Run:
 
     @property
     def decays_late(self) -> bool:
-        """Whether this process has tables whose rows decay when they are read, or are saved."""
+        """Says whether this process has tables whose rows decay when they are read, or are saved."""
         return self.job.training.table_decay > 0.0 and self.servers is None
 
     @property

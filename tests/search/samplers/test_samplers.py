@@ -262,7 +262,7 @@ def test_costs_of_few_of_the_networks_that_were_priced_are_kept(monkeypatch: pyt
 
 @pytest.mark.parametrize("trials", [3, 20])
 def test_a_proposal_ends_where_nothing_fits(trials: int) -> None:
-    """Of one architecture that is tuned no point may fit, and a learning rate has points without end."""
+    """No point may fit of one architecture that is tuned, and a learning rate has points without end."""
     space = load_space("tiny")
     asked: list[Candidate] = []
 

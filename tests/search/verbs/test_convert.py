@@ -223,7 +223,7 @@ def test_hashed_columns_stay_as_they_are(dhen_search: Run, click_log: Path, tmp_
 def test_a_log_that_was_prepared_for_another_bundle_is_refused(
     dhen_search: Run, study: Path, tmp_path: Path
 ) -> None:
-    """Its ids name other rows of the tables."""
+    """The ids of such a log name other rows of the tables."""
     other = write_log(tmp_path / "other.csv", 3000, seed=7)
     dhen_search("prepare", other, "--out", tmp_path / "prepared")
     for words in (("verify", study / "best"), ("slices", study / "best", "--column", "site")):

@@ -114,7 +114,8 @@ class RawLog:
     def lacking(self) -> dict[str, str]:
         """Returns the columns that some of the files lack, each with the first file that does."""
         every = dict.fromkeys(name for file in self.files for name in file.columns)
-        left_out = (name for name in every if name not in self.columns)
+        common = set(self.columns)
+        left_out = (name for name in every if name not in common)
         return {name: next(file.name for file in self.files if name not in file.columns) for name in left_out}
 
     @property
