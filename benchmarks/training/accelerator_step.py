@@ -43,6 +43,7 @@ from trials.planner.estimates import PricedStrategy
 from trials.planner.plan import plan
 from trials.ranks import Ranks
 from trials.strategy import Strategy, named
+from trials.training.compile_layers import compile_checked
 from trials.training.distributed_step import DistributedStep
 from trials.training.local_step import TrainStep
 from trials.training.step import Step
@@ -165,8 +166,9 @@ def step_of(case: Case, features: FeatureSchema, where: torch.device) -> Step:
         job = Job(model=case.model, features=features, log="none", training=training(case), seed=0)
         return DistributedStep(model, job, case.strategy, Ranks(), where=where)
     if case.compiled:
-        for layer in getattr(model, "layers", [model.get_submodule("mlp")] if hasattr(model, "mlp") else []):
-            layer.compile(dynamic=False)
+        compile_checked(
+            getattr(model, "layers", [model.get_submodule("mlp")] if hasattr(model, "mlp") else [])
+        )
     return TrainStep(model.to(where), training(case))
 
 

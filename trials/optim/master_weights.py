@@ -8,6 +8,9 @@ part of it.
 
 from __future__ import annotations
 
+from itertools import accumulate
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +19,18 @@ from trials.cluster.machine import Precision
 from trials.storage.weights_file import Weights
 
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+ALIGNMENT_BYTES = 16
+"""Compiled kernels of a GPU take for granted that a weight begins at a multiple of it, where that of the layer did
+for which they were compiled; another layer of the same shapes shares them."""
+
+
+class Range(NamedTuple):
+    """Weights that lie one after another in `MasterWeights.flat`."""
+
+    start: int
+    """The number of weights before, without what lies between them to align them."""
+    place: slice
+    """Where they are in `flat`."""
 
 
 def dense_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -45,16 +60,37 @@ def all_finite(values: Tensor) -> bool:
 class MasterWeights:
     """The dense weights of a model that is being trained."""
 
-    def __init__(self, model: nn.Module, precision: Precision) -> None:
-        """Takes the model's weights over: its parameters become views of one tensor in `precision`."""
+    def __init__(self, model: nn.Module, precision: Precision, *, aligned: bool = False) -> None:
+        """Takes the model's weights over: its parameters become views of one tensor in `precision`, `aligned` for
+        compiled kernels, with zeros between them."""
         self._model, self._dense = model, dense_parameters(model)
+        dtype = DTYPES[precision]
+        multiple = ALIGNMENT_BYTES // dtype.itemsize if aligned else 1
         # the stage of a pipeline may have none, and then an empty vector
         values = [p.detach().flatten() for p in self._dense.values()] or [torch.zeros(0)]
-        self.flat = nn.Parameter(torch.cat(values))
+        self._lengths = [len(each) for each in values]
+        self._gaps = [each.new_zeros(-len(each) % multiple, dtype=dtype) for each in values]
+        self.flat = nn.Parameter(torch.cat(self._with_gaps(values)))
         """All dense weights in fp32, which the optimizer updates; their gradient is set by `gather_gradients`."""
-        self._compute = self.flat.detach().to(DTYPES[precision])
-        for parameter, view in zip(self._dense.values(), self._views(self._compute), strict=True):
+        self._compute = self.flat.detach().to(dtype)
+        for parameter, view in zip(self._dense.values(), self._views(self._compute), strict=False):
             parameter.data = view
+
+    @property
+    def length(self) -> int:
+        """Number of dense weights."""
+        return sum(self._lengths)
+
+    @property
+    def ranges(self) -> list[Range]:
+        """Where in `flat` the weights are: one range, or one for each of them where gaps align them."""
+        if self.flat.numel() == self.length:
+            return [Range(0, slice(0, self.length))]
+        starts, places = accumulate(self._lengths, initial=0), accumulate(self._places, initial=0)
+        return [
+            Range(start, slice(place, place + length))
+            for start, place, length in zip(starts, places, self._lengths, strict=False)
+        ]
 
     def gather_gradients(self, *, in_buckets: bool = False) -> None:
         """Turns the model's gradients into the gradient of `flat`; the model's own are dropped.
@@ -65,7 +101,7 @@ class MasterWeights:
         gradients = [_flat_gradient(p) for p in self._dense.values()]
         self.flat.grad = torch.empty_like(self.flat)
         if gradients:
-            torch.cat(gradients, out=self.flat.grad)
+            torch.cat(self._with_gaps(gradients), out=self.flat.grad)
         if in_buckets:
             torch._foreach_zero_(gradients)
             return
@@ -89,10 +125,19 @@ class MasterWeights:
             for name, tensor in self._model.state_dict().items()
         }
 
+    @property
+    def _places(self) -> list[int]:
+        """Length of each weight with the gap behind it."""
+        return [length + len(gap) for length, gap in zip(self._lengths, self._gaps, strict=True)]
+
+    def _with_gaps(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Returns the tensors, each with the zeros behind it."""
+        pairs = zip(tensors, self._gaps, strict=True)
+        return [each for tensor, gap in pairs for each in ((tensor, gap) if len(gap) else (tensor,))]
+
     def _views(self, flat: Tensor) -> list[Tensor]:
-        parameters = self._dense.values()
-        pieces = torch.split(flat, [parameter.numel() for parameter in parameters])
-        return [piece.view_as(parameter) for piece, parameter in zip(pieces, parameters, strict=True)]
+        pieces = zip(torch.split(flat, self._places), self._lengths, self._dense.values(), strict=False)
+        return [piece[:length].view_as(parameter) for piece, length, parameter in pieces]
 
 
 def _flat_gradient(parameter: nn.Parameter) -> Tensor:

@@ -22,6 +22,7 @@ from trials.optim.stochastic_rounding import AT_ONCE, WORKSPACE_BYTES
 from trials.planner.collectives import collectives
 from trials.planner.device_constants import (
     ALLOCATOR_RESERVE_BYTES,
+    ALLOCATOR_SEGMENT_BYTES,
     CUBLAS_WORKSPACE_BYTES,
     NCCL_COMMUNICATOR_BYTES,
 )
@@ -191,7 +192,9 @@ class Pricing:
             return strategy
         least = -(-self.below.least_bytes // KIB)
         memory = self.memory(strategy.replace(table_cache=least))
-        left = int((1 - LEFT_FREE) * self.cluster.hbm) - memory.needed
+        beside = memory.context + memory.margin
+        room = int((1 - LEFT_FREE) * self.cluster.hbm) - beside
+        left = self._tensors_within(room) - (memory.needed - beside - memory.reserve)
         if self.cluster.device == "cpu":
             left = min(left, self.cluster.host_memory_bytes - self.host_bytes(memory))
         whole = -(-self.below.whole_bytes // KIB)
@@ -204,14 +207,14 @@ class Pricing:
         Raises:
             PlacementError: where they do not fit beside nothing.
         """
-        beside = self.context_bytes + self.reserve_bytes
+        beside = self.context_bytes
         if self.cluster.hbm <= beside:
             raise PlacementError(
-                f"a rank has {byte_words(self.cluster.hbm)}, of which context, workspaces and allocator "
-                f"alone take {byte_words(beside)}; give a rank more memory.",
+                f"a rank has {byte_words(self.cluster.hbm)}, of which context and workspaces alone take "
+                f"{byte_words(beside)}; give a rank more memory.",
                 beside - self.cluster.hbm,
             )
-        return self._placed(self.cluster.hbm - beside)
+        return self._placed(self._tensors_within(self.cluster.hbm - beside))
 
     @cached_property
     def _heaviest_bytes(self) -> int:
@@ -252,10 +255,15 @@ class Pricing:
         communicator = NCCL_COMMUNICATOR_BYTES if self.cluster.ranks > 1 else 0
         return rounding + CUDA_CONTEXT_BYTES + CUBLAS_WORKSPACE_BYTES + communicator
 
-    @property
-    def reserve_bytes(self) -> int:
-        """Memory that a GPU's caching allocator reserves."""
-        return 0 if self.cluster.device == "cpu" else ALLOCATOR_RESERVE_BYTES
+    def _reserve_bytes(self, tensors: int) -> int:
+        """Returns what a GPU's caching allocator holds beyond so many bytes of tensors."""
+        if self.cluster.device == "cpu":
+            return 0
+        return min(ALLOCATOR_RESERVE_BYTES, tensors + ALLOCATOR_SEGMENT_BYTES)
+
+    def _tensors_within(self, room: int) -> int:
+        """Returns bytes of tensors that fit in so many bytes with what the allocator holds beyond them."""
+        return room - self._reserve_bytes((room - ALLOCATOR_SEGMENT_BYTES) // 2)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -359,11 +367,18 @@ class Pricing:
         if alike not in self._without_tables:
             self._without_tables[alike] = self._with_tables_of(alike, 0)
         rest = self._without_tables[alike]
-        return rest.replace(
-            embedding_shards=self.below.cache_bytes(strategy.table_cache),
-            host=rest.host + self.below.host_bytes(strategy),
-            margin=self.options.margin_bytes(strategy),
+        return self._with_reserve(
+            rest.replace(
+                embedding_shards=self.below.cache_bytes(strategy.table_cache),
+                host=rest.host + self.below.host_bytes(strategy),
+                margin=self.options.margin_bytes(strategy),
+            )
         )
+
+    def _with_reserve(self, memory: MemoryEstimate) -> MemoryEstimate:
+        """Returns the memory with what the allocator holds beyond its tensors."""
+        tensors = memory.total - memory.context - memory.reserve
+        return memory.replace(reserve=self._reserve_bytes(tensors))
 
     def _on_servers(self, strategy: Strategy, memory: MemoryEstimate) -> MemoryEstimate:
         """Returns the memory of a rank with that of servers; on an accelerator rows pulled are the host's."""
@@ -379,7 +394,7 @@ class Pricing:
         dense = self._dense_peak(strategy, micro)
         moment = max(dense.moment, *self._tables_moments(dense), _wrapping(dense), key=total)
         activations = dense.by_segment if moment is dense.moment else ()
-        return MemoryEstimate(
+        memory = MemoryEstimate(
             parameters=dense.parameters,
             gradients=moment.gradients,
             optimizer_state=0 if self.alone else dense.optimizer_state,
@@ -390,11 +405,12 @@ class Pricing:
             communication_buffers=dense.buckets + self._kept_of_lookup + moment.buffers,
             input_batch=dense.batch,
             context=self.context_bytes + self._more_communicators(strategy),
-            reserve=self.reserve_bytes,
+            reserve=0,
             margin=self.options.margin_bytes(strategy),
             host=dense.host,
             peak_at=moment.at,
         )
+        return self._with_reserve(memory)
 
     def _dense_peak(self, strategy: Strategy, micro: int) -> DensePeak:
         """Returns the dense part of the fullest rank at its peak."""
@@ -492,11 +508,12 @@ class Pricing:
         """Returns the number of ranks that hold the same parts of the model."""
         return self.cluster.ranks // strategy.model_ranks
 
-    def least_bytes_beside(self, strategy: Strategy) -> int:
-        """Returns what the fullest rank of a strategy that splits modules has at least beside weights, gradients,
-        optimizer state and activations."""
-        beside = self.context_bytes + self._more_communicators(strategy) + self.reserve_bytes
-        return beside + self._heaviest_bytes + self._kept_of_lookup + self.options.margin_bytes(strategy)
+    def least_bytes(self, strategy: Strategy, state_bytes: int) -> int:
+        """Returns what the fullest rank of a strategy that splits modules needs at least, activations left out;
+        `state_bytes` are those of its weights, gradients and optimizer state."""
+        beside = self.context_bytes + self._more_communicators(strategy) + self.options.margin_bytes(strategy)
+        tensors = state_bytes + self._heaviest_bytes + self._kept_of_lookup
+        return beside + tensors + self._reserve_bytes(tensors)
 
     def _more_communicators(self, strategy: Strategy) -> int:
         """Returns the bytes of the communicators of tensor groups, of pipelines, and of data ranks beside them."""

@@ -1,17 +1,23 @@
 """Finds out whether compiling a model's repeated layers pays for the steps that are left, and compiles them where
-it does.
+it does and where they give the same gradients.
 
-Decided after a few steps of the real training, whose time is the one number that cannot be known before.
+Decided after a few steps of the real training, whose time is the one number that cannot be known before. The next
+batch goes through each layer both ways: PyTorch 2.11 compiled layers whose MLPs got no gradients, and the network
+trained on, to an NE that was 12 % higher (docs/log.md, 2026-11-27).
 On a CPU it never pays: compiled layers took as long as eager ones or up to five times as long, and 10 to 40
 seconds to compile (docs/log.md, 2026-11-21).
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+LOG = logging.getLogger(__name__)
 
 CALIBRATION_STEPS = 50
 """Number of eager steps after which is decided; the first ones, which also warm up, are part of the mean."""
@@ -19,8 +25,16 @@ COMPILE_SECONDS_PER_LAYER = 4.0
 """Seconds to compile forward and backward of one DHEN layer: 2 to 5 s, and 8.7 s for four and 7.4 s for eight
 layers, which are alike (an H100 beside a Xeon of 16 cores, 2026-11-26)."""
 SPEEDUP = 1.3
-"""Ratio of eager to compiled step time on an accelerator: 1.55 to 1.6 with layers of 1,024 and 32,768 examples or
-more, 0.9 to 1.3 where the host's starting of operations takes longest (an H100, 2026-11-26)."""
+"""Ratio of eager to compiled step time on an accelerator, an assumption: it was 1.55 to 1.6 with layers of 1,024 and
+32,768 examples or more, and 0.9 to 1.3 where the host's starting of operations takes longest, with PyTorch 2.11,
+which lost gradients (an H100, 2026-11-26)."""
+LEAST_COSINE = 0.9
+"""Between a gradient of a compiled layer and the layer's own, which rounding tells apart; gradients that go astray
+have 0."""
+MOST_TIMES = 1.25
+"""As long as the other may one of the two be."""
+SMALL_SHARE = 1e-3
+"""Of the length of all gradients of a layer together; shorter ones may be noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +72,71 @@ class BreakEven:
 
 
 def compile_if_it_pays(model: nn.Module, step_seconds: float, steps_left: int) -> str:
-    """Compiles the model's layers in place where that pays; says what was decided and why."""
+    """Has the model's layers compiled in place, with the next batch, where that pays; says what was decided and
+    why."""
     if next(model.parameters()).device.type == "cpu":
         return "torch.compile: not on a CPU, where it gained nothing"
     layers = getattr(model, "layers", nn.ModuleList())
     break_even = BreakEven(layers=len(layers), step_seconds=step_seconds, steps_left=steps_left)
     if break_even.pays:
-        torch._dynamo.config.suppress_errors = True  # a layer that cannot be compiled goes on eagerly
-        for layer in layers:
-            layer.compile(dynamic=False)
+        compile_checked(layers)
     return break_even.sentence()
+
+
+def compile_checked(layers: Iterable[nn.Module]) -> None:
+    """Has each layer compiled when its next inputs come, and left as it is where its gradients are others then."""
+    torch._dynamo.config.suppress_errors = True  # a layer that cannot be compiled goes on eagerly
+    for number, layer in enumerate(layers):
+        _CompileOnce(layer, number)
+
+
+class _CompileOnce:
+    """Compiles a layer as the first batch reaches it."""
+
+    def __init__(self, layer: nn.Module, number: int) -> None:
+        self._number, self._hook = number, layer.register_forward_pre_hook(self)
+
+    def __call__(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if not (layer.training and torch.is_grad_enabled()):
+            return  # an evaluation
+        self._hook.remove()
+        where = next(layer.parameters()).device
+        # training draws what it would have
+        with torch.random.fork_rng([where] if where.type == "cuda" else []):
+            eager = _gradients(layer, inputs)
+            with torch._inductor.config.patch(fallback_random=True):  # dropout has the same masks
+                layer.compile(dynamic=False)
+                compiled = _gradients(layer, inputs)
+        if (astray := _astray(eager, compiled)) is not None:
+            layer._compiled_call_impl = None
+            LOG.warning("layer %d is not compiled: its gradients would be others (%s)", self._number, astray)
+
+
+def _gradients(layer: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """Returns gradients, by what they are of, for one gradient of the outputs and the same random numbers."""
+    torch.manual_seed(0)
+    x, *others = (each.detach() for each in inputs)
+    named = {"inputs": x.requires_grad_()} | dict(layer.named_parameters())
+    y = layer(x, *others)
+    torch.manual_seed(0)
+    gradient = torch.randn_like(y)
+    found = torch.autograd.grad(y, list(named.values()), gradient, allow_unused=True)
+    return {
+        name: torch.zeros_like(named[name]) if each is None else each.detach()
+        for name, each in zip(named, found, strict=True)
+    }
+
+
+def _astray(eager: dict[str, Tensor], compiled: dict[str, Tensor]) -> str | None:
+    """Says which gradient is another, and by how much; None where none is."""
+    lengths = {name: float(each.float().norm()) for name, each in eager.items()}
+    small = SMALL_SHARE * sum(length**2 for length in lengths.values()) ** 0.5
+    for name, length in lengths.items():
+        other = compiled[name].float()
+        if length <= small and float(other.norm()) <= MOST_TIMES * small:
+            continue
+        times = float(other.norm()) / max(length, small)
+        cosine = float(torch.cosine_similarity(eager[name].float().flatten(), other.flatten(), dim=0))
+        if not (cosine >= LEAST_COSINE and 1 / MOST_TIMES <= times <= MOST_TIMES):
+            return f"of {name}: {times:.2f} times as long, cosine {cosine:.2f}"
+    return None

@@ -43,7 +43,8 @@ class TrainStep:
         self.model, self._batch_size = model, config.batch_size
         if config.table_precision == "fp16":
             store_tables_in_half(model)
-        self._master = MasterWeights(model, config.precision)
+        on_gpu = next(model.parameters()).device.type != "cpu"  # where layers may be compiled
+        self._master = MasterWeights(model, config.precision, aligned=on_gpu)
         self._dense, self._clip = adamw([self._master.flat], config), Clip(config.clip_norm)
         self._tables = embedding_tables(model)
         self._sparse = (
@@ -155,9 +156,12 @@ class TrainStep:
 
     def dense_state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
         """Returns weights and AdamW's moments, for `trials.checkpoint.checkpointer`, to save or to load into."""
-        flat = self._master.flat
-        vectors = {"weight": flat.detach()} | moments(self._dense, flat)
-        return {name: FlatPieces(flat.numel(), (Piece(0, values),)) for name, values in vectors.items()}
+        length, ranges = self._master.length, self._master.ranges
+        vectors = {"weight": self._master.flat.detach()} | moments(self._dense, self._master.flat)
+        return {
+            name: FlatPieces(length, tuple(Piece(start, values[place]) for start, place in ranges))
+            for name, values in vectors.items()
+        }
 
     def dense_moments(self, steps: int) -> dict[str, FlatPieces]:
         """Returns AdamW's two moments after so many steps."""

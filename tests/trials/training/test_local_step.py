@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -14,10 +16,13 @@ from dhen.config import ModelConfig
 from dhen.errors import UserError
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
+from trials.checkpoint.dcp_vectors import LoadPlanner, SavePlanner
+from trials.cluster.machine import Precision
 from trials.data.loader import Batch
 from trials.job import TrainingConfig
-from trials.optim.master_weights import compute_in, dense_parameters
+from trials.optim.master_weights import MasterWeights, compute_in, dense_parameters
 from trials.optim.rowwise_adagrad import RowWiseAdagrad
+from trials.training import local_step
 from trials.training.local_step import TrainStep
 
 ROWS = 24
@@ -180,6 +185,40 @@ def test_a_weight_that_is_not_finite_is_noticed() -> None:
     assert step.is_finite()
     step._master.flat.data[5] = float("nan")
     assert not step.is_finite()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("from_gpu", [True, False])
+def test_a_checkpoint_goes_on_where_weights_are_aligned_otherwise(
+    from_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU they begin at multiples of 16 bytes; what is saved has no gaps."""
+    one, other = TrainStep(model(), config()), TrainStep(model(), config())
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            local_step,
+            "MasterWeights",
+            lambda model, precision, aligned: MasterWeights(model, precision, aligned=True),
+        )
+        on_gpu = TrainStep(model(), config())
+    assert len(on_gpu.dense_state()["weight"].pieces) > len(one.dense_state()["weight"].pieces)
+    begins, goes_on = (on_gpu, other) if from_gpu else (other, on_gpu)
+    for batch in batches(3):
+        assert torch.equal(begins(batch), one(batch))
+    dcp.save(begins.dense_state(), checkpoint_id=tmp_path, planner=SavePlanner(), no_dist=True)
+    tables = {name: tensor.clone() for name, tensor in begins.table_state().items()}
+    dcp.load(goes_on.dense_state(), checkpoint_id=tmp_path, planner=LoadPlanner(), no_dist=True)
+    for name, tensor in goes_on.table_state(tables.keys()).items():
+        tensor.copy_(tables[name])
+    goes_on.restored(tables, 3)
+    for batch in batches(6)[3:]:
+        assert torch.equal(goes_on(batch), one(batch))
+
+
+def _aligned_too(
+    build: type[MasterWeights], model: nn.Module, precision: Precision, **_: bool
+) -> MasterWeights:
+    return build(model, precision, aligned=True)
 
 
 def table(step: TrainStep) -> Tensor:

@@ -129,9 +129,8 @@ class PricedLadder(Sequence[PricedStrategy]):
             return self._lacks(place)
         if strategy.tensor == 1:
             return 0
-        least = pricing.least_bytes_beside(strategy)
-        least += least_state_bytes(pricing.numbers, strategy, pricing.itemsizes, pricing.data_ranks(strategy))
-        return max(0, least - pricing.cluster.hbm)
+        state = least_state_bytes(pricing.numbers, strategy, pricing.itemsizes, pricing.data_ranks(strategy))
+        return max(0, pricing.least_bytes(strategy, state) - pricing.cluster.hbm)
 
     def _price(self, place: int) -> PricedStrategy:
         strategy, pricing = self.strategies[place], self._pricing

@@ -9,15 +9,22 @@ from dhen.errors import UserError
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
 from dhen.values import parse
-from trials.cluster.cluster import Cluster
+from trials.cluster.cluster import CUDA_CONTEXT_BYTES, Cluster
 from trials.cluster.quantity import parse_bytes
 from trials.data.prepare.statistics import repeats
 from trials.job import Job, TrainingConfig
+from trials.planner.device_constants import (
+    ALLOCATOR_RESERVE_BYTES,
+    ALLOCATOR_SEGMENT_BYTES,
+    CUBLAS_WORKSPACE_BYTES,
+)
 from trials.planner.options import PlanOptions
 from trials.planner.plan import Plan, plan
 from trials.planner.pricing import Pricing
 from trials.planner.tables.levels import LEFT_FREE, hits_of
 from trials.strategy import KIB, Strategy, named
+
+MIB = 2**20
 
 SCHEMA = FeatureSchema(
     tables=(Table(name="user", rows=200_000), Table(name="item", rows=50_000), Table(name="day", rows=7)),
@@ -67,6 +74,19 @@ def test_tables_that_the_device_has_no_room_for_lie_in_host_memory_and_the_plan_
     assert found.best.memory.needed > (1 - LEFT_FREE) * found.hbm - 2 * KIB  # the cache takes what is left
     assert found.best.memory.host == STORED + 8 * 250_007
     assert found.remedy is None
+
+
+@pytest.mark.parametrize("tensors", [60 * MIB, 700 * MIB])
+def test_a_cache_on_a_gpu_takes_what_its_allocator_leaves(tensors: int) -> None:
+    """Which holds as much again as few tensors take, and 512 MiB beyond many."""
+    schema = SCHEMA.replace(tables=tuple(each.replace(rows=20_000_000) for each in SCHEMA.tables))
+    beside = CUDA_CONTEXT_BYTES + CUBLAS_WORKSPACE_BYTES
+    reserve = min(ALLOCATOR_RESERVE_BYTES, tensors + ALLOCATOR_SEGMENT_BYTES)
+    there = cluster(str(beside + tensors + reserve), device="cuda")
+    best = plan(MODEL, schema, TRAINING, there, options=PlanOptions(technique=named("dp+host_tables"))).best
+    assert best is not None
+    assert (1 - LEFT_FREE) * there.hbm - 4 * KIB < best.memory.needed <= (1 - LEFT_FREE) * there.hbm
+    assert best.memory.reserve <= reserve
 
 
 def test_tables_that_host_memory_has_no_room_for_lie_on_the_ssd() -> None:
