@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 from benchmarks.shared.machine_and_tables import TRAINING_FLOPS, machine, markdown
@@ -186,6 +187,8 @@ def measure(case: Case, features: FeatureSchema, where: torch.device, steps: int
         step(next(stream))
     _wait(where)
     warm_up = time.perf_counter() - began
+    if isinstance(step, TrainStep) and case.compiled and not _is_compiled(step.model):
+        raise SystemExit(f"{case.name}: no layer is compiled, as the warnings above say.")
     if cuda:
         torch.cuda.reset_peak_memory_stats(where)
     for _ in range(REPEATS):
@@ -198,6 +201,10 @@ def measure(case: Case, features: FeatureSchema, where: torch.device, steps: int
     allocated = torch.cuda.max_memory_allocated(where) - held if cuda else 0
     reserved = torch.cuda.max_memory_reserved(where) - held if cuda else 0
     return Measured(statistics.median(speeds), allocated, reserved, warm_up)
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    return any(module._compiled_call_impl is not None for module in model.modules())
 
 
 def row(case: Case, features: FeatureSchema, where: torch.device, steps: int, cluster: Cluster) -> list[str]:

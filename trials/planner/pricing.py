@@ -22,8 +22,8 @@ from trials.optim.stochastic_rounding import AT_ONCE, WORKSPACE_BYTES
 from trials.planner.collectives import collectives
 from trials.planner.device_constants import (
     ALLOCATOR_RESERVE_BYTES,
-    ALLOCATOR_SEGMENT_BYTES,
     CUBLAS_WORKSPACE_BYTES,
+    LEAST_RESERVE_BYTES,
     NCCL_COMMUNICATOR_BYTES,
 )
 from trials.planner.estimates import MemoryEstimate, StepTime
@@ -214,7 +214,13 @@ class Pricing:
                 f"{byte_words(beside)}; give a rank more memory.",
                 beside - self.cluster.hbm,
             )
-        return self._placed(self._tensors_within(self.cluster.hbm - beside))
+        room = self.cluster.hbm - beside
+        try:
+            return self._placed(self._tensors_within(room))
+        except PlacementError as error:
+            needed = self._tensors_within(room) + error.lacking_bytes
+            lacking = needed + self._reserve_bytes(needed) - room
+            raise PlacementError(str(error), lacking) from None
 
     @cached_property
     def _heaviest_bytes(self) -> int:
@@ -259,11 +265,11 @@ class Pricing:
         """Returns what a GPU's caching allocator holds beyond so many bytes of tensors."""
         if self.cluster.device == "cpu":
             return 0
-        return min(ALLOCATOR_RESERVE_BYTES, tensors + ALLOCATOR_SEGMENT_BYTES)
+        return min(ALLOCATOR_RESERVE_BYTES, max(LEAST_RESERVE_BYTES, tensors))
 
     def _tensors_within(self, room: int) -> int:
         """Returns bytes of tensors that fit in so many bytes with what the allocator holds beyond them."""
-        return room - self._reserve_bytes((room - ALLOCATOR_SEGMENT_BYTES) // 2)
+        return max(0, room - self._reserve_bytes(room // 2))
 
     @property
     def notes(self) -> tuple[str, ...]:

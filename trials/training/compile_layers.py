@@ -25,16 +25,19 @@ COMPILE_SECONDS_PER_LAYER = 4.0
 """Seconds to compile forward and backward of one DHEN layer: 2 to 5 s, and 8.7 s for four and 7.4 s for eight
 layers, which are alike (an H100 beside a Xeon of 16 cores, 2026-11-26)."""
 SPEEDUP = 1.3
-"""Ratio of eager to compiled step time on an accelerator, an assumption: it was 1.55 to 1.6 with layers of 1,024 and
-32,768 examples or more, and 0.9 to 1.3 where the host's starting of operations takes longest, with PyTorch 2.11,
-which lost gradients (an H100, 2026-11-26)."""
+"""Ratio of eager to compiled step time on an accelerator, an assumption. PyTorch 2.11, which lost gradients, had
+1.55 to 1.6 with layers of 1,024 and 32,768 examples or more, 0.9 to 1.3 where the host's starting of operations
+takes longest (an H100, 2026-11-26)."""
 LEAST_COSINE = 0.9
-"""Between a gradient of a compiled layer and the layer's own, which rounding tells apart; gradients that go astray
-have 0."""
+"""Between what comes of a compiled layer and of the layer itself, which rounding tells apart; gradients that go
+astray have 0."""
 MOST_TIMES = 1.25
 """As long as the other may one of the two be."""
 SMALL_SHARE = 1e-3
 """Of the length of all gradients of a layer together; shorter ones may be noise."""
+COMPARED_ROWS = 1024
+"""Rows of what a layer puts out, and of its inputs' gradients, that are compared: all of them would take much
+memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,43 +103,58 @@ class _CompileOnce:
         if not (layer.training and torch.is_grad_enabled()):
             return  # an evaluation
         self._hook.remove()
-        where = next(layer.parameters()).device
-        # training draws what it would have
-        with torch.random.fork_rng([where] if where.type == "cuda" else []):
-            eager = _gradients(layer, inputs)
-            with torch._inductor.config.patch(fallback_random=True):  # dropout has the same masks
-                layer.compile(dynamic=False)
-                compiled = _gradients(layer, inputs)
-        if (astray := _astray(eager, compiled)) is not None:
+        buffers = {name: buffer.clone() for name, buffer in layer.named_buffers()}
+        try:
+            astray = _compiled_astray(layer, inputs)
+        except Exception as error:  # whatever it is, the layer itself has trained so far
+            astray = f"{type(error).__name__}: {error}"
+        for name, buffer in layer.named_buffers():
+            buffer.copy_(buffers[name])
+        if astray is not None:
             layer._compiled_call_impl = None
-            LOG.warning("layer %d is not compiled: its gradients would be others (%s)", self._number, astray)
+            LOG.warning("layer %d is not compiled, for it would not be the same (%s)", self._number, astray)
 
 
-def _gradients(layer: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    """Returns gradients, by what they are of, for one gradient of the outputs and the same random numbers."""
+def _compiled_astray(layer: nn.Module, inputs: tuple[Tensor, ...]) -> str | None:
+    """Compiles a layer; says what comes of it then that is not what came of it before."""
+    where = inputs[0].device
+    # training draws what it would have
+    with torch.random.fork_rng([where] if where.type == "cuda" else []):
+        eager = _results(layer, inputs)
+        with torch._inductor.config.patch(fallback_random=True):  # dropout has the same masks
+            layer.compile(dynamic=False)
+            return _astray(eager, _results(layer, inputs))
+
+
+def _results(layer: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """Returns what a layer puts out, and gradients by what they are of, for one gradient of the outputs and the
+    same random numbers."""
     torch.manual_seed(0)
     x, *others = (each.detach() for each in inputs)
-    named = {"inputs": x.requires_grad_()} | dict(layer.named_parameters())
-    y = layer(x, *others)
+    weights = {name: each for name, each in layer.named_parameters() if each.requires_grad}
+    named = {"inputs": x.requires_grad_()} | weights
+    y: Tensor = layer(x, *(each.clone() for each in others))
     torch.manual_seed(0)
-    gradient = torch.randn_like(y)
-    found = torch.autograd.grad(y, list(named.values()), gradient, allow_unused=True)
-    return {
+    found = torch.autograd.grad(y, list(named.values()), torch.randn_like(y), allow_unused=True)
+    results = {
         name: torch.zeros_like(named[name]) if each is None else each.detach()
         for name, each in zip(named, found, strict=True)
     }
+    results["inputs"] = results["inputs"][:COMPARED_ROWS].clone()
+    return results | {"outputs": y.detach()[:COMPARED_ROWS].clone()}
 
 
 def _astray(eager: dict[str, Tensor], compiled: dict[str, Tensor]) -> str | None:
-    """Says which gradient is another, and by how much; None where none is."""
+    """Says what is another, and by how much; None where nothing is."""
     lengths = {name: float(each.float().norm()) for name, each in eager.items()}
-    small = SMALL_SHARE * sum(length**2 for length in lengths.values()) ** 0.5
+    small = SMALL_SHARE * sum(length**2 for name, length in lengths.items() if name != "outputs") ** 0.5
     for name, length in lengths.items():
-        other = compiled[name].float()
-        if length <= small and float(other.norm()) <= MOST_TIMES * small:
+        other, least = compiled[name].float(), max(small, torch.finfo(torch.float32).tiny)
+        if length <= least and float(other.norm()) <= MOST_TIMES * least:
             continue
-        times = float(other.norm()) / max(length, small)
+        times = float(other.norm()) / max(length, least)
         cosine = float(torch.cosine_similarity(eager[name].float().flatten(), other.flatten(), dim=0))
         if not (cosine >= LEAST_COSINE and 1 / MOST_TIMES <= times <= MOST_TIMES):
-            return f"of {name}: {times:.2f} times as long, cosine {cosine:.2f}"
+            what = name if name == "outputs" else f"the gradient of {name}"
+            return f"{what} is {times:.2f} times as long, with a cosine of {cosine:.2f}"
     return None

@@ -17,7 +17,7 @@ from dhen.schema import FeatureSchema, Table
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster
 from trials.job import TrainingConfig
-from trials.planner.device_constants import ALLOCATOR_RESERVE_BYTES, ALLOCATOR_SEGMENT_BYTES
+from trials.planner.device_constants import ALLOCATOR_RESERVE_BYTES, LEAST_RESERVE_BYTES
 from trials.planner.options import PlanOptions
 from trials.planner.plan import Plan, plan
 from trials.planner.pricing import Pricing
@@ -181,7 +181,7 @@ def test_a_gpu_has_a_context_and_a_reserve_and_a_cpu_has_not() -> None:
     on_cpu = made(small(10**12)).strategies[0].memory
     assert on_gpu.context > 0
     tensors = on_gpu.total - on_gpu.context - on_gpu.reserve
-    assert on_gpu.reserve == min(ALLOCATOR_RESERVE_BYTES, tensors + ALLOCATOR_SEGMENT_BYTES)
+    assert on_gpu.reserve == min(ALLOCATOR_RESERVE_BYTES, max(LEAST_RESERVE_BYTES, tensors))
     assert on_cpu.context == on_cpu.reserve == 0
 
 

@@ -15,8 +15,8 @@ from trials.data.prepare.statistics import repeats
 from trials.job import Job, TrainingConfig
 from trials.planner.device_constants import (
     ALLOCATOR_RESERVE_BYTES,
-    ALLOCATOR_SEGMENT_BYTES,
     CUBLAS_WORKSPACE_BYTES,
+    LEAST_RESERVE_BYTES,
 )
 from trials.planner.options import PlanOptions
 from trials.planner.plan import Plan, plan
@@ -81,7 +81,7 @@ def test_a_cache_on_a_gpu_takes_what_its_allocator_leaves(tensors: int) -> None:
     """Which holds as much again as few tensors take, and 512 MiB beyond many."""
     schema = SCHEMA.replace(tables=tuple(each.replace(rows=20_000_000) for each in SCHEMA.tables))
     beside = CUDA_CONTEXT_BYTES + CUBLAS_WORKSPACE_BYTES
-    reserve = min(ALLOCATOR_RESERVE_BYTES, tensors + ALLOCATOR_SEGMENT_BYTES)
+    reserve = min(ALLOCATOR_RESERVE_BYTES, max(LEAST_RESERVE_BYTES, tensors))
     there = cluster(str(beside + tensors + reserve), device="cuda")
     best = plan(MODEL, schema, TRAINING, there, options=PlanOptions(technique=named("dp+host_tables"))).best
     assert best is not None
