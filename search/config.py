@@ -58,6 +58,15 @@ class LogConfig(Value):
     demo: DemoConfig = DemoConfig()
     """The built-in log, where `data` is `demo`."""
 
+    @model_validator(mode="after")
+    def _of_the_built_in_log(self) -> LogConfig:
+        if self.demo != DemoConfig() and self.data != (DEMO,):
+            raise ValueError(
+                f"demo.KEY are of the built-in log, and data={','.join(self.data)} is another: leave one of the "
+                "two out"
+            )
+        return self
+
 
 class StudyConfig(LogConfig):
     """Everything a study needs; the same values propose and train the same candidates."""
@@ -368,7 +377,22 @@ class StudyConfig(LogConfig):
         return value
 
     @model_validator(mode="after")
-    def _averages_for_seeds(self) -> StudyConfig:
+    def _averages_for_what_needs_them(self) -> StudyConfig:
+        if self.distil is True and self.origins:
+            raise ValueError(
+                f"distil=yes has networks learn from averages, which with origins={self.origins} have seen what "
+                "comes after them: leave one of the two out"
+            )
+        if self.distil is True and not self.most_averaged:
+            raise ValueError(
+                "distil=yes has networks learn from averages: say with averages= how many networks one may have, "
+                "such as averages=3"
+            )
+        if self.worth is not None and self.search_until == "none":
+            raise ValueError(
+                f"worth={self.worth:g} says when the search ends, and search_until=none that it does not: leave "
+                "one of the two out"
+            )
         if self.average_seeds > 1 and not self.most_averaged:
             raise ValueError(
                 f"average_seeds={self.average_seeds} are members for averages: say with averages= how many "
@@ -465,7 +489,9 @@ def set_override(data: dict[str, Any], word: str) -> None:
         raise UserError(f"{word!r} is not of the form key=value, e.g. trials=30 or training.epochs=2.")
     *path, last = key.split(".")
     for name in path:
-        inner = data.setdefault(name, {})
+        if data.get(name) is None:  # a section whose lines are all comments is there, and empty
+            data[name] = {}
+        inner = data[name]
         if not isinstance(inner, dict):
             raise UserError(f"{word!r}: {name!r} has no keys below it.")
         data = inner

@@ -99,7 +99,10 @@ def picked(record: StudyRecord, how: str) -> TrialRecord:
     front = [record.trial(number) for number in record.front]
     if how == "best" and record.best is not None:
         return record.trial(record.best)
-    if how.isdigit() and int(how) in record.exportable:
+    if how.isdigit():
+        if int(how) not in record.exportable:
+            kept = ", ".join(map(str, sorted(record.exportable)))
+            raise UserError(f"no weights of trial {how} are kept. Kept are those of {kept or 'none so far'}.")
         return record.trial(int(how))
     return pick(front, how, [record.trial(number) for number in record.table_bytes_front])
 

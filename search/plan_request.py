@@ -61,6 +61,12 @@ def read_request(
     what = what if isinstance(what, str) else "plan"
     for unknown in sorted(set(raw) - set(KEYS)):
         raise UserError(f"{what}: {unknown_name('key', unknown, KEYS)}")
+    given_too = [word for word in overrides if word.partition("=")[0].split(".")[0] == "schema"]
+    if data and (given_too or "schema" in (given or {})):
+        raise UserError(
+            f"{what}: {given_too[0] if given_too else 'schema'} and a log both say what the inputs are; leave "
+            "one of the two out."
+        )
     for word in overrides:
         set_override(raw, word)
     for unknown in sorted(set(raw) - set(KEYS)):
@@ -102,7 +108,7 @@ def _plain(what: str, member: int | None) -> dict[str, Any]:
         }
     if member is not None:
         raise UserError(
-            f"--member {member} names a network of a bundle that is an average; {what} is no bundle."
+            f"member {member} names a network of a bundle that is an average; {what} is no bundle."
         )
     if path.exists():
         data = load_yaml(path)

@@ -19,9 +19,8 @@ import numpy as np
 
 from benchmarks.models.one_network import network_flops, parsed, stacked, validation_ne
 from benchmarks.shared.kept_trainings import half_interval, keep, kept
+from benchmarks.shared.log_or_demo import log_or_demo
 from benchmarks.shared.machine_and_tables import machine, markdown
-from search.config import LogConfig
-from search.dataset import open_log
 from trials.data.cache import PreparedLog
 from trials.job import TrainingConfig
 from trials.processes.launcher import Launcher
@@ -59,8 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.mixes < 2:
         parser.error("--mixes: an interval over mixes needs two at least")
-    given = {"data": tuple(options.data), "demo": {"rows": options.demo_rows}}
-    log, mixes = open_log(LogConfig.model_validate(given)), MIXES[: options.mixes]
+    log, mixes = log_or_demo(options.data, options.demo_rows), MIXES[: options.mixes]
     found = trained(log, mixes, options.seeds, options.passes, options.out)
     passes = f"{options.passes} pass{'es' if options.passes > 1 else ''}"
     print(

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.models.one_network import network_flops, parsed, stacked, validation_ne
+from benchmarks.shared.log_or_demo import log_or_demo
 from benchmarks.shared.machine_and_tables import beside, machine, markdown, spread
 from dashboards.names import short_name
 from dhen.blocks import BLOCKS
 from dhen.ensembles import ENSEMBLES
-from search.config import LogConfig
-from search.dataset import open_log
 from trials.data.cache import PreparedLog
 from trials.job import TrainingConfig
 from trials.processes.launcher import Launcher
@@ -96,8 +95,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.seeds < 2:
         parser.error("--seeds: a spread needs two at least")
-    given = {"data": tuple(options.data), "demo": {"rows": options.demo_rows}}
-    log = open_log(LogConfig.model_validate(given))
+    log = log_or_demo(options.data, options.demo_rows)
     rows, raw = table(log, options.seeds, options.groups, options.networks)
     if options.raw:
         options.raw.write_text(json.dumps(raw))

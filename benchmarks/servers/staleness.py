@@ -23,9 +23,8 @@ import numpy as np
 from benchmarks.models.one_network import network_flops, parsed
 from benchmarks.servers.watched_training import DENSE, served_job, served_task, watched
 from benchmarks.shared.kept_trainings import half_interval, keep, kept
+from benchmarks.shared.log_or_demo import log_or_demo
 from benchmarks.shared.machine_and_tables import machine, markdown
-from search.config import LogConfig
-from search.dataset import open_log
 from trials.data.cache import PreparedLog
 from trials.events import Trained
 from trials.job import Job, TablesConfig, TrainingConfig
@@ -62,8 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.seeds < 2:
         parser.error("--seeds: an interval needs two at least")
-    given = {"data": tuple(options.data), "demo": {"rows": options.demo_rows}}
-    log = open_log(LogConfig.model_validate(given))
+    log = log_or_demo(options.data, options.demo_rows)
     training = TrainingConfig(epochs=options.passes, batch_size=options.batch_size)
     found = trained(log, training, options.seeds, options.out)
     steps = options.passes * (log.manifest.rows["train"] // options.batch_size)

@@ -21,11 +21,10 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.shared.log_or_demo import log_or_demo
 from benchmarks.shared.machine_and_tables import machine, markdown
 from dhen.config import ModelConfig
 from dhen.model import parse_model
-from search.config import DEMO, DemoConfig, StudyConfig
-from search.dataset import open_log
 from search.execution.jobs import job_on
 from trials.cluster.machine import Precision
 from trials.data.cache import PreparedLog
@@ -91,8 +90,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    data = tuple(map(str, options.log)) or (DEMO,)
-    log = open_log(StudyConfig(data=data, demo=DemoConfig(rows=options.rows)))
+    log = log_or_demo([*map(str, options.log)], options.rows)
     print(machine())
     for layers in options.layers:
         model = network(layers, options.dim)

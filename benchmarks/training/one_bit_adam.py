@@ -25,11 +25,11 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.shared.log_or_demo import log_or_demo
 from benchmarks.shared.machine_and_tables import machine, markdown, spread
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
-from search.config import DEMO, DemoConfig, StudyConfig
-from search.dataset import open_log
+from search.config import DEMO
 from search.execution.jobs import new_record
 from search.execution.train_one import train_one
 from search.execution.trainer import Trainer
@@ -101,7 +101,7 @@ def trained(
 
 def costs(options: argparse.Namespace) -> None:
     """The table of NE and bytes."""
-    log = open_log(StudyConfig(data=(options.log,), demo=DemoConfig(rows=options.rows)))
+    log = log_or_demo([options.log], options.rows)
     launcher = Launcher(several_ranks=options.ranks != "1x1")
     launcher.warm_up()
     settings: dict[str, dict[str, object]] = {"AdamW": {}}

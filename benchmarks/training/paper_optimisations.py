@@ -27,11 +27,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.shared.log_or_demo import log_or_demo
 from benchmarks.shared.machine_and_tables import machine, markdown
 from dhen.model import parse_model
 from dhen.values import parse
-from search.config import DEMO, DemoConfig, StudyConfig
-from search.dataset import open_log
+from search.config import DEMO
 from search.execution.jobs import new_record
 from search.execution.train_one import train_one
 from search.execution.trainer import Trainer
@@ -182,7 +182,7 @@ def chosen(only: Sequence[str] | None) -> dict[str, str]:
 
 def main() -> None:
     options = arguments()
-    log = open_log(StudyConfig(data=(options.log,), demo=DemoConfig(rows=options.rows)))
+    log = log_or_demo([options.log], options.rows)
     launcher = Launcher(several_ranks=any(ranks != "1x1" for ranks in options.ranks))
     launcher.warm_up()
     print(machine())

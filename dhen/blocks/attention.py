@@ -15,7 +15,6 @@ from typing import Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import (
@@ -32,6 +31,7 @@ from dhen.ops.block_attention import BlockAttention
 from dhen.ops.block_attention_cost import fused_attention_tape
 from dhen.ops.block_layout import BlockLayout
 from dhen.ops.dropout import drop, dropout_scale
+from dhen.ops.flex_attention import fused_values
 from dhen.ops.linear import Linear, linear, linear_tape, part_shapes
 from dhen.ops.norm import LayerNorm, norm_tape
 from dhen.ops.parts import EmbeddingProjection, projection_cost, projection_tape, split_in_turn
@@ -246,7 +246,7 @@ class Encoder(nn.Module):
         if x_BMD.device.type != "cpu":
             qkv = self.qkv(x_BMD).view(batch, m, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
             with self._drawn_apart(x_BMD, p):
-                values = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], dropout_p=p)
+                values = fused_values(qkv[0], qkv[1], qkv[2], p)
         else:
             qkv = self._scaled_qkv(x_BMD, p).view(batch, m, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
             q_NMd, k_NMd, v_NMd = qkv.flatten(1, 2)
@@ -265,8 +265,10 @@ class Encoder(nn.Module):
         weight, bias = self.qkv.weight, self.qkv.bias
         dim = weight.shape[0] // 3  # of this rank's heads
         scale = weight.new_ones(3)
-        scale[0] = (dim // self.heads) ** -0.5
+        scale[:1].fill_(
+            (dim // self.heads) ** -0.5
+        )  # an accelerator would wait for a number that is assigned
         if x_BMD.device.type == "cpu":
-            scale[2] = dropout_scale(p)
+            scale[2:].fill_(dropout_scale(p))
         scale = scale.repeat_interleave(dim)
         return linear(x_BMD, weight * scale.unsqueeze(1), bias * scale, over=self.qkv.over)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from dhen.inputs.features import EmbeddingTables, TableLookups
 
@@ -47,8 +48,19 @@ class Int8Tables(TableLookups):
         return self._sums(rows, offsets_B) / counts_B1
 
     def _sums(self, rows: Tensor, offsets: Tensor) -> Tensor:
+        if self.packed.device.type != "cpu":  # whose kernel wants lengths that are multiples of 4
+            return sums_of_unpacked(self.packed, rows, offsets)
         sums: Tensor = torch.ops.quantized.embedding_bag_byte_rowwise_offsets(self.packed, rows, offsets)
         return sums
+
+
+def sums_of_unpacked(packed: Tensor, rows: Tensor, offsets: Tensor) -> Tensor:
+    """Returns the sums of rows from each offset to the next; of a row the last 8 bytes are its scale and its least
+    number, in fp32."""
+    chosen_ND = packed.index_select(0, rows)
+    scale_N2 = chosen_ND[:, -ROW_EXTRA_BYTES:].contiguous().view(torch.float32)
+    values_ND = chosen_ND[:, :-ROW_EXTRA_BYTES].float() * scale_N2[:, :1] + scale_N2[:, 1:]
+    return F.embedding_bag(torch.arange(len(rows), device=rows.device), values_ND, offsets, mode="sum")
 
 
 def use_int8_tables(network: nn.Module) -> None:

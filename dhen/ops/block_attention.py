@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from dhen.ops.block_layout import BlockLayout
 from dhen.ops.dropout import keep_mask, where_kept
-from dhen.ops.flex_attention import flex_runs, flex_values
+from dhen.ops.flex_attention import flex_runs, flex_values, fused_values
 
 
 class Together(NamedTuple):
@@ -85,7 +84,7 @@ class BlockAttention(nn.Module):
             if self.layout.blocks > 1:
                 values = flex_values(q, k, v, self.layout)
             else:
-                values = F.scaled_dot_product_attention(q, k, v, dropout_p=p, scale=1.0)
+                values = fused_values(q, k, v, p, scale=1.0)
             return values.transpose(1, 2).reshape(batch, m, -1)
         indices = [
             getattr(self, f"{what}{place}")

@@ -1,20 +1,23 @@
-"""PyTorch's FlexAttention over a layout of blocks: fused and compiled, on accelerators alone.
+"""PyTorch's fused attention on accelerators: dense, and over a layout of blocks (FlexAttention, compiled).
 
-On CPUs its forward runs, and a test compares it; its backward does not (torch 2.13). It has no dropout.
+On CPUs FlexAttention's forward runs, and a test compares it; its backward does not (torch 2.13), and it has no
+dropout.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from dhen.ops.block_layout import BlockLayout
 
+MOST_EXAMPLES = 65_535
 LEAST_HEAD = 16
 """Numbers of a head that its kernel asks for at least."""
 
@@ -26,8 +29,26 @@ def flex_runs(device_type: str, head: int, p: float) -> bool:
 
 def flex_values(q_BHMd: Tensor, k_BHMd: Tensor, v_BHMd: Tensor, layout: BlockLayout) -> Tensor:
     """Returns softmax(q k^T) v of (B, H, M, d), where the layout attends; q is scaled already."""
-    attend = _attention(q_BHMd.device.type)
-    return attend(q_BHMd, k_BHMd, v_BHMd, block_mask=_block_mask(layout, str(q_BHMd.device)), scale=1.0)
+    mask = _block_mask(layout, str(q_BHMd.device))
+    attend = partial(_attention(q_BHMd.device.type), block_mask=mask, scale=1.0)
+    return _in_parts(attend, q_BHMd, k_BHMd, v_BHMd)
+
+
+def fused_values(
+    q_BHMd: Tensor, k_BHMd: Tensor, v_BHMd: Tensor, p: float, scale: float | None = None
+) -> Tensor:
+    """Returns dropout(softmax(q k^T scale)) v of (B, H, M, d); without a scale it is 1 / sqrt(d)."""
+    return _in_parts(
+        partial(F.scaled_dot_product_attention, dropout_p=p, scale=scale), q_BHMd, k_BHMd, v_BHMd
+    )
+
+
+def _in_parts(attend: Callable[..., Tensor], *qkv: Tensor) -> Tensor:
+    """A GPU's kernels have the examples where a grid has 65,535 places."""
+    if len(qkv[0]) <= MOST_EXAMPLES:
+        return attend(*qkv)
+    parts = zip(*(torch.split(each, MOST_EXAMPLES) for each in qkv), strict=True)
+    return torch.cat([attend(*part) for part in parts])
 
 
 @cache

@@ -186,7 +186,7 @@ class Bundle:
         named = "" if member is None else f", and has no member {member}"
         raise UserError(
             f"{self.directory} is an average of {len(members)} networks (trials {trials}){named}: name one of "
-            f"them, --member 0 to --member {members[-1]}."
+            f"them, --member 0 (in Python member=0) to --member {members[-1]}."
         )
 
     def model(self, *, as_trained: bool = False, mapped: bool = False) -> nn.Module:

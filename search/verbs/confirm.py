@@ -37,7 +37,9 @@ Examples:
     help="A categorical column whose rows are resampled together, such as a user's id; `time`: rows that lie "
     "together in time. By default the study's block_by.",
 )
-@click.option("--json", "as_json", is_flag=True, help="The comparisons as JSON (trials.record.Comparison).")
+@click.option(
+    "--json", "as_json", is_flag=True, help="The comparisons as JSON (trials.study_record.Comparison)."
+)
 def command(directory: Path, seeds: int, block_by: str | None, as_json: bool) -> None:
     """Retrain the winners of the finished study in DIRECTORY and its baseline from several seeds; compare on test.
 

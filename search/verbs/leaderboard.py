@@ -65,7 +65,9 @@ def _show(console: Console, board: Leaderboard, record: StudyRecord) -> None:
     shown = f"{len(board.rows)} of {board.finished_trials} finished trials"
     more = f"{shown}; --all shows every one" if len(board.rows) < board.finished_trials else shown
     state = "" if record.finished else "; still running" if record.running else "; not finished"
-    for line in (more + state, no_room):
+    no_times = board.by == "ms" and all(row.forward_ms is None for row in board.rows)
+    by_ne = "no forward time is known (serving.max_ms=): in the order of NE" if no_times else None
+    for line in (more + state, by_ne, no_room):
         if line is not None:
             console.print(line, style="dim", soft_wrap=True, markup=False, highlight=False)
     for row in board.rows:

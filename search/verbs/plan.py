@@ -68,11 +68,16 @@ Examples:
 )
 @click.argument("what", metavar="CONFIG.yaml|BUNDLE|MODEL")
 @click.argument("overrides", nargs=-1, metavar="[key=value ...]")
-@click.option("--cluster", "clusters", multiple=True, help="A name, a YAML file, or `this` (the default).")
+@click.option(
+    "--cluster",
+    "clusters",
+    multiple=True,
+    help="A name, a YAML file, or `this` (the default; measured once, for minutes).",
+)
 @click.option("--ranks", help="Hosts x ranks per host in place of the cluster's own, e.g. 2x4 or 1x1,1x2.")
 @click.option("--hbm", callback=size, help="Memory per rank in place of the cluster's own, e.g. 24GiB.")
 @click.option("--prefer", type=click.Choice(["least", "fastest"]), help="least is the default.")
-@data_option("A log that gives the inputs, where CONFIG has no schema.")
+@data_option("A log that gives the inputs, in place of a schema in CONFIG.")
 @click.option("--all", "everything", is_flag=True, help="Every strategy of the ladder.")
 @click.option("--json", "as_json", is_flag=True, help="All of it, in bytes and seconds.")
 @click.option("--sweep", "swept", metavar="depth=A..B", help="Throughput and memory against depth, a figure.")

@@ -14,6 +14,7 @@ from search.dataset import log_files
 from search.terminal import step_progress
 from search.verbs.data_option import data_option
 from search.verbs.output import ScoredRows, json_option, print_json
+from trials.data.cache import PreparedLog
 
 OUTPUT = ScoredRows
 
@@ -33,6 +34,9 @@ def command(bundle: Path, data: tuple[str, ...], log_format: str | None, out: Pa
     if out.is_dir():
         raise UserError(f"{out} is a folder; --out names the CSV file to write.")
     files = log_files(data)
+    for path in files:
+        if PreparedLog.is_prepared(path):
+            raise UserError(f"{path} is a prepared log, whose rows are encoded; name the raw files.")
     with step_progress(Console(stderr=as_json)) as progress:
         rows = score_rows(
             opened_bundle,

@@ -22,7 +22,12 @@ ROWS = 50
 
 @click.command(epilog="Example: dhen-search status runs/demo --json")
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="The study's whole record as JSON (trials.record).")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="The study's whole record as JSON (trials.study_record.StudyRecord).",
+)
 def command(directory: Path, as_json: bool) -> None:
     """The study in DIRECTORY: its trials, its front, its best against the baseline, what runs now."""
     with no_garbage_collection():

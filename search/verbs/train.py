@@ -272,6 +272,8 @@ def _configuration(
     data |= {"objective": "next_period", "period": period} if period is not None else {}
     for word in overrides:
         set_override(data, word)
+    if data.get("objective") == "validation" and not any(word.startswith("period=") for word in overrides):
+        data.pop("period", None)  # the bundle's
     own = ("seed", "objective", "period", "refit", *HELD_KEYS)
     known = ("model", "training", *own)
     for unknown in sorted(set(data) - set(known)):

@@ -12,7 +12,7 @@ from generate_reference import PAGES, all_rows, rows
 from dhen.blocks import BLOCKS
 from search.analysis.reproduce.config import CONFIGS
 from search.cli import VERBS, cli
-from search.config import DemoConfig, StudyConfig
+from search.config import BUDGET_KEYS, DemoConfig, StudyConfig
 from trials.job import TrainingConfig
 
 ROOT = Path(__file__).parent.parent.parent
@@ -121,3 +121,9 @@ def test_settings_in_files_exist(name: str) -> None:
     known = {row.key.rpartition(".")[2] for row in all_rows()} | set(BLOCKS)
     for key in re.findall(r"`([a-z_]+): [^`]+`", (ROOT / name).read_text()):
         assert key in known, key
+
+
+def test_the_guide_names_all_that_may_differ_when_a_study_is_resumed() -> None:
+    text = (ROOT / "docs/guide/searching.md").read_text()
+    (paragraph,) = [each for each in text.split("\n\n") if each.startswith("A study may be resumed with")]
+    assert set(re.findall(r"`(\w+)`", paragraph)) == BUDGET_KEYS

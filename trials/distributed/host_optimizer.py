@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -100,7 +101,9 @@ class HostOptimizer:
             """Places for gradients; those that arrive go into the first."""
         self.taken: torch.cuda.Event | None = None
         """What an accelerator records when it has copied all that goes back."""
-        self._thread = ThreadPoolExecutor(1, "host-optimizer")
+        # AdamW asks the device for its state, and a thread begins with the first of the devices
+        here = partial(torch.cuda.set_device, torch.cuda.current_device()) if pinned else None
+        self._thread = ThreadPoolExecutor(1, "host-optimizer", initializer=here)
         self._under_way: Future[None] | None = None
 
     def take(self, index: int, part: Tensor, stream: torch.cuda.Stream | None) -> torch.cuda.Event | None:

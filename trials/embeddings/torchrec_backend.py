@@ -59,7 +59,7 @@ class TorchRecShards:
         self.names = {table.name: f"t{index}" for index, table in enumerate(tables)}
         """Names of the tables in TorchRec, which does not allow every column's name."""
         cuts = {name: [s for s in shards if s.table == name] for name in self.names}
-        with torch.random.fork_rng(devices=[device.index] if device.type == "cuda" else []):
+        with torch.random.fork_rng(devices=[torch.cuda.current_device()] if device.type == "cuda" else []):
             self._sharded = _shard(
                 _collection(tables, self.names, dims, config), self.names, cuts, ranks, device, config
             )

@@ -78,7 +78,10 @@ class RowWiseAdagrad(Optimizer):
         done."""
         applied = self.state_of(table)[LOG_SHRINK]
         factor_R1 = missed_shrink(group[LOG_SHRINK], applied[rows])
-        applied[rows] = group[LOG_SHRINK]
+        if isinstance(rows, slice):
+            applied.fill_(group[LOG_SHRINK])
+        else:  # by index an accelerator would wait for the number
+            applied.index_fill_(0, rows, group[LOG_SHRINK])
         return factor_R1
 
     def _update(self, table: Tensor, group: dict[str, Any]) -> None:

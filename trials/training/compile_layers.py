@@ -11,7 +11,7 @@ seconds to compile (docs/log.md, 2026-11-21).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -110,9 +110,19 @@ class _CompileOnce:
             astray = f"{type(error).__name__}: {error}"
         for name, buffer in layer.named_buffers():
             buffer.copy_(buffers[name])
-        if astray is not None:
+        if astray is None:
+            _for_training_alone(layer)
+        else:
             layer._compiled_call_impl = None
             LOG.warning("layer %d is not compiled, for it would not be the same (%s)", self._number, astray)
+
+
+def _for_training_alone(layer: nn.Module) -> None:
+    """Has evaluations go through the layer itself: other numbers of rows would be compiled for anew, unchecked."""
+    compiled: Callable[..., Tensor] | None = layer._compiled_call_impl
+    itself: Callable[..., Tensor] = layer._call_impl
+    assert compiled is not None
+    layer._compiled_call_impl = lambda *inputs: (compiled if layer.training else itself)(*inputs)
 
 
 def _compiled_astray(layer: nn.Module, inputs: tuple[Tensor, ...]) -> str | None:

@@ -293,7 +293,8 @@ def _train(run: _Run) -> None:
             step.settle()
         now = time.perf_counter()
         if state.steps - first_steps == CALIBRATION_STEPS:
-            _consider_compiling(run, now - stretch_began)
+            steps = (state.examples - stretch_first) // config.batch_size
+            _consider_compiling(run, stretch_began, steps)
         if now - last_progress > run.progress_seconds:
             last_progress = now
             run.emit(run.progress(now - began))
@@ -378,12 +379,15 @@ def _save(run: _Run, began: float) -> float:
     return run.checkpoints.save(run.step, run.state, run.best_weights, run.average)
 
 
-def _consider_compiling(run: _Run, seconds: float) -> None:
-    """Decides on compiling after the first steps; what was decided is in the rank's log."""
+def _consider_compiling(run: _Run, began: float, steps: int) -> None:
+    """Decides on compiling after the first steps, so many since `began`; what was decided is in the rank's log."""
     assert run.job.training.batch_size is not None
     if isinstance(run.step, TrainStep):
+        if device().type == "cuda":
+            torch.cuda.synchronize()  # what was only started is part of the time
+        seconds = (time.perf_counter() - began) / steps
         steps_left = (run.total_examples - run.state.examples) // run.job.training.batch_size
-        LOG.info(compile_if_it_pays(run.step.model, seconds / CALIBRATION_STEPS, steps_left))
+        LOG.info(compile_if_it_pays(run.step.model, seconds, steps_left))
 
 
 def _goes_on_unseen(run: _Run, turn: Turn) -> bool:

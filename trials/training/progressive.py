@@ -17,7 +17,6 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from dhen.model import build_model
 from trials.checkpoint.optimizer_state import put_back
@@ -93,19 +92,20 @@ def train_once(
     batches = even_batches(
         rows, most=job.training.batch_size, rank=data.rank, ranks=data.ranks, timed=job.features.timed
     )
-    losses = list[Tensor]()
+    steps, loss, finite = 0, torch.zeros(()), torch.tensor(True, device=device())
     for batch, following in itertools.pairwise(itertools.chain(on_device(batches, device()), (None,))):
         assert batch is not None
         if following is not None:
             step.ahead(following)
-        losses.append(step(batch))
+        loss, steps = step(batch), steps + 1
+        finite = finite.logical_and(loss.isfinite())
         goes_on()
     step.settle()
     # both are asked on every rank: in a pipeline the last stage alone has losses
-    finite = all_agree(ranks, bool(torch.stack(losses).isfinite().all())), step.is_finite()
-    if not all(finite):
-        raise DivergenceError(len(losses), float(losses[-1]))
-    return len(losses)
+    all_finite = all_agree(ranks, bool(finite)), step.is_finite()
+    if not all(all_finite):
+        raise DivergenceError(steps, float(loss))
+    return steps
 
 
 def score_ahead(

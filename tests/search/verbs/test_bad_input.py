@@ -39,6 +39,26 @@ from trials.record import Outcome, TrialKind
         (("run", "--data", "none.csv", "training.clip_norm=0"), "greater than 0 (received 0)"),
         (("run", "--data", "none.csv", "training.train_fraction=1.5"), "less than or equal to 1"),
         (("run", "--data", "none.csv", "confirm=1"), "an interval needs two seeds"),
+        (
+            ("run", "--data", "none.csv", "demo.rows=5000"),
+            "are of the built-in log, and data=none.csv is",
+        ),
+        (
+            ("run", "--data", "none.csv", "distil=yes", "trials=3"),
+            "how many networks one may have",
+        ),
+        (
+            ("run", "--data", "none.csv", "distil=yes", "averages=3", "origins=1", "trials=3"),
+            "which with origins=1 have seen what comes after them: leave one of the two out",
+        ),
+        (
+            ("run", "--data", "none.csv", "worth=0.1%", "search_until=none"),
+            "search_until=none that it does not",
+        ),
+        (
+            ("plan", "dcn_v2", "--data", "{log}", "--cluster", "zionex", "schema.numeric=500"),
+            "schema.numeric=500 and a log both say what the inputs are; leave one of the two out",
+        ),
         (("run", "--data", "none.csv", "space=tyni"), "Did you mean 'tiny'"),  # before the log is read
         (("run", "--data", "none.csv", "sampler=tpee"), "Did you mean 'tpe'"),
         (("run", "--data", "none.csv", "stopping=curv"), "Did you mean 'curve'"),
@@ -212,6 +232,17 @@ def test_a_bundle_with_a_missing_or_altered_file(dhen_search: Run, study: Path, 
         assert f"{name} was altered" in dhen_search("verify", copy, code=2).stderr
         (copy / name).unlink()
         assert f"{name} is missing" in dhen_search("verify", copy, code=2).stderr
+
+
+def test_predict_says_that_a_prepared_log_has_no_raw_rows(
+    dhen_search: Run, study: Path, click_log: Path, tmp_path: Path
+) -> None:
+    prepared = tmp_path / "prepared"
+    dhen_search("prepare", click_log, "--out", prepared)
+    words = ("predict", study / "best", "--data", prepared, "--out", tmp_path / "s.csv")
+    assert (
+        "is a prepared log, whose rows are encoded; name the raw files" in dhen_search(*words, code=2).stderr
+    )
 
 
 def test_predict_names_missing_columns(dhen_search: Run, study: Path, tmp_path: Path) -> None:

@@ -76,6 +76,22 @@ def test_compiled_layers_have_the_same_gradients(kind: str) -> None:
 
 
 @pytest.mark.usefixtures("without_inductor")
+def test_evaluations_go_through_the_layer_itself() -> None:
+    made = layer("mlp", "linear")
+    compile_checked(nn.ModuleList([made]))
+    made(*INPUTS)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert graphs > 0
+    made.eval()
+    with torch.no_grad():
+        made(INPUTS[0][:7], INPUTS[1][:7])
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+    made.train()
+    made(*INPUTS)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+
+
+@pytest.mark.usefixtures("without_inductor")
 def test_training_draws_what_it_would_have_and_no_gradient_is_left() -> None:
     made = layer("mlp", "dlrm")
     compile_checked(nn.ModuleList([made]))

@@ -69,5 +69,5 @@ def _no_space(directory: Path, needed: int) -> UserError:
     free = shutil.disk_usage(directory).free
     return UserError(
         f"{directory}: preparing the log needs about {needed / 2**30:.2f} GiB of disk, {free / 2**30:.2f} GiB are "
-        "free. Free some, or name another place with out=... or $DHEN_SEARCH_CACHE."
+        "free. Free some, or name another place with $DHEN_SEARCH_CACHE, or with the --out of `prepare`."
     )

@@ -64,7 +64,8 @@ def prepare(
     """
     sources = [Path(source) for source in sources]
     if len(sources) == 1 and PreparedLog.is_prepared(sources[0]):
-        return _open_prepared(sources[0], out, schema, encoding, split, growing)
+        reads = format is not None or skip_bad_rows
+        return _open_prepared(sources[0], out, schema, encoding, split, growing, label, reads)
     request = _request(
         open_log(sources, format), out, schema, encoding, label, skip_bad_rows, of_another_log, split, growing
     )
@@ -88,14 +89,18 @@ def _open_prepared(
     encoding: Encoding | None,
     split: GivenSplit | None,
     growing: GivenGrowing | None,
+    label: str | None,
+    reads: bool,
 ) -> PreparedLog:
     elsewhere = out is not None and Path(out).resolve() != source.resolve()
     said = split not in (None, GivenSplit()) or growing not in (None, GivenGrowing())
-    if schema is not None or encoding is not None or elsewhere or said:
+    log = PreparedLog.open(source)
+    other_label = label is not None and label != log.encoding.schema.label
+    if schema is not None or encoding is not None or elsewhere or said or reads or other_label:
         raise UserError(
             f"{source}: this log is prepared already; name the raw files to prepare them differently."
         )
-    return PreparedLog.open(source)
+    return log
 
 
 def _request(

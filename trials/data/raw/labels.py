@@ -82,7 +82,7 @@ class LabelReader:
         if self.missing and not skipping:
             raise UserError(
                 f"{self._where}: {self.missing:,} of {rows:,} rows have no label in {self._column!r}. Give them "
-                "one, or leave such rows out with skip_bad_rows."
+                "one, or leave such rows out with skip_bad_rows, where the command takes it."
             )
         classes = {self._label(value) for value in self.counts}
         if len(classes) < 2:

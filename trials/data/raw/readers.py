@@ -66,7 +66,7 @@ class BadRows:
             text = from_bytes(value) if isinstance(value, bytes) else value
             remedy = (
                 "Mend the row, give the column another role in schema.yaml, or count such values as missing with "
-                "skip_bad_rows."
+                "skip_bad_rows, where the command takes it."
                 if batch.source
                 else "Mend the value, or leave it out where it is not known."
             )
@@ -210,7 +210,7 @@ def _ragged_row(file: RawFile, error: str) -> UserError | None:
     row, expected, actual = map(int, found.groups())
     return UserError(
         f"{file.where(row - 1)}: expected {expected} fields, found {actual}. "
-        "Mend the row, or leave such rows out with skip_bad_rows."
+        "Mend the row, or leave such rows out with skip_bad_rows, where the command takes it."
     )
 
 

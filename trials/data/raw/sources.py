@@ -73,7 +73,7 @@ def open_log(sources: Sequence[Path], log_format: str | None = None) -> RawLog:
     if len(formats) > 1:
         examples = ", ".join(f"{file.path.name} is {file.format}" for file in files[:5])
         raise UserError(
-            f"the files of a log must have one format, received {examples}; say which with --format."
+            f"the files of a log must have one format, received {examples}; say which with format."
         )
     return RawLog(files=files)
 

@@ -120,7 +120,8 @@ def find_label(log: RawLog, requested: str | None) -> str:
     if label is None:
         raise UserError(
             f"{log.describe()}: no label column found (looked for {', '.join(names.LABELS)}). Name it with "
-            f"label=..., one of: {listed(log.columns, MOST_LISTED)}."
+            "label=... (`dhen-search prepare --label`, where a command has no such key), one of: "
+            f"{listed(log.columns, MOST_LISTED)}."
         )
     return label
 

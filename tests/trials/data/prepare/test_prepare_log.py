@@ -343,6 +343,10 @@ def test_other_directories_are_left_alone(clicks: Columns, write_csv: WriteCsv, 
     log = prepare([path])
     with pytest.raises(UserError, match="prepared already"):
         prepare([log.directory], out=tmp_path / "new")
+    assert prepare([log.directory], label="click").directory == log.directory
+    for other in ({"label": "target"}, {"format": "tsv"}, {"skip_bad_rows": True}):
+        with pytest.raises(UserError, match="prepared already"):
+            prepare([log.directory], **other)  # type: ignore[arg-type]
     assert PreparedLog.is_prepared(log.directory)
     assert not PreparedLog.is_prepared(tmp_path)
 

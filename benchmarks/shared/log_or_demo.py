@@ -1,0 +1,16 @@
+"""The log that a benchmark is given, or the demo log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from search.config import DEMO, DemoConfig, LogConfig
+from search.dataset import open_log
+from trials.data.cache import PreparedLog
+
+
+def log_or_demo(names: Sequence[str], rows: int) -> PreparedLog:
+    """Returns the log in these files; with no names, or `demo`, the demo log of so many rows."""
+    if tuple(names) in ((), (DEMO,)):
+        return open_log(LogConfig(demo=DemoConfig(rows=rows)))
+    return open_log(LogConfig(data=tuple(names)))
