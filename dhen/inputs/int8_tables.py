@@ -4,7 +4,7 @@ A row is D bytes and two fp32 numbers, its scale and its offset: value = byte * 
 row's lowest value and the scale a 255th of its range, so no value is wrong by more than half of that. Such tables
 cannot be trained.
 
-Shapes: B examples, T tables, D dimension, R rows of all tables.
+Shapes: B examples, T tables, D dimension, R rows of all tables, N rows looked up.
 """
 
 from __future__ import annotations
