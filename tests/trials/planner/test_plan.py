@@ -13,6 +13,7 @@ from dhen.blocks.base import BlockConfig
 from dhen.blocks.dlrm import DlrmConfig
 from dhen.config import DhenConfig, LayerConfig
 from dhen.errors import UserError
+from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster
@@ -220,6 +221,18 @@ def test_where_nothing_fits_the_nearest_changes_are_real() -> None:
     depth, memory = int(layers[1]), small(NEEDS[0] * 9 // 10)
     assert made(memory, depth).chosen is not None
     assert made(memory, depth + 1).chosen is None
+
+
+def test_where_no_change_of_batch_hosts_or_layers_helps_a_rank_needs_more_memory() -> None:
+    """Weights and their moments alone are more than there is, whatever the batch, and plain DP has them whole."""
+    wide = {"embedding_dim": 16, "layers": [{"modules": [{"kind": "mlp", "widths": [4096, 4096]}]}]}
+    no_tables = FeatureSchema(tables=(), numeric=("x", "y"))
+    cluster, options = small(100 * 2**20), PlanOptions(technique=named("dp"))
+    found = plan(parse_model(wide, "test"), no_tables, TRAINING, cluster, options=options)
+    assert found.remedy is not None
+    assert found.remedy.endswith(
+        "No smaller batch, more hosts or fewer layers alone would fit: give a rank more memory."
+    )
 
 
 def test_a_smaller_batch_is_a_remedy_where_activations_are_what_lacks() -> None:
