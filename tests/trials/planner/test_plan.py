@@ -225,7 +225,7 @@ def test_where_nothing_fits_the_nearest_changes_are_real() -> None:
 
 def test_where_no_change_of_batch_hosts_or_layers_helps_a_rank_needs_more_memory() -> None:
     """Weights and their moments alone are more than there is, whatever the batch, and plain DP has them whole."""
-    wide = {"embedding_dim": 16, "layers": [{"modules": [{"kind": "mlp", "widths": [4096, 4096]}]}]}
+    wide = {"embedding_dim": 16, "layers": [{"modules": [{"kind": "mlp", "mlp": [4096, 4096]}]}]}
     no_tables = FeatureSchema(tables=(), numeric=("x", "y"))
     cluster, options = small(100 * 2**20), PlanOptions(technique=named("dp"))
     found = plan(parse_model(wide, "test"), no_tables, TRAINING, cluster, options=options)
