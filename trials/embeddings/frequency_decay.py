@@ -46,6 +46,7 @@ class FrequencyDecay:
         """Adds to the gradients of looked-up embeddings (B, tables, D)."""
         for embedding, columns in zip(embeddings, self._columns, strict=True):
             assert embedding.grad is not None
-            whole = columns == list(range(inverse_count_BT.shape[1]))
-            inverse_BT = inverse_count_BT if whole else inverse_count_BT[:, columns]
+            there = slice(columns[0], columns[-1] + 1)  # a view; of a list an accelerator would wait
+            in_turn = columns == list(range(there.start, there.stop))
+            inverse_BT = inverse_count_BT[:, there if in_turn else columns]
             embedding.grad.addcmul_(embedding, inverse_BT.unsqueeze(2), value=self._factor)

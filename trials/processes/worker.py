@@ -95,6 +95,8 @@ def run_rank(task_data: dict[str, object], directory: str, rank: int, body: Body
     server = task.server(rank)
     if task.devices is not None:  # before CUDA is asked for anything: others of this host are not the task's
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(task.devices)
+    if server is not None:  # it computes on the host, and must not take memory of the ranks' devices
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     ranks = task.ranks(0 if server is not None else rank)
     try:
         logs = task.logs(folder)
