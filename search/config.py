@@ -377,6 +377,15 @@ class StudyConfig(LogConfig):
         return value
 
     @model_validator(mode="after")
+    def _worth_of_a_search_that_ends(self) -> StudyConfig:
+        if self.worth is not None and self.search_until == "none":
+            raise ValueError(
+                f"worth={self.worth:g} says when the search ends, and search_until=none that it does not: leave "
+                "one of the two out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _averages_for_what_needs_them(self) -> StudyConfig:
         if self.distil is True and self.origins:
             raise ValueError(
@@ -387,11 +396,6 @@ class StudyConfig(LogConfig):
             raise ValueError(
                 "distil=yes has networks learn from averages: say with averages= how many networks one may have, "
                 "such as averages=3"
-            )
-        if self.worth is not None and self.search_until == "none":
-            raise ValueError(
-                f"worth={self.worth:g} says when the search ends, and search_until=none that it does not: leave "
-                "one of the two out"
             )
         if self.average_seeds > 1 and not self.most_averaged:
             raise ValueError(

@@ -265,9 +265,8 @@ class Encoder(nn.Module):
         weight, bias = self.qkv.weight, self.qkv.bias
         dim = weight.shape[0] // 3  # of this rank's heads
         scale = weight.new_ones(3)
-        scale[:1].fill_(
-            (dim // self.heads) ** -0.5
-        )  # an accelerator would wait for a number that is assigned
+        # an accelerator would wait for a number that is assigned
+        scale[:1].fill_((dim // self.heads) ** -0.5)
         if x_BMD.device.type == "cpu":
             scale[2:].fill_(dropout_scale(p))
         scale = scale.repeat_interleave(dim)

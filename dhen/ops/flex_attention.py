@@ -18,6 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from dhen.ops.block_layout import BlockLayout
 
 MOST_EXAMPLES = 65_535
+"""Number of examples that a GPU's kernels take at once: they have them where a grid has so many places."""
 LEAST_HEAD = 16
 """Numbers of a head that its kernel asks for at least."""
 
@@ -44,7 +45,7 @@ def fused_values(
 
 
 def _in_parts(attend: Callable[..., Tensor], *qkv: Tensor) -> Tensor:
-    """A GPU's kernels have the examples where a grid has 65,535 places."""
+    """Attends to as many examples at a time as a kernel takes."""
     if len(qkv[0]) <= MOST_EXAMPLES:
         return attend(*qkv)
     parts = zip(*(torch.split(each, MOST_EXAMPLES) for each in qkv), strict=True)

@@ -269,11 +269,10 @@ def _configuration(
         names = ", ".join(sorted(catalog()))
         raise UserError(f"{what!r} is no bundle, no configuration file and no shipped model ({names}).")
     data: dict[str, Any] = {"model": model.to_dict(), "training": training.to_dict(), "seed": seed}
-    data |= {"objective": "next_period", "period": period} if period is not None else {}
     for word in overrides:
         set_override(data, word)
-    if data.get("objective") == "validation" and not any(word.startswith("period=") for word in overrides):
-        data.pop("period", None)  # the bundle's
+    if period is not None and data.setdefault("objective", "next_period") == "next_period":
+        data.setdefault("period", period)
     own = ("seed", "objective", "period", "refit", *HELD_KEYS)
     known = ("model", "training", *own)
     for unknown in sorted(set(data) - set(known)):

@@ -105,12 +105,12 @@ def _gpus() -> dict[str, Any]:
         "host_link_bandwidth": _copy_bytes_per_second("cpu", "cuda:0") / 2,
         "sources": sources,
     }
-    torch.cuda.empty_cache()  # this process lives as long as the study, and a candidate may need all of the device
     if count > 1:
         bandwidth = _copy_bytes_per_second("cuda:0", "cuda:1") / 2
         data["nvlink"] = {"bandwidth": bandwidth, "latency": NVLINK_LATENCY_S}
         sources["nvlink.bandwidth"] = "measured: the best of a few copies from GPU 0 to GPU 1, one direction"
         sources["nvlink.latency"] = "NCCL, src/graph/tuning.cc, hwLat (ring, Simple, NVLink); unverified"
+    torch.cuda.empty_cache()  # this process lives as long as the study, and candidates may need all of the devices
     return data
 
 

@@ -30,7 +30,7 @@ class Range(NamedTuple):
     start: int
     """The number of weights before, without what lies between them to align them."""
     place: slice
-    """Where they are in `flat`."""
+    """The place of these weights in `flat`."""
 
 
 def dense_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -83,7 +83,7 @@ class MasterWeights:
 
     @property
     def ranges(self) -> list[Range]:
-        """Where in `flat` the weights are: one range, or one for each of them where gaps align them."""
+        """Returns where in `flat` the weights are: one range, or one for each of them where gaps align them."""
         if self.flat.numel() == self.length:
             return [Range(0, slice(0, self.length))]
         starts, places = accumulate(self._lengths, initial=0), accumulate(self._places, initial=0)

@@ -93,10 +93,9 @@ def run_rank(task_data: dict[str, object], directory: str, rank: int, body: Body
     _die_with_launcher()
     task = parse(Task, task_data, "task")
     server = task.server(rank)
-    if task.devices is not None:  # before CUDA is asked for anything: others of this host are not the task's
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(task.devices)
-    if server is not None:  # it computes on the host, and must not take memory of the ranks' devices
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    # before CUDA is asked for anything: others of this host are not the task's, and a server computes on the host
+    if (devices := () if server is not None else task.devices) is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     ranks = task.ranks(0 if server is not None else rank)
     try:
         logs = task.logs(folder)

@@ -108,7 +108,7 @@ def test_training_draws_what_it_would_have_and_no_gradient_is_left() -> None:
 def test_a_layer_whose_gradients_go_astray_stays_as_it_is(
     wrong: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As PyTorch 2.11 compiled MLPs."""
+    """PyTorch 2.11 compiled MLPs so."""
 
     class Astray(torch.autograd.Function):
         @staticmethod

@@ -192,7 +192,7 @@ def test_a_weight_that_is_not_finite_is_noticed() -> None:
 def test_a_checkpoint_goes_on_where_weights_are_aligned_otherwise(
     from_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU they begin at multiples of 16 bytes; what is saved has no gaps."""
+    """Weights on a GPU begin at multiples of 16 bytes; what is saved has no gaps."""
     one, other = TrainStep(model(), config()), TrainStep(model(), config())
     with monkeypatch.context() as patch:
         patch.setattr(
