@@ -150,7 +150,10 @@ def test_axes_and_settings_that_are_left_out_are_the_baselines(opened: Open, fil
         ({"training": {"learning_rate": 0.1}}, "need the model"),
         ({"point": {"depth": 2}, "model": OUTSIDE}, "a point stands alone"),
         ({"depth": 2, "by": 7}, "by is a text"),
-        ({"model": {**OUTSIDE, "embedding_dim": 4096}}, "lacks"),
+        (
+            {"model": {"embedding_dim": 4096, "layers": [{**OUTSIDE["layers"][0], "out_embeddings": 64}]}},
+            "lacks",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_answered_and_the_study_goes_on(
@@ -166,7 +169,7 @@ def test_what_cannot_be_trained_is_answered_and_the_study_goes_on(
     study = opened(
         written(file, line, a_point()),
         "trials=1",
-        "hbm=1290MiB",
+        "hbm=1100MiB",
         script=watched,
         watcher=lambda state: said.extend(state.notices),
     )
