@@ -450,6 +450,8 @@ BUDGET_KEYS = frozenset(
 """Keys that may differ when a study is resumed."""
 HELD_KEYS = ("ranks", "hbm", "prefer", "technique", "memory_margin", "servers")
 """Keys of a study that say how a model is held; `train` and `plan` take them too."""
+LOG_KEYS = tuple(key for key in LogConfig.model_fields if key != "data")
+"""Keys of a study that say how its log is read; `train` and `plan` take them too."""
 ADDRESSES = ("storage", "ledger", "tracking", "optuna")
 """Keys whose values are addresses, which may hold a password."""
 OWN_FILES = {LOCK_FILE, STUDY_DB, DRIVER_LOG}
@@ -457,8 +459,8 @@ OWN_FILES = {LOCK_FILE, STUDY_DB, DRIVER_LOG}
 
 
 def held_config(given: Mapping[str, Any], training: TrainingConfig, name: str) -> StudyConfig:
-    """A study's settings that say how a model is held, for a training of these settings, which wants servers or
-    does not; `name` says in messages whose settings they are.
+    """A study's settings that say how a model is held and how a log is read, for a training of these settings,
+    which wants servers or does not; `name` says in messages whose settings they are.
 
     Raises:
         UserError: for unknown keys and wrong values.

@@ -108,8 +108,8 @@ def picked(record: StudyRecord, how: str) -> TrialRecord:
 
 
 def pick(front: list[TrialRecord], how: str, by_tables: Sequence[TrialRecord] = ()) -> TrialRecord:
-    """The trial of the front that `lowest`, `knee`, `flops<=X`, `ms<=X` or a trial number names, or the one of the
-    front of table bytes, `by_tables`, that `table_bytes<=X` names.
+    """The trial of the front that `lowest`, `knee`, `flops<=X` or `ms<=X` names, or the one of the front of table
+    bytes, `by_tables`, that `table_bytes<=X` names.
 
     Raises:
         UserError: where nothing on the front fits, saying what is there.
@@ -122,12 +122,6 @@ def pick(front: list[TrialRecord], how: str, by_tables: Sequence[TrialRecord] = 
         knee_trial = knee(front)
         assert knee_trial is not None
         return knee_trial
-    if how.isdigit():
-        for trial in front:
-            if trial.number == int(how):
-                return trial
-        numbers = ", ".join(str(trial.number) for trial in front)
-        raise UserError(f"trial {how} is not on the front; the front is {numbers} (others keep no weights).")
     what, _, limit = (word.strip() for word in how.partition("<="))
     if what == "table_bytes" and limit:
         return _within_table_bytes(by_tables, how, limit)

@@ -17,7 +17,7 @@ from dhen.model import catalog, named_model, parse_model
 from dhen.schema import FeatureSchema
 from dhen.values import load_yaml, parse
 from search.bundles.bundle import is_bundle, read_bundle
-from search.config import HELD_KEYS, StudyConfig, set_override
+from search.config import HELD_KEYS, LOG_KEYS, LogConfig, set_override
 from search.dataset import open_log
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import BF16_GAIN, Precision
@@ -41,13 +41,13 @@ class PlanRequest(NamedTuple):
 
 def read_request(
     what: str | Mapping[str, Any],
-    data: tuple[str, ...],
+    log_config: LogConfig | None,
     overrides: tuple[str, ...],
     member: int | None = None,
     given: Mapping[str, Any] | None = None,
 ) -> PlanRequest:
-    """The request in a bundle, a YAML file, a shipped model's name, or what such a file would hold; a log in
-    `data` gives the inputs instead.
+    """The request in a bundle, a YAML file, a shipped model's name, or what such a file would hold; a log gives
+    the inputs instead, where there is one.
 
     `member` says which network is meant in a bundle that is an average. Keys that are `given` replace those of the
     file.
@@ -62,7 +62,7 @@ def read_request(
     for unknown in sorted(set(raw) - set(KEYS)):
         raise UserError(f"{what}: {unknown_name('key', unknown, KEYS)}")
     given_too = [word for word in overrides if word.partition("=")[0].split(".")[0] == "schema"]
-    if data and (given_too or "schema" in (given or {})):
+    if log_config and (given_too or "schema" in (given or {})):
         raise UserError(
             f"{what}: {given_too[0] if given_too else 'schema'} and a log both say what the inputs are; leave "
             "one of the two out."
@@ -70,11 +70,11 @@ def read_request(
     for word in overrides:
         set_override(raw, word)
     for unknown in sorted(set(raw) - set(KEYS)):
-        raise unknown_name("key", unknown, (*KEYS, *HELD_KEYS))
+        raise unknown_name("key", unknown, (*KEYS, *HELD_KEYS, *LOG_KEYS))
     model = _model(raw.get("model"), what)
     training = parse(TrainingConfig, raw.get("training") or {}, f"{what}: training")
-    if data:
-        log = open_log(StudyConfig(data=data))
+    if log_config:
+        log = open_log(log_config)
         schema = log.features
         batch_size = training.resolved(log.manifest.rows["train"], "fp32").batch_size
         training = training.replace(batch_size=batch_size)
@@ -86,6 +86,18 @@ def read_request(
             f"write it in the file or add training.batch_size=65536."
         )
     return PlanRequest(model, schema, training)
+
+
+def log_to_read(data: tuple[str, ...], given: dict[str, Any]) -> LogConfig | None:
+    """Takes the keys that say how a log is read out of what is given; None where there is no log.
+
+    Raises:
+        UserError: where one of them is wrong, or given without a log.
+    """
+    reading = {key: given.pop(key) for key in LOG_KEYS if key in given}
+    if not data and reading:
+        raise UserError(f"{min(reading)} says how a log is read; name one with --data.")
+    return parse(LogConfig, {"data": data} | reading, "plan") if data else None
 
 
 def for_cluster(training: TrainingConfig, cluster: Cluster) -> TrainingConfig:

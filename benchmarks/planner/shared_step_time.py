@@ -86,7 +86,7 @@ def _on_rank(rank: int, found: list[Case], cluster: Cluster, options: Namespace,
     torch.set_num_threads(options.threads)
     keep_freed_memory()
     ranks = Ranks(rank, cluster.hosts, cluster.gpus_per_host)
-    join(ranks, Path(folder), None, local=0, seconds=600)
+    join(ranks, Path(folder), None, seconds=600)
     split = open_log(StudyConfig(demo=DemoConfig(rows=options.rows))).split("train")
     rounds = [[_step_ms(case, ranks, cluster, split, options) for case in found] for _ in range(ROUNDS)]
     if ranks.first:

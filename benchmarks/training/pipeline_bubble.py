@@ -177,7 +177,7 @@ def _on_rank(rank: int, stages: int, cases: Sequence[Case], options: Namespace, 
     torch.set_num_threads(1)
     keep_freed_memory()
     ranks = Ranks(rank, 1, stages)
-    join(ranks, Path(folder), None, local=0, seconds=600)
+    join(ranks, Path(folder), None, seconds=600)
     log, found, passes = open_log(StudyConfig(demo=DemoConfig(rows=20_000))), [], Passes([])
     note_passes(passes)
     for case in cases:

@@ -13,8 +13,8 @@ import pandas as pd
 from dashboards.units import byte_size
 from dhen.errors import unknown_name
 from dhen.values import parse
-from search.config import HELD_KEYS, StudyConfig, held_config
-from search.plan_request import in_least_shape, read_request
+from search.config import HELD_KEYS, LOG_KEYS, StudyConfig, held_config
+from search.plan_request import in_least_shape, log_to_read, read_request
 from search.planning.attempts import plan_options
 from search.planning.plan_trial import declared_clusters, precision_here
 from trials.cluster.load import THIS
@@ -31,7 +31,7 @@ def plan(
     schema: Mapping[str, Any] | None = None,
     training: Mapping[str, Any] | None = None,
     member: int | None = None,
-    **held: Any,
+    **settings: Any,
 ) -> PlanView:
     """Prices every memory technique for a model on a cluster.
 
@@ -43,25 +43,27 @@ def plan(
             `{"tables": [{"name": "site", "rows": 1_000_000}], "numeric": 13}`.
         training: training settings, such as `{"batch_size": 65536}`, the examples of a step over all ranks.
         member: which network of a bundle that is an average, 0 or above.
-        held: `ranks="2x8"` (or several shapes, `"1x1,1x8"`), `hbm="24GiB"`, `prefer="fastest"`,
-            `technique="zero1"`, `memory_margin="1GiB"`, `servers=2`.
+        settings: how the model is held, as in a study: `ranks="2x8"` (or several shapes, `"1x1,1x8"`),
+            `hbm="24GiB"`, `prefer="fastest"`, `technique="zero1"`, `memory_margin="1GiB"`, `servers=2`; and how
+            the log is read: `label="clicked"`, `format="csv"`, `split={"validation": 0.2}` ...
 
     Raises:
         UserError: for a key, a name or a file that is wrong, or where something needed is missing.
     """
     # a key that is wrong is said before anything is read; whether servers are wanted, the request says
-    for unknown in sorted(set(held) - set(HELD_KEYS)):
-        raise unknown_name("key", unknown, HELD_KEYS)
-    parse(StudyConfig, {key: value for key, value in held.items() if key != "servers"}, "plan")
+    for unknown in sorted(set(settings) - {*HELD_KEYS, *LOG_KEYS}):
+        raise unknown_name("key", unknown, (*HELD_KEYS, *LOG_KEYS))
+    log_config = log_to_read(() if data is None else (str(data),), settings)
+    parse(StudyConfig, {key: value for key, value in settings.items() if key != "servers"}, "plan")
     beside = {"schema": schema, "training": training}
     request = read_request(
         str(model) if isinstance(model, str | Path) else {"model": model},
-        () if data is None else (str(data),),
+        log_config,
         (),
         member,
         given={key: value for key, value in beside.items() if value is not None},
     )
-    config = held_config(held, request.training, "plan")
+    config = held_config(settings, request.training, "plan")
     shapes = declared_clusters(
         str(cluster), config.shapes, config.hbm, precision=precision_here(request.training)
     )

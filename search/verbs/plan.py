@@ -22,8 +22,8 @@ from dashboards.report.page import write_figure
 from dashboards.terminal.plan_ladder import ladder_table, parts_table, reasons, selection
 from dashboards.units import byte_size
 from dhen.errors import UserError
-from search.config import HELD_KEYS, held_config, set_override
-from search.plan_request import PlanRequest, fits_nowhere, in_least_shape, read_request
+from search.config import HELD_KEYS, LOG_KEYS, held_config, set_override
+from search.plan_request import PlanRequest, fits_nowhere, in_least_shape, log_to_read, read_request
 from search.planning.attempts import plan_options
 from search.planning.plan_trial import declared_clusters, precision_here
 from search.verbs.data_option import data_option
@@ -101,15 +101,16 @@ def command(
 
     CONFIG.yaml holds `model`, `schema` (tables with name, rows, multi_hot, mean_ids; numeric: names or how
     many) and `training` (batch_size over all ranks, precision). Keys: model.KEY, schema.KEY, training.KEY, and
-    as in a study ranks, hbm, prefer, technique (the one strategy to price), memory_margin and servers.
+    as in a study ranks, hbm, prefer, technique (the one strategy to price), memory_margin and servers; with --data
+    also label, format, schema_file, split.KEY, growing, skip_bad_rows and demo.KEY.
     """
     if (swept is None) != (out is None):
         raise UserError("--sweep and --out go together: --sweep depth=1..40 --out depth.html.")
     if swept is not None and as_json:
         raise UserError("--json prints plans, and --sweep draws a figure: give one of them.")
     held = {"ranks": ranks, "hbm": hbm, "prefer": prefer}
-    given, words = _held_as({key: value for key, value in held.items() if value is not None}, overrides)
-    request = read_request(what, data, words, member)
+    given, words = _of_a_study({key: value for key, value in held.items() if value is not None}, overrides)
+    request = read_request(what, log_to_read(data, given), words, member)
     config = held_config(given, request.training, "plan")
     options = plan_options(config)
     precision = precision_here(request.training)
@@ -136,11 +137,12 @@ def command(
         _show(console, cluster_plan, everything=everything)
 
 
-def _held_as(given: dict[str, Any], overrides: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """How the model is to be held, from options and words, as keys of a study; and the words that are left."""
+def _of_a_study(given: dict[str, Any], overrides: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Keys of a study, from options and words: how the model is to be held and the log to be read; and the words
+    that are left."""
     left = []
     for word in overrides:
-        if word.partition("=")[0] in HELD_KEYS:
+        if word.partition("=")[0].partition(".")[0] in (*HELD_KEYS, *LOG_KEYS):
             set_override(given, word)
         else:
             left.append(word)

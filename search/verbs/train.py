@@ -19,7 +19,7 @@ from dhen.model import catalog, named_model, parse_model
 from dhen.values import parse
 from search.bundles.bundle import Member, check_place, is_bundle, read_bundle, write_bundle
 from search.bundles.export import bundle_info
-from search.config import HELD_KEYS, StudyConfig, held_config, set_override
+from search.config import HELD_KEYS, LOG_KEYS, StudyConfig, held_config, set_override
 from search.dataset import log_files, open_log
 from search.execution.jobs import job_on, new_record, refit_job
 from search.execution.passes import (
@@ -83,7 +83,8 @@ def command(
     as_json: bool,
 ) -> None:
     """Train one configuration and write it as a bundle. Keys: seed, model.KEY, training.KEY, objective, period,
-    refit, ranks, hbm, prefer, technique, memory_margin, servers.
+    refit, ranks, hbm, prefer, technique, memory_margin, servers, and how the log is read: label, format,
+    schema_file, split.KEY, growing, skip_bad_rows, demo.KEY.
 
     With refit=yes it is trained once more then, on the rows of training and validation together, for as many
     passes as it took to its best, and that is written.
@@ -92,17 +93,14 @@ def command(
     same command goes on.
     """
     console = Console(stderr=as_json)
-    model, training, config = _configuration(what, overrides, member)
+    model, training, config = _configuration(what, overrides, data, member)
     if from_weights and not is_bundle(Path(what)):
         raise UserError(f"--from-weights goes on from a bundle's weights; {what} is no bundle.")
     check_place(out)
     launcher = Launcher(several_ranks=ranks_here(config) > 1)
     launcher.warm_up()
     with step_progress(console) as progress:
-        if from_weights:
-            log = prepare(log_files(data), encoding=read_bundle(Path(what)).encoding, progress=progress)
-        else:
-            log = _open(what, data, progress)
+        log = _open(what, config, progress, in_its_encoding=from_weights)
     print_notes(console, log.notes)
     start = read_bundle(Path(what)).weights(member) if from_weights else None
     if config.next_period is not None:
@@ -249,10 +247,10 @@ def _begun(
 
 
 def _configuration(
-    what: str, overrides: tuple[str, ...], member: int | None
+    what: str, overrides: tuple[str, ...], log: tuple[str, ...], member: int | None
 ) -> tuple[ModelConfig, TrainingConfig, StudyConfig]:
-    """Model and training of a bundle, a file or a shipped model, with the overrides applied; and its seed and how
-    the model is held, as a study's settings."""
+    """Model and training of a bundle, a file or a shipped model, with the overrides applied; and its seed, how
+    the model is held and how the log is read, as a study's settings."""
     path, seed, period = Path(what), 0, None
     if member is not None and not is_bundle(path):
         raise UserError(
@@ -273,23 +271,38 @@ def _configuration(
         set_override(data, word)
     if period is not None and data.setdefault("objective", "next_period") == "next_period":
         data.setdefault("period", period)
-    own = ("seed", "objective", "period", "refit", *HELD_KEYS)
+    own = ("seed", "objective", "period", "refit", *HELD_KEYS, *LOG_KEYS)
     known = ("model", "training", *own)
     for unknown in sorted(set(data) - set(known)):
         raise unknown_name("key", unknown, known)
     training = parse(TrainingConfig, data["training"], "training")
-    config = held_config({key: data[key] for key in own if key in data}, training, "train")
+    config = held_config({"data": log} | {key: data[key] for key in own if key in data}, training, "train")
     return parse_model(data["model"], "model"), training, config
 
 
-def _open(what: str, data: tuple[str, ...], progress: Any) -> PreparedLog:
-    """The log, by the bundle's schema where there is one, so that equal logs are prepared equally."""
-    sources = log_files(data)
+def _open(what: str, config: StudyConfig, progress: Any, *, in_its_encoding: bool) -> PreparedLog:
+    """The log, by the bundle's schema where there is one, so that equal logs are prepared equally; or in the
+    bundle's encoding."""
+    sources = log_files(config.data, config.demo, progress)
     prepared = len(sources) == 1 and PreparedLog.is_prepared(sources[0])
-    if is_bundle(Path(what)) and not prepared:
-        schema = read_bundle(Path(what)).encoding.schema
-        return prepare(sources, schema=schema, of_another_log=True, progress=progress)
-    return open_log(StudyConfig(data=data), progress)
+    if not is_bundle(Path(what)) or (prepared and not in_its_encoding):
+        return open_log(config, progress)
+    kept = ("schema_file", "growing") if in_its_encoding else ("schema_file",)
+    for key in kept:
+        if getattr(config, key) != StudyConfig.model_fields[key].default:
+            raise UserError(f"{key}: the log is read as the bundle has it; leave this key out.")
+    encoding = read_bundle(Path(what)).encoding
+    how = {"encoding": encoding} if in_its_encoding else {"schema": encoding.schema, "of_another_log": True}
+    return prepare(
+        sources,
+        format=config.format,
+        label=config.label,
+        skip_bad_rows=config.skip_bad_rows,
+        split=config.split,
+        growing=config.growing,
+        progress=progress,
+        **how,
+    )
 
 
 class _Printer:

@@ -99,7 +99,7 @@ def targets(folder: Path) -> dict[str, Target]:
             + [
                 PLAN.encode() + b"model:\n  " + b"\n  ".join(model.splitlines()) for model in shipped["model"]
             ],
-            _of_file(folder, "plan.yaml", lambda path: read_request(str(path), (), ())),
+            _of_file(folder, "plan.yaml", lambda path: read_request(str(path), None, ())),
         ),
         "proposals": Target(
             [

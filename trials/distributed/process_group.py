@@ -27,14 +27,14 @@ MEETING_SECONDS = 600.0
 """Seconds that ranks and servers wait for each other to begin."""
 
 
-def join(ranks: Ranks, folder: Path, address: str | None, *, local: int, seconds: float) -> None:
-    """Lets this process join the process group of all ranks; waits for the others.
+def join(ranks: Ranks, folder: Path, address: str | None, *, seconds: float) -> None:
+    """Lets this process, whose CUDA device is set where it has one, join the process group of all ranks; waits for
+    the others.
 
     Args:
         ranks: where this process stands.
         folder: the trial's directory, seen by all ranks; used where there is no address.
         address: where the ranks of several machines meet.
-        local: which CUDA device of this machine is its own.
         seconds: time after which a collective that waits for a rank fails; also for this call.
     """
     began, timeout = time.monotonic(), datetime.timedelta(seconds=seconds)
@@ -43,11 +43,8 @@ def join(ranks: Ranks, folder: Path, address: str | None, *, local: int, seconds
         store = dist.FileStore(str(folder / RENDEZVOUS), ranks.world)  # type: ignore[attr-defined]
         store.set_timeout(timeout)
     _speak_over_loopback(address)
-    cuda = torch.cuda.is_available()
-    if cuda:
-        torch.cuda.set_device(local)
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if cuda else "gloo",
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
         init_method=f"tcp://{address}" if address else None,
         store=store,
         rank=ranks.rank,

@@ -8,7 +8,7 @@ from math import ceil
 from dhen.config import ModelConfig
 from dhen.cost import NUMBER_BYTES
 from dhen.inputs.held_schema import held_schema
-from dhen.inputs.table_dims import TableGroup, table_dims, table_groups
+from dhen.inputs.table_dims import table_dims, table_groups
 from dhen.memory.segments import Setting, Taped
 from dhen.model import taped_model
 from dhen.ops.dropout import POOL_WORDS
@@ -43,6 +43,8 @@ from trials.planner.tables.lookup_memory import (
     lookup_bytes,
     update_bytes,
 )
+from trials.planner.tables.one_rank_memory import saved_bytes
+from trials.planner.tables.one_rank_memory import update_bytes as update_bytes_alone
 from trials.planner.tables.placement import Placement, PlacementError, place, table_notes
 from trials.planner.tables.table_cost import (
     FP32_BYTES,
@@ -63,21 +65,6 @@ clipped, weights copied as they come."""
 BATCHES_HELD = {"cpu": 2, "cuda": 2}
 """Batches that a device holds: the one that is trained on, and the next one, by which the loop knows whether this
 is the last."""
-INDEX_BYTES = 8
-BAG_INDICES = 3
-"""Integers (int64) that `embedding_bag` keeps per bag: where it begins, its size, a place for maxima. Per id it
-keeps one, the bag it belongs to."""
-COLUMNS_PER_ROW = 3
-"""Widths of an embedding held for each row that is updated: its gradients' sum, its weights, their squares
-(trials/optim/rowwise_adagrad.py)."""
-ROWS_BESIDE_ROUNDING = 2
-"""Widths of those `COLUMNS_PER_ROW` that are still held while new weights are rounded."""
-INDICES_AN_ID = 2
-"""Integers (int64) held for each id beside the gradient's own index while gradients are summed: places and
-representatives (trials/optim/rowwise_adagrad.py)."""
-ROW_NUMBERS = 2
-"""Integers (int64) held for each row that is updated: while gradients are summed, its number and the place of its
-first lookup; then its number, the optimizer's sum and the mean of squares that is added to it, in fp32."""
 POOL_BYTES = 2 * POOL_WORDS * 8
 """Random bits that dropout draws on, on a CPU."""
 
@@ -561,13 +548,10 @@ class Pricing:
 
     @cached_property
     def _saved_of_lookup(self) -> int:
-        """Bytes that one rank's lookup saves for its gradient, until that is there: row numbers, and of bags also
-        what `embedding_bag` keeps."""
+        """Bytes that one rank's lookup saves for its gradient, until that is there."""
         if self.cluster.ranks > 1 and not self.on_servers:
             return 0
-        saved = sum(table.mean_ids for table in self._tables)
-        saved += sum(table.mean_ids + BAG_INDICES for table in self.schema.multi_hot)
-        return round(self.examples_per_rank * INDEX_BYTES * saved)
+        return saved_bytes(self._tables, self.schema.multi_hot, self.examples_per_rank)
 
     @property
     def _lifted_bytes(self) -> int:
@@ -625,24 +609,8 @@ class Pricing:
             return self.served.gradient_bytes if self.cluster.device == "cpu" else 0
         if self.cluster.ranks > 1:
             return update_bytes(self._lookup)
-        groups = [self._group_workspace(group) for group in table_groups(self.model, self.schema)]
-        return sum(gradients for gradients, _ in groups) + max((beside for _, beside in groups), default=0)
-
-    def _group_workspace(self, group: TableGroup) -> tuple[int, int]:
-        """Returns the gradients of tables in one matrix in one process, and what the matrix's update takes
-        beside all gradients."""
-        tables, width = [self._tables[index] for index in group.places], FP32_BYTES * group.dim
-        ids = [table.mean_ids * self.examples_per_rank for table in tables]
-        rows = [min(table.rows, count) for table, count in zip(tables, ids, strict=True)]
-        joined = len({table.multi_hot for table in tables}) - 1
-        gradients = round(sum(ids) * (width + INDEX_BYTES))
-        summing = round(sum(rows) * (width + ROW_NUMBERS * INDEX_BYTES))
-        summing += round(
-            max(sum(rows) * (COLUMNS_PER_ROW - 1) * width, sum(ids) * INDICES_AN_ID * INDEX_BYTES)
-        )
-        numbers = round(sum(rows)) * group.dim
-        rounding = ROWS_BESIDE_ROUNDING * numbers * FP32_BYTES + self._rounding_bytes(numbers)
-        return gradients, max(summing, rounding, joined * gradients)
+        groups = table_groups(self.model, self.schema)
+        return update_bytes_alone(groups, self._tables, self.examples_per_rank, self._rounding_bytes)
 
     def _rounding_bytes(self, numbers: int) -> int:
         """Returns the workspace in which so many numbers of fp16 tables are rounded."""

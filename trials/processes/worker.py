@@ -216,14 +216,14 @@ def _log_task(task: Task, ranks: Ranks | None) -> None:
 def _process_group(task: Task, ranks: Ranks, folder: Path) -> Iterator[None]:
     """Makes the process group: all ranks are there when it begins; none leaves before the first has said how it
     ended."""
-    alone, local = ranks.world == 1 or task.ranks_on_their_own, ranks.rank - task.ranks_here[0]
+    if torch.cuda.is_available():
+        torch.cuda.set_device(ranks.rank - task.ranks_here[0])
+    alone = ranks.world == 1 or task.ranks_on_their_own
     if alone and not task.strategy.fully_sharded:
-        if ranks.world > 1 and torch.cuda.is_available():
-            torch.cuda.set_device(local)  # as `join` does
         yield
         return
     seconds = max(COLLECTIVE_SECONDS, 2 * (task.deadline_seconds or 0.0))
-    join(ranks, folder, task.address, local=local, seconds=seconds)
+    join(ranks, folder, task.address, seconds=seconds)
     yield
     dist.barrier()
 

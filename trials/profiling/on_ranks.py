@@ -82,7 +82,7 @@ def time_rank(setting: SharedSetting, rank: int, folder: str) -> SharedMeasured:
     torch.set_num_threads(setting.threads)
     keep_freed_memory()
     ranks = Ranks(rank, setting.hosts, setting.gpus_per_host)
-    join(ranks, Path(folder), None, local=0, seconds=GIVE_UP_SECONDS)
+    join(ranks, Path(folder), None, seconds=GIVE_UP_SECONDS)
     tables = sharded_tables.placed(ranks) if _torchrec_works() else {}
     dense = engines.wrapped(setting.precision, ranks, tables)
     rounds = range(ROUNDS if setting.world * setting.threads <= cores() else 1)

@@ -85,7 +85,7 @@ from trials.record import Outcome, TrialKind
         (("train", "dcn_v2", "--data", "{log}", "--out", "b", "--from-weights"), "is no bundle"),
         (
             ("train", "dcn_v2", "--data", "{log}", "--out", "b", "epochs=3"),
-            "unknown key 'epochs'. Known: hbm, memory_margin",
+            "unknown key 'epochs'. Known: demo, format",
         ),
         (
             ("train", "dcn_v2", "--data", "none.csv", "--out", "b", "seed=abc"),

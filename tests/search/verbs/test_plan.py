@@ -246,7 +246,7 @@ def test_the_sweep_is_one_file_that_opens_anywhere(dhen_search: Run, config: Pat
         (("{config}", "tecnique=dp"), "unknown key 'tecnique'. Did you mean 'technique'?"),
         (
             ("{config}", "nonsense.key=1"),
-            "Known: hbm, memory_margin, model, prefer, ranks, schema, servers, technique, training.",
+            "Known: demo, format, growing, hbm, label, memory_margin, model, prefer, ranks, schema, ",
         ),
         (("{dlrm}", "--cluster", "h100", "--sweep", "depth=1..4", "--out", "x.html"), "has no layers"),
         (

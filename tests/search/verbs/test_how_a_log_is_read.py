@@ -1,0 +1,80 @@
+"""Keys that say how a log is read: the official split of a public set by one command; `plan` and `train` too."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import SMALL, Run
+
+from search.bundles.bundle import read_bundle
+from search.read_study import read_study
+
+QUICK = ("training.epochs=1", "training.batch_size=64")
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log whose label nothing tells by its name, with one row that cannot be read."""
+    rng = random.Random(0)
+    rows = [f"s{rng.randrange(9)},{rng.random():.3f},{rng.randrange(2)}" for _ in range(400)]
+    path = tmp_path_factory.mktemp("shop") / "shop.csv"
+    path.write_text("\n".join(("site,price,purchased", *rows[:200], "s1,0.5", *rows[200:])) + "\n")
+    return path
+
+
+def test_plan_reads_a_log_as_a_study_does(dhen_search: Run, shop: Path) -> None:
+    words = ("plan", "dcn_v2", "--data", shop, "--cluster", "h100", "--ranks", "1x1", *QUICK)
+    assert "label=" in dhen_search(*words, "skip_bad_rows=yes", code=2).stderr
+    assert "line 202" in dhen_search(*words, "label=purchased", code=2).stderr
+    found = dhen_search(*words, "label=purchased", "skip_bad_rows=yes", "--json").stdout
+    assert json.loads(found)[0]["chosen"] == "dp"
+    alone = ("plan", "dcn_v2", "--cluster", "h100", "label=purchased")
+    assert "label says how a log is read; name one with --data" in dhen_search(*alone, code=2).stderr
+
+
+def test_train_reads_a_log_as_a_study_does(dhen_search: Run, shop: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    reading: tuple[Any, ...] = ("--data", shop, "skip_bad_rows=yes")
+    words = ("label=purchased", "split.validation=0.3", "split.test=0.2")
+    dhen_search("train", "dcn_v2", *reading, "--out", bundle, *QUICK, *words)
+    assert read_bundle(bundle).info.log.rows == {"train": 200, "validation": 120, "test": 80}
+
+    again = ("train", bundle, *reading, "--out", tmp_path / "again", *QUICK)
+    dhen_search(*again)
+    assert read_bundle(tmp_path / "again").info.log == read_bundle(bundle).info.log
+    dhen_search("train", bundle, *reading, "--out", tmp_path / "later", "--from-weights", *QUICK)
+    refused = dhen_search(*again, "--from-weights", "growing={capacity: 5, columns: [site]}", code=2)
+    assert "growing: the log is read as the bundle has it" in refused.stderr
+    assert "schema_file: the log" in dhen_search(*again, "schema_file=mine.yaml", code=2).stderr
+
+
+def test_a_given_test_file_beside_a_fraction_for_validation(
+    dhen_search: Run, click_log: Path, tmp_path: Path
+) -> None:
+    head, *rows = click_log.read_text().splitlines()
+    train, test = tmp_path / "train.csv", tmp_path / "test.csv"
+    train.write_text("\n".join((head, *rows[100:])) + "\n")
+    test.write_text("\n".join((head, *rows[:100])) + "\n")
+    out = tmp_path / "study"
+    command = ("run", "--data", train, "--data", test, "--out", out, *SMALL, "trials=1")
+    words = ("split.validation=0.2", "split.test=[test.csv]")
+    dhen_search(*command, *words)
+    others = len(rows) - 100
+    expected = {"train": others - round(0.2 * others), "validation": round(0.2 * others), "test": 100}
+    assert read_study(out).log.rows == expected
+    dhen_search(*command, *words)  # goes on
+    assert "split" in dhen_search(*command, "split.validation=0.3", words[1], code=2).stderr
+
+    new = ("run", "--data", train, "--data", test, "--out", tmp_path / "no", *SMALL)
+    assert "names stand in a list" in dhen_search(*new, "split.test=test.csv", code=2).stderr
+    assert "unknown file 'tset.csv'" in dhen_search(*new, "split.test=[tset.csv]", code=2).stderr
+    assert "give one of them: split.by, split.validation" in dhen_search(*new, "split=0.2", code=2).stderr
+    assert "(received 1.5, 0.1)" in dhen_search(*new, "split.validation=1.5", code=2).stderr
+    assert "Did you mean 'split.test'" in dhen_search(*new, "split.tests=[test.csv]", code=2).stderr
+    dhen_search("prepare", train, "--out", tmp_path / "prepared")
+    prepared = ("run", "--data", tmp_path / "prepared", "--out", tmp_path / "no", *SMALL)
+    assert "prepared already" in dhen_search(*prepared, "split.validation=0.2", code=2).stderr
