@@ -35,7 +35,7 @@ from trials.data.rows import Bags, EncodedRows
 from trials.data.schema_yaml import read_schema
 from trials.study_record import LogSummary
 
-VERSION = 4
+VERSION = 5
 """Version of the layout of the cache and of the rules by which rows are encoded."""
 MANIFEST = "manifest.json"
 

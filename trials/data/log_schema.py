@@ -22,6 +22,7 @@ StampFormat = Literal[
     "seconds",
     "milliseconds",
     "microseconds",
+    "nanoseconds",
     "yymmddhh",
     "yyyymmdd",
     "yyyymmddhh",

@@ -26,8 +26,8 @@ _HEAD = """\
 #       multi_hot     the same with any number of values per example, between `separator`s
 #       numeric       transform: standard, or log for a heavy tail; buckets: a table besides, of so many
 #                     quantiles of the training rows, or null; decimal: ',' where numbers are written as 1.234,50
-#       timestamp     splits rows by time; format: iso, seconds, milliseconds, microseconds, yymmddhh,
-#                     yyyymmdd, yyyymmddhh, yyyymmddhhmmss, day_first (31.12.2026 17:05) or month_first
+#       timestamp     splits rows by time; format: iso, seconds, milliseconds, microseconds, nanoseconds,
+#                     yymmddhh, yyyymmdd, yyyymmddhh, yyyymmddhhmmss, day_first (31.12.2026 17:05) or month_first
 #                     (12/31/2026 5:05 PM); derive: tables made of it
 #       weight        weight of the example in the loss and all metrics
 #       oracle        the true probability of a generated log, never an input

@@ -125,7 +125,6 @@ def _request(
             split=rules.split, negative_sampling_rate=rules.negative_sampling_rate
         )
         (schema, sentences), source = _fitting(combined, log), "the encoding"
-        encoding = encoding.with_schema(schema)
     elif schema is None and edited is not None and edited.is_file():
         schema, source, text = read_schema(edited), str(edited), edited.read_text(encoding="utf-8")
     elif schema is None:
@@ -134,6 +133,7 @@ def _request(
     elif of_another_log:
         schema, sentences = _fitting(schema, log)
     schema, whole = _with_split(schema, split), schema
+    encoding = encoding.with_schema(schema) if encoding is not None else None
     if growing is not None and encoding is None:
         schema = growing.applied_to(schema)
     check_columns(schema, log.columns, source)

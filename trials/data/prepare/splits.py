@@ -176,12 +176,17 @@ def check_names(rule: SplitRule, files: Sequence[str], column: str | None, value
     """Checks that the log has what the rule lists.
 
     Raises:
-        UserError: for a file, or a value of `column`, that the log has not.
+        UserError: for a file, or a value of `column`, that the log has not, or a name of several files.
     """
     listed = (*rule.names("validation"), *rule.names("test"))
     for name, value in zip(listed, _spelled(listed), strict=True):
         if column is None and name not in files:
             raise UserError(f"split: {unknown_name('file', name, set(files))}")
+        if column is None and files.count(name) > 1:
+            raise UserError(
+                f"split: {files.count(name)} files of the log are called {name!r}; give the one that is meant a "
+                "name of its own."
+            )
         if column is not None and value not in values:
             unknown = unknown_name(f"value of column {column!r}", name, values)
             raise UserError(f"split: {unknown} (Files are meant where no column has the role split.)")

@@ -48,8 +48,11 @@ class LabelReader:
         """Returns labels (N), and which are missing (N; their label is 0).
 
         Raises:
-            UserError: when more than two values were seen, or values of which none is known to be positive.
+            UserError: when more than two values were seen, or values of which none is known to be positive, and
+                for lists.
         """
+        if pa.types.is_nested(column.type):
+            raise self._error(f"{column.type}, not one value a row", "A label has exactly two values")
         encoded = coded(column)
         codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
         values = encoded.dictionary.to_pylist()

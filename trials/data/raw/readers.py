@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dhen.errors import UserError
 from trials.data.raw.files import Format, RawFile, RawLog, open_parquet, open_stream
-from trials.data.raw.text import MISSING_MARKS, from_bytes
+from trials.data.raw.text import MISSING_MARKS, from_bytes, plain
 
 BLOCK_BYTES = 8 << 20
 """Bytes of text per batch: large enough that a column's distinct values are few beside its rows."""
@@ -53,6 +53,9 @@ class BadRows:
     def __init__(self, *, skip: bool) -> None:
         self.skip = skip
         self.ragged = 0
+        self.swallowed = 0
+        """Number of line ends within rows that were left out: a quote that is never closed takes the lines after
+        it."""
         self.unlabeled = 0
         self.unreadable: Counter[str] = Counter()
 
@@ -79,6 +82,7 @@ class BadRows:
         """Returns what was skipped, in words."""
         counts = {
             "rows skipped for a wrong number of fields": self.ragged,
+            "further lines within these, which a quote that is not closed takes": self.swallowed,
             "rows skipped for want of a label or a weight": self.unlabeled,
             **{f"unreadable values of {name!r}, taken for missing": n for name, n in self.unreadable.items()},
         }
@@ -138,7 +142,9 @@ def repeated(value: str | None, rows: int) -> pa.Array:
 def _read_parquet(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> Iterator[pa.RecordBatch]:
     with open_parquet(file.path) as parquet:
         try:
-            yield from parquet.iter_batches(PARQUET_ROWS, columns=list(columns))
+            for table in parquet.iter_batches(PARQUET_ROWS, columns=list(columns)):
+                arrays = [plain(column) for column in table.columns]
+                yield pa.RecordBatch.from_arrays(arrays, table.schema.names)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise UserError(f"{file.path}: cannot be read to its end ({error}).") from None
 
@@ -146,6 +152,7 @@ def _read_parquet(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> I
 def _read_text(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> Iterator[pa.RecordBatch]:
     def leave_out(row: pacsv.InvalidRow) -> str:
         bad_rows.ragged += 1
+        bad_rows.swallowed += row.text.rstrip("\r\n").count("\n")
         return "skip"
 
     parse = pacsv.ParseOptions(

@@ -24,7 +24,7 @@ DATED = (
     r"(?: ?(?P<half>[AaPp][Mm]))?)?$"
 )
 """A date with the year last, and maybe a time of day."""
-_EPOCH_MS = {"seconds": 1e3, "milliseconds": 1.0, "microseconds": 1e-3}
+_EPOCH_MS = {"seconds": 1e3, "milliseconds": 1.0, "microseconds": 1e-3, "nanoseconds": 1e-6}
 _DIGITS: dict[str, tuple[int, ...]] = {
     "yymmddhh": (2, 2, 2, 2),
     "yyyymmdd": (4, 2, 2),
@@ -114,6 +114,7 @@ def _ms_of(
 def _iso_ms(values: pa.Array) -> Stamps:
     """Reads ISO 8601 with or without zone: in bulk where all values are alike, else one at a time."""
     values = pc.replace_substring_regex(values, r"([.]\d{3})\d+", r"\1")  # no finer than a millisecond
+    values = pc.replace_substring_regex(values, r"(\d) ?(UTC|GMT|z)$", r"\1Z")
     for kind in (pa.timestamp("ms"), pa.timestamp("ms", "UTC")):
         try:
             return _filled(values.cast(kind).cast(pa.int64()))

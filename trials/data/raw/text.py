@@ -21,6 +21,15 @@ _WHOLE_NUMBER = r"^([+-]?\d+)\.0$"
 _TRUTHS = pa.array(("True", "TRUE", "False", "FALSE"))
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?(?i:inf|infinity|nan)$"
 
+_INT64_END = 2.0**63
+_PLAIN = (
+    (pa.types.is_string_view, pa.string()),
+    (pa.types.is_binary_view, pa.binary()),
+    (pa.types.is_float16, pa.float32()),
+)
+_SQUARABLE = 1e150
+"""Size below which the square of a number is one too."""
+
 Codes = NDArray[np.int32]
 
 
@@ -35,8 +44,34 @@ def as_text(column: pa.Array) -> pa.Array:
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         return _decoded(column.cast(pa.binary()))
     if pa.types.is_floating(kind):
-        return pc.replace_substring_regex(column.cast(pa.string()), r"\.0$", "")
+        return _floats_as_text(column)
     return column.cast(pa.string())
+
+
+def _floats_as_text(column: pa.Array) -> pa.Array:
+    """Returns floats as strings; Arrow writes whole ones of eleven digits or more with an exponent, as no column
+    of whole numbers has them."""
+    text = pc.replace_substring_regex(column.cast(pa.string()), r"\.0$", "")
+    if not pc.any(pc.match_substring(text, "e")).as_py():
+        return text
+    numbers = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    whole = (np.abs(numbers) < _INT64_END) & (numbers == np.trunc(numbers))
+    digits = pa.array(np.where(whole, numbers, 0.0).astype(np.int64)).cast(pa.string())
+    return pc.if_else(pa.array(whole), digits, text)
+
+
+def plain(column: pa.Array) -> pa.Array:
+    """Returns a column in a type that Arrow's functions take: views as what they view, UUIDs in hexadecimal
+    digits, other extension types as they are stored, floats of two bytes as four."""
+    kind = column.type
+    if str(kind) == "extension<arrow.uuid>":
+        return pa.array([None if each is None else str(each) for each in column.to_pylist()], pa.string())
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain(column.storage)
+    for is_kind, other in _PLAIN:
+        if is_kind(kind):
+            return column.cast(other)
+    return column
 
 
 def _decoded(column: pa.Array) -> pa.Array:
@@ -94,8 +129,9 @@ def dictionary_array(codes: Codes, values: pa.Array) -> pa.DictionaryArray:
 def numbers_of(
     column: pa.Array, decimal: DecimalMark = POINT
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Returns numbers (N), NaN where missing, infinite or unreadable, and which were unreadable (N); text has this
-    mark before its decimals."""
+    """Returns numbers (N), NaN where missing, infinite, unreadable, or too large for a deviation (such as the
+    largest float, a usual mark for no value), and which were unreadable (N); text has this mark before its
+    decimals."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if pa.types.is_temporal(column.type):
@@ -118,7 +154,7 @@ def numbers_of(
             values = pc.if_else(readable, text, pa.scalar(None, pa.string())).cast(pa.float64())
             unreadable = ~readable.to_numpy(zero_copy_only=False)
     numbers = values.to_numpy(zero_copy_only=False)
-    return np.where(np.isfinite(numbers), numbers, np.nan), unreadable
+    return np.where(np.abs(numbers) < _SQUARABLE, numbers, np.nan), unreadable
 
 
 def is_list(kind: pa.DataType) -> bool:

@@ -5,7 +5,7 @@ Known formats (Criteo, Avazu) have known roles; for any other log `roles.rules` 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,7 +165,9 @@ def _judge(log: RawLog, name: str, label: str, sample: Sample) -> JudgedColumn:
 def _label(log: RawLog, column: ColumnSample) -> JudgedColumn:
     """Returns the label column; of two values that do not say which is the click, the rarer one is taken for
     it."""
-    values = dict(zip(map(canonical, column.values.to_pylist()), column.counts.tolist(), strict=False))
+    values: Counter[str] = Counter()
+    for value, count in zip(column.values.to_pylist(), column.counts.tolist(), strict=True):
+        values[canonical(value)] += count
     positive = None
     if len(values) == 2 and None in map(plain_label, values):
         positive = min(values, key=lambda value: values[value])

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from trials.data.log_schema import (
@@ -38,6 +39,11 @@ UNCLEAR_DATES = (
     "dates whose day and month could be either; as role timestamp with format day_first or month_first they split "
     "the log by time"
 )
+GROUPED_NUMBERS = (
+    "numbers whose thousands are grouped by commas; written without them (2607 for 2,607) they are an input"
+)
+_GROUPED = r"^[+-]?\d{1,3}(,\d{3})*(\.\d+)?$"
+_FIRST_GROUP_SHORTER = r"^[+-]?\d{1,2}(,|\.|$)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +146,17 @@ def _multi_hot(column: ColumnSample) -> JudgedColumn | None:
     return JudgedColumn(MultiHotColumn(separator=separator), seen(column)) if separator else None
 
 
+def _grouped(column: ColumnSample) -> JudgedColumn | None:
+    """Finds numbers whose thousands are grouped by commas, which would look like bags; ids of three digits each
+    are a bag."""
+    matched = pc.match_substring_regex(column.values, _GROUPED)
+    grouped = pc.match_substring(column.values, ",")
+    shorter = pc.match_substring_regex(column.values, _FIRST_GROUP_SHORTER)
+    if not (pc.all(matched).as_py() and pc.any(grouped).as_py() and pc.any(shorter).as_py()):
+        return None
+    return JudgedColumn(IgnoredColumn(), GROUPED_NUMBERS)
+
+
 def _row_id(column: ColumnSample) -> JudgedColumn | None:
     """Finds ids of rows: a value of its own in every row teaches nothing; those of a user may come back in a large
     log."""
@@ -159,6 +176,7 @@ _RULES: tuple[Callable[[ColumnSample], JudgedColumn | None], ...] = (
     _stamp,
     _constant,
     _number,
+    _grouped,
     _multi_hot,
     _row_id,
     _categorical,

@@ -10,6 +10,8 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from trials.data.log_schema import IgnoredColumn, SplitColumn, SplitRule
 from trials.data.raw.files import RawLog
 from trials.data.raw.readers import BadRows, read_batches
@@ -62,7 +64,9 @@ def find_split(
         otherwise: the rule by which the log is split without this column.
         skip_bad_rows: as for the sample.
     """
-    if not names.suggests_split(column.name) or not _possible(column.values.to_pylist()):
+    if not names.suggests_split(column.name) or pa.types.is_nested(column.kind):
+        return None
+    if not _possible(column.values.to_pylist()):
         return None
     values = column.values.to_pylist() if column.complete else _all_values(log, column.name, skip_bad_rows)
     if len(values) < 2 or not _possible(values):

@@ -16,6 +16,7 @@ _EPOCHS: tuple[tuple[StampFormat, int], ...] = (
     ("seconds", 1),
     ("milliseconds", 1_000),
     ("microseconds", 1_000_000),
+    ("nanoseconds", 1_000_000_000),
 )
 _DATES: tuple[tuple[StampFormat, int], ...] = (
     ("yyyymmdd", 8),

@@ -14,8 +14,9 @@ from trials.data.encoding.hashing import hash64
 from trials.data.encoding.vocabulary import UNKNOWN_ID, Vocabulary, hashed_ids, load_vocabulary
 from trials.data.prepare import statistics
 from trials.data.prepare.statistics import ValueCounts
+from trials.data.raw.text import spelled
 
-texts = st.text(max_size=6)
+texts = st.text(max_size=6).filter(lambda text: spelled(pa.array([text]))[0].as_py() == text)
 
 
 def counted(values: list[str]) -> pa.Table:

@@ -151,6 +151,11 @@ def test_split_by_files(clicks: Columns, write_csv: WriteCsv) -> None:
     schema = infer_schema(paths).replace(split=SplitRule(by="files", validation=("0.csv",), test=("2.csv",)))
     log = prepare(paths, schema=schema)
     assert log.summary().rows == {"train": 300, "validation": 100, "test": 200}
+    (folder := paths[0].parent / "later").mkdir()
+    again = paths[1].rename(folder / "2.csv")
+    with pytest.raises(UserError, match=r"2 files of the log are called '2\.csv'"):
+        prepare([paths[0], again, paths[2]], schema=schema)
+    again.rename(paths[1])
     renamed = paths[0].rename(paths[0].with_name("renamed.csv"))
     with pytest.raises(UserError, match=r"unknown file '0\.csv'"):
         prepare([renamed, *paths[1:]], schema=schema)
@@ -297,6 +302,9 @@ def test_an_encoding_that_was_fitted_before(clicks: Columns, write_csv: WriteCsv
     assert np.all(log.split("train").categorical[:, users] == 1)
     by_order = first.schema.replace(split=SplitRule(by="order", validation=0.3, test=0.3))
     assert prepare([write_csv(later)], encoding=first.encoding, schema=by_order).summary().rows["test"] == 180
+    given = prepare([write_csv(later)], encoding=first.encoding, split=GivenSplit(by="order", test=0.3))
+    assert given.encoding.schema.split.test == 0.3
+    assert given.fingerprint != prepare([write_csv(later)], encoding=first.encoding).fingerprint
     del later["price"]
     with pytest.raises(UserError, match=r"the encoding: unknown column in the schema 'price'"):
         prepare([write_csv(later)], encoding=first.encoding)
@@ -407,6 +415,17 @@ def test_ragged_rows(clicks: Columns, write_csv: WriteCsv) -> None:
     log = prepare([path], skip_bad_rows=True)
     assert log.notes[-1] == "rows skipped for a wrong number of fields: 1"
     assert sum(log.summary().rows.values()) == 600
+
+
+def test_lines_that_an_open_quote_takes_are_counted(clicks: Columns, write_csv: WriteCsv) -> None:
+    path = write_csv(clicks)
+    head, *rows = path.read_text().splitlines()
+    rows[500] = 'r,2024-02-01,"1' + rows[500]
+    path.write_text("\n".join((head, *rows)) + "\n")
+    log = prepare([path], skip_bad_rows=True)
+    left_out = 600 - sum(log.summary().rows.values())
+    assert left_out == 100
+    assert log.notes[-1] == "further lines within these, which a quote that is not closed takes: 99"
 
 
 def test_a_split_of_one_class(clicks: Columns, write_csv: WriteCsv) -> None:

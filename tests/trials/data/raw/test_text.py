@@ -33,6 +33,13 @@ def test_a_column_reads_alike_in_csv_and_in_parquet() -> None:
     assert coded(pa.array([3.0, 3.0, float("nan")])).to_pylist() == ["3", "3", None]
 
 
+def test_ids_that_are_floats_because_one_is_missing_are_whole_numbers() -> None:
+    ids = [9876543210123, 10**10, 2, 1234567890123456768]
+    floats = pa.array([*map(float, ids), None, 2.5, 1e25, float("inf")])
+    assert as_text(floats).to_pylist() == [*map(str, ids), None, "2.5", "1e+25", "inf"]
+    assert coded(floats).to_pylist()[:4] == coded(pa.array(ids)).to_pylist()
+
+
 def test_bytes_that_are_no_utf8_are_read_as_latin1() -> None:
     assert as_text(pa.array(["Curaçao".encode(), "Curaçao".encode("latin-1")])).to_pylist() == [
         "Curaçao",
@@ -90,11 +97,17 @@ def test_what_is_no_number(text: str) -> None:
     assert numbers_of(pa.array([text, "1"]))[1].tolist() == [True, False]
 
 
-@given(st.lists(st.floats(allow_nan=False, allow_infinity=False)))
+@given(st.lists(st.floats(-1e149, 1e149)))
 def test_every_number_survives_text(values: list[float]) -> None:
     numbers, bad = numbers_of(pa.array([repr(value).encode() for value in values], pa.binary()))
     assert not bad.any()
     assert numbers.tolist() == values
+
+
+def test_numbers_too_large_to_square_are_missing() -> None:
+    numbers, bad = numbers_of(pa.array([1.7976931348623157e308, -1e200, 1e100, 3.0]))
+    assert [math.isnan(number) for number in numbers] == [True, True, False, False]
+    assert not bad.any()
 
 
 def test_typed_numbers() -> None:

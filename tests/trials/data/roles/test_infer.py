@@ -12,6 +12,7 @@ import pytest
 
 from dhen.errors import UserError
 from trials.data.log_schema import LabelColumn, NumericColumn, SplitRule, TimestampColumn
+from trials.data.prepare.prepare_log import prepare
 from trials.data.raw.sources import CRITEO_COLUMNS, open_log
 from trials.data.roles import sample
 from trials.data.roles.infer import default_buckets, default_min_count, infer, infer_schema
@@ -79,6 +80,18 @@ def test_the_label(clicks: Columns, write_csv: Callable[..., Path]) -> None:
 def test_the_rarer_of_two_unknown_labels_is_positive(clicks: Columns, write_csv: Callable[..., Path]) -> None:
     clicks["click"] = ["bought" if value else "left" for value in clicks["click"]]
     assert infer_schema([write_csv(clicks)]).columns["click"] == LabelColumn(positive="bought")
+
+
+def test_spellings_of_one_label_are_counted_together(clicks: Columns, write_csv: Callable[..., Path]) -> None:
+    clicks["click"] = [
+        "Sold",
+        "Left",
+        "Left",
+        *("Sold" if value else "Kept" for value in clicks["click"][3:]),
+    ]
+    clicks["click"] = ["Kept" if value == "Left" else value for value in clicks["click"]]
+    clicks["click"][5] = "kept"
+    assert infer_schema([write_csv(clicks)]).columns["click"] == LabelColumn(positive="sold")
 
 
 @pytest.mark.parametrize("name", ["Is Click", "isClicked", "Clicked?", "is.click", "TARGET", "_target"])
@@ -189,6 +202,35 @@ def test_parquet_files_of_one_log_may_differ_in_types(tmp_path: Path) -> None:
     pq.write_table(pa.table(first | {"site": [[name] for name in site]}), tmp_path / "4.parquet")
     with pytest.raises(UserError, match=r"column 'site' holds .* in files of one log: write it alike in all"):
         infer_schema([tmp_path])
+
+
+def test_types_that_arrow_has_few_functions_for(tmp_path: Path) -> None:
+    rows, path = 60, tmp_path / "log.parquet"
+    ids = pa.array([bytes([row % 7]) * 16 for row in range(rows)], pa.binary(16))
+    columns = {
+        "click": pa.array([row % 2 for row in range(rows)]),
+        "session": pa.ExtensionArray.from_storage(pa.uuid(), ids),
+        "tags": pa.array(
+            [f"a{row % 5}|b{row % 3}" if row % 4 else f"a{row % 5}" for row in range(rows)], pa.string_view()
+        ),
+        "price": pa.array(np.linspace(0.1, 9.9, rows), pa.float16()),
+        "split": pa.array([{"a": 1}] * rows),
+    }
+    pq.write_table(pa.table(columns), path)
+    roles = {name: column.role for name, column in infer_schema([path]).columns.items()}
+    assert roles == {
+        "click": "label",
+        "session": "categorical",
+        "tags": "multi_hot",
+        "price": "numeric",
+        "split": "ignore",
+    }
+    log = prepare([path])
+    session = next(table for table in log.features.tables if table.name == "session")
+    assert session.rows == 7 + 2  # missing, unknown
+    pq.write_table(pa.table(columns | {"click": pa.array([[1]] * rows)}), path)
+    with pytest.raises(UserError, match="not one value a row"):
+        infer_schema([path], label="click")
 
 
 def test_a_column_that_one_file_lacks_is_named(tmp_path: Path) -> None:

@@ -110,6 +110,15 @@ def test_multi_hot_text(separator: str, other: str) -> None:
     assert judged("interests", bags) == MultiHotColumn(separator=separator)
 
 
+def test_numbers_whose_thousands_are_grouped_are_no_bags() -> None:
+    amounts = pa.array([f"{value:,}".encode() for value in RNG.integers(1, 100_000, ROWS)])
+    grouped = judge(ColumnSample("price", amounts))
+    assert grouped.column.role == "ignore"
+    assert "grouped by commas; written without them" in grouped.note
+    bags = [",".join(map(str, 100 + RNG.choice(15, RNG.integers(1, 5)))) for _ in range(ROWS)]
+    assert judged("interests", bags) == MultiHotColumn(separator=",")
+
+
 def test_multi_hot_lists() -> None:
     assert judged("history", pa.array([["a"], [], ["b", "a"], None])) == MultiHotColumn(separator=None)
 
@@ -123,6 +132,8 @@ SECONDS = RNG.integers(1_700_000_000, 1_700_900_000, ROWS)
         ("ts", SECONDS, "seconds"),
         ("event_time", SECONDS * 1000, "milliseconds"),
         ("createdAt", SECONDS * 1_000_000, "microseconds"),
+        ("time", SECONDS * 1_000_000_000, "nanoseconds"),
+        ("when", [f"2014-10-{day} 17:05:00 UTC" for day in range(10, 31)], "iso"),
         ("when", SECONDS.astype("M8[s]"), "iso"),
         ("hour", [f"1410{day:02d}{hour:02d}" for day in range(21, 31) for hour in range(24)], "yymmddhh"),
         ("date", [f"201410{day:02d}" for day in range(1, 31)], "yyyymmdd"),
