@@ -48,12 +48,14 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     """Gives a new folder to fill, which takes the place of `path` when the block ends without an error.
 
     A rename cannot replace a folder that holds something, so the old one is moved aside for a moment: a process
-    that is killed just then leaves nothing at `path`.
+    that is killed just then leaves nothing at `path`. Where `path` is a symbolic link, it stays, and the folder
+    that it names is replaced.
 
     Raises:
         UserError: as `check_named`.
     """
     check_named(path)
+    path = path.resolve() if path.is_symlink() else path
     partial, old = (path.with_name(f".{path.name}.{name}{PARTIAL}") for name in (os.getpid(), "old"))
     shutil.rmtree(partial, ignore_errors=True)  # of an earlier process with this id, which was killed
     try:

@@ -179,6 +179,9 @@ def random_value(axis: Axis, rng: random.Random) -> Scalar:
     """A value of the axis, drawn evenly (on the axis's own scale)."""
     if isinstance(axis, Choice):
         return rng.choice(axis.labels)
+    if axis.whole and axis.log:  # each number's share of the scale lies around it
+        drawn = math.exp(rng.uniform(math.log(axis.low - 0.5), math.log(axis.high + 0.5)))
+        return min(max(round(drawn), int(axis.low)), int(axis.high))
     if axis.whole:
         return rng.randrange(int(axis.low), int(axis.high) + 1, axis.step)
     if axis.log:

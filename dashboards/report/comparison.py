@@ -137,7 +137,7 @@ def _best(record: StudyRecord) -> dict[str, str]:
             if compared
             else "not confirmed"
         ),
-        "Better than its baseline": lambda _: compared.better.value if compared else MISSING,
+        "Better than its baseline": lambda _: f"{of}{compared.better.value}" if compared else MISSING,
         "Baseline": lambda _: (
             f"trial {baseline.number}, {trial_name(baseline)}, NE {_ne(baseline.result.validation)}"
             if baseline

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from dashboards.sentences.winners import confirm_command
+from dashboards.sentences.winners import confirm_command, diverged
 from dashboards.units import decimals, duration
 from trials.record import TrialKind, TrialRecord
 from trials.study_record import ExpectedGain, StudyRecord, covered_seconds
@@ -34,7 +34,8 @@ def search_ended(record: StudyRecord) -> str | None:
     return (
         f"The search ended after {gain.candidates} candidates with a result: {gain.more} more were expected to "
         f"lower the best NE by {decimals(gain.percent, 2)} %, {_against(gain)}. "
-        "The same command with search_until=none goes on."
+        f"The same command {'without worth= and ' if gain.worth_percent is not None else ''}with "
+        "search_until=none goes on."
     )
 
 
@@ -97,6 +98,11 @@ def fewer_seeds(record: StudyRecord) -> str | None:
     seeds = min((len(comparison.seeds) for comparison in record.comparisons), default=MOST_SEEDS)
     if record.seconds_budget is None or seeds >= MOST_SEEDS:
         return None
+    if diverged(record):  # that seed is not tried again
+        return (
+            f"Winners were retrained from {seeds} seeds, since trainings from others diverged; "
+            f"`{confirm_command(record)} --seeds {2 * MOST_SEEDS}` tries further ones."
+        )
     return (
         f"Winners were retrained from {seeds} seeds; `{confirm_command(record)}` adds others, up to {MOST_SEEDS}, "
         "which make intervals narrower."

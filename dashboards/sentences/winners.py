@@ -44,11 +44,30 @@ def explanation(record: StudyRecord) -> str | None:
     first = record.comparisons[0]
     fewest = min(len(comparison.seeds) for comparison in record.comparisons)
     on = ", on the rows of training and validation together" if first.refit else ""
+    lost = diverged(record)
+    left_out = (
+        f" Seeds from which a training diverged ({lost} of them) are left out: what is said is of the others."
+        if lost
+        else ""
+    )
     return (
         f"Winners and baseline retrained from {fewest} seeds other than the study's{on}, each pair in the same "
         f"order of examples. Intervals are of NE on test relative to the baseline's, over seeds and "
         f"{first.blocks} blocks of rows by {first.blocked_by}. p is two-sided, after Holm's correction over "
         f"{first.winners}. Detectable: the difference that four of five such comparisons would have found."
+        f"{left_out}"
+    )
+
+
+def diverged(record: StudyRecord) -> int:
+    """Returns how many retrainings of winners and baseline from other seeds diverged, which no comparison has."""
+    refit = any(comparison.refit for comparison in record.comparisons)
+    return sum(
+        trial.result.outcome is Outcome.DIVERGED
+        for trial in record.retrainings
+        if trial.job.origin is None
+        and trial.origin.removed is None
+        and (trial.job.refit is not None) == refit
     )
 
 

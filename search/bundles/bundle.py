@@ -337,8 +337,11 @@ def _exported(directory: Path, info: BundleInfo) -> Version:
 
 
 def is_bundle(path: Path) -> bool:
-    """Whether the folder says it is a bundle (whole or not)."""
-    return (path / MANIFEST).is_file()
+    """Whether the folder says it is a bundle (whole or not), and not a prepared log or another thing with a
+    manifest."""
+    if not (path / MANIFEST).is_file():
+        return False
+    return (path / INFO).is_file() or INFO in (path / MANIFEST).read_text(encoding="utf-8", errors="replace")
 
 
 def write_beside_weights(

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import Timeout
 from pydantic import Field
 from safetensors.torch import save_file
 from torch import Tensor
@@ -26,6 +28,7 @@ from dhen.errors import UserError
 from dhen.fingerprint import file_hash
 from dhen.values import Value, load_json, parse
 from search.bundles.manifest import MANIFEST, first_fault, listed_files, write_manifest
+from trials.data.prepare.locked_directory import locked
 from trials.record import NAN_AS_WORD, Metrics
 from trials.storage.weight_changes import apply_changes
 from trials.storage.weights_file import Weights, named_tensor, read_weights
@@ -183,6 +186,24 @@ def check_follows(increment: Increment, current: Version, bundle: str) -> None:
         raise UserError(
             f"{what} follows another version {current.number} than that of {bundle}: the two were trained apart."
         )
+
+
+@contextmanager
+def only_trainer(bundle: Path) -> Iterator[None]:
+    """Holds a bundle for one process that adds increments to it; the lock goes with the process, however it ends.
+
+    Raises:
+        UserError: where another process holds it.
+    """
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(bundle, seconds=0.0))
+        except Timeout:
+            raise UserError(
+                f"{bundle}: another process adds increments to this bundle (`online` or `apply`); wait for it to "
+                "end."
+            ) from None
+        yield
 
 
 def write_increment(

@@ -6,7 +6,7 @@ probability wherever it comes from.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,7 +78,8 @@ class Scorer:
 def record_batch(columns: Mapping[str, Iterable[Any]] | pd.DataFrame) -> pa.RecordBatch:
     """Returns columns of Python values, or those of a data frame, as Arrow has them.
 
-    A column whose values have several types is text, as it would be in a CSV file of the same rows.
+    A column whose values have several types is text, as it would be in a CSV file of the same rows, and lists of
+    such values are lists of text.
     """
     return pa.RecordBatch.from_pydict({str(name): _array(values) for name, values in columns.items()})
 
@@ -87,11 +88,23 @@ def _array(values: Iterable[Any]) -> pa.Array:
     try:
         column = pa.array(values, from_pandas=True)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        texts = [None if _missing(value) else str(value) for value in values]
-        return pa.array(texts, pa.string())
+        return _as_text(list(values))
     column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     # pandas gives a column of missing values the type of text, which lists are not
     return pa.nulls(len(column)) if column.null_count == len(column) else column
+
+
+def _as_text(values: Sequence[Any]) -> pa.Array:
+    """Values of several types as text, or as lists of text where all are lists."""
+    known = [value for value in values if not _missing(value)]
+    if all(isinstance(value, list | tuple | np.ndarray) for value in known):
+        bags = [None if _missing(bag) else [_text(each) for each in bag] for bag in values]
+        return pa.array(bags, pa.list_(pa.string()))
+    return pa.array(map(_text, values), pa.string())
+
+
+def _text(value: Any) -> str | None:
+    return None if _missing(value) else str(value)
 
 
 def _missing(value: Any) -> bool:

@@ -74,7 +74,8 @@ def opened(source: Bundle, out: Path) -> Bundle:
     there = read_bundle(out)
     if there.version.base != source.version.base:
         raise UserError(
-            f"{out} is a bundle that does not come from {source.directory}; choose another --out."
+            f"{out} is a bundle that does not come from {source.directory} as it is now; choose another --out, or "
+            f"go on with what is there: `dhen-search online {out} --data ... --out {out}`."
         )
     return there
 
@@ -101,12 +102,10 @@ class OnlineTraining:
         learnt = read_optimizer_state(bundle.directory / weights_names(bundle.info)[0])
         self._before = int(learnt.get(STEPS, 0))
         """Training steps before online training began, where the bundle has the optimizers' state after them."""
+        self.optimizers_begin_anew = False
+        """Whether there is no optimizer state to go on with: neither the bundle's, where nothing was trained
+        online so far, nor a checkpoint's."""
         self._step, self._state = self._restored(learnt)
-
-    @property
-    def optimizers_begin_anew(self) -> bool:
-        """Tells whether nothing was trained online so far, and the bundle has no optimizer state to begin with."""
-        return not self.increments and self._state.steps == 0
 
     def done(self, periods: Periods) -> int:
         """Returns how many periods of a log have been trained on already.
@@ -166,7 +165,12 @@ class OnlineTraining:
                 if ahead:
                     self._check_latest(periods.log, number)
                 else:
-                    self._train(period)
+                    try:
+                        self._train(period)
+                    except DivergenceError:
+                        if writing is not None:
+                            yield self._written(writing)
+                        raise self._diverged(period, number) from None
                 if writing is not None:
                     yield self._written(writing)
                 if not ahead:
@@ -200,10 +204,13 @@ class OnlineTraining:
         learnt = {} if self.increments else learnt
         step = self._fresh(learnt)
         put_back(step, learnt, ONE_RANK)
-        state, _ = self._checkpoints.restore(step) or (fresh, None)
+        restored = self._checkpoints.restore(step)
+        state, _ = restored or (fresh, None)
+        self.optimizers_begin_anew = restored is None and (bool(self.increments) or not self._before)
         if state.steps < exported:
             LOG.warning("the checkpoint is older than the newest increment: optimizers begin anew")
             step, state = self._fresh({}), fresh
+            self.optimizers_begin_anew = True
         if state.steps == exported:
             step.nothing_changed()
         return step, state
@@ -239,14 +246,16 @@ class OnlineTraining:
 
     def _train(self, period: Period) -> None:
         """Trains on a period's rows, once."""
-        try:
-            self._state.steps += train_once(self._step, period.rows, self._job, ONE_RANK)
-        except DivergenceError:
-            raise UserError(
-                f"training diverged in the period that begins at {time_of(period.first)}; {self._directory} stays "
-                f"at version {self._version.number}. Give a lower training.learning_rate= and another --out."
-            ) from None
+        self._state.steps += train_once(self._step, period.rows, self._job, ONE_RANK)
         self._state.examples += period.rows.rows
+
+    def _diverged(self, period: Period, number: int) -> UserError:
+        begins = f"the period that begins at {time_of(period.first)}"
+        return UserError(
+            f"training diverged in {begins if period.first is not None else f'period {number}'}; "
+            f"{self._directory} stays at version {self._version.number}. Give a lower training.learning_rate= and "
+            "another --out."
+        )
 
     def _serve(self, trained: TrainedPeriod) -> tuple[IncrementInfo, Weights, Tensor]:
         """Gives the served network what training has changed; returns what makes an increment of it."""

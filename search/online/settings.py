@@ -13,7 +13,7 @@ from search.bundles.bundle import Bundle
 from search.config import set_override
 from trials.data.period_length import DAY, parse_length
 from trials.job import Job, TablesConfig, TrainingConfig
-from trials.training.progressive import in_order_of_time
+from trials.training.progressive import FIXED, in_order_of_time
 
 KEYS = ("period", "servers", "training")
 """Keys that a user may give; how tables on servers are trained is below `training.tables`."""
@@ -77,7 +77,24 @@ def online_settings(bundle: Bundle, overrides: Sequence[str]) -> OnlineSettings:
     parse_length(data["period"])
     data["tables"] = parse(TablesConfig, tables, "training.tables")
     data["training"] = parse(TrainingConfig, training, "training")
+    _check_open(data["training"], {word.partition("=")[0] for word in overrides})
     return parse(OnlineSettings, data, "online")
+
+
+def _check_open(training: TrainingConfig, given: set[str]) -> None:
+    """Checks that none of the keys given is settled by the order of time.
+
+    Raises:
+        UserError: naming the key, and what it is online.
+    """
+    settled = in_order_of_time(training)
+    for key in sorted(given):
+        name = key.removeprefix("training.")
+        if name in FIXED and getattr(training, name) != getattr(settled, name):
+            raise UserError(
+                f"{key}: rows come once, in the order of time, so that online training has {name}="
+                f"{getattr(settled, name)}; leave this key out."
+            )
 
 
 def check_servers(job: Job, servers: int) -> None:

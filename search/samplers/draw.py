@@ -54,6 +54,8 @@ def near(
 def neighbour(space: Space, point: Point, rng: random.Random, fixed: Point) -> Point:
     """The point with some axes changed that are not fixed: choices drawn anew, numbers moved a little."""
     free = [axis for axis in space.axes if axis.name not in fixed]
+    if not free:
+        return point
     count = rng.randint(1, min(MOST_CHANGED, len(free)))
     changed = rng.sample(free, count)
     return point | {axis.name: _moved(axis, point[axis.name], rng) for axis in changed}

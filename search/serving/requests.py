@@ -56,7 +56,7 @@ def rows_of(body: bytes, content_type: str, schema: LogSchema) -> pa.RecordBatch
         received = repr(content_type) if content_type else "missing"
         raise ContentTypeError(f"Content-Type is {received}: send {JSON} or {CSV}.")
     try:
-        text = body.decode("utf-8")
+        text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"the body is no UTF-8: {error}.") from None
     return _csv(text, schema.inputs) if form == CSV else _json(text, schema)
@@ -65,7 +65,7 @@ def rows_of(body: bytes, content_type: str, schema: LogSchema) -> pa.RecordBatch
 def _json(text: str, schema: LogSchema) -> pa.RecordBatch | None:
     try:
         data = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError
         raise UserError(f"the body is no JSON: {error}.") from None
     given = sorted(set(data) & set(FORMS)) if isinstance(data, dict) else []
     if len(given) != 1:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import warnings
 from importlib import metadata
 from pathlib import Path
@@ -25,8 +27,10 @@ REQUIREMENTS = ("dhen-search", "mlflow", "torch", "numpy", "pandas", "pyarrow", 
 
 
 def write_model(bundle: Bundle, folder: Path) -> None:
-    """Writes the files of an MLflow model of a bundle, which is copied."""
-    with warnings.catch_warnings():
+    """Writes the files of an MLflow model of a bundle, which is copied without checkpoints of online training."""
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory(dir=folder.parent) as copies:
+        copy = Path(copies) / bundle.directory.resolve().name
+        shutil.copytree(bundle.directory, copy, ignore=shutil.ignore_patterns(".*"))
         # its advice on type hints is for models whose signature is not given
         warnings.simplefilter("ignore")
         import mlflow.pyfunc
@@ -34,7 +38,7 @@ def write_model(bundle: Bundle, folder: Path) -> None:
         mlflow.pyfunc.save_model(
             str(folder),
             python_model=str(CODE),
-            artifacts={ARTIFACT: str(bundle.directory)},
+            artifacts={ARTIFACT: str(copy)},
             signature=_signature(bundle.encoding),
             input_example=_example(bundle.encoding),
             pip_requirements=requirements(),

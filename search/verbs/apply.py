@@ -8,7 +8,7 @@ import click
 
 from dhen.errors import UserError
 from search.bundles.bundle import read_bundle
-from search.bundles.increments import take_increments
+from search.bundles.increments import only_trainer, take_increments
 from search.bundles.whole_copy import copy_whole
 from search.verbs.output import AppliedBundle, json_option, print_json
 
@@ -41,7 +41,8 @@ def command(bundle: Path, increments: tuple[Path, ...], out: Path | None, as_jso
             "nothing to do: name increments to bring into the bundle, or --out to write it whole."
         )
     if increments:
-        version = take_increments(bundle, opened.version, increments)
+        with only_trainer(bundle):
+            version = take_increments(bundle, read_bundle(bundle).version, increments)
         opened = read_bundle(bundle)
         opened.check()
         click.echo(f"{bundle}: version {version.number}", err=as_json)

@@ -13,7 +13,7 @@ from dashboards.figures.periods import PeriodPoint, periods_figure
 from dashboards.report.page import write_figure
 from dashboards.units import byte_size
 from search.bundles.bundle import read_bundle
-from search.bundles.increments import Increment
+from search.bundles.increments import Increment, only_trainer
 from search.dataset import log_files
 from search.online.online_training import CHECKPOINTS, OnlineTraining, check_network, opened, time_of
 from search.online.settings import check_servers, online_settings
@@ -31,6 +31,10 @@ FIGURE = "online.html"
 NO_STATE = (
     "the bundle has no optimizer state, so that its first steps are as large as if nothing had been learnt: NE of "
     "the next periods may rise. Bundles of trainings with objective=next_period have it"
+)
+NO_CHECKPOINT = (
+    "there is no checkpoint of the optimizers after the newest increment (increments have none), so that the "
+    "first steps are as large as if nothing had been learnt: NE of the next periods may rise"
 )
 
 
@@ -72,7 +76,7 @@ def command(
     settings = online_settings(source, overrides)
     if settings.servers is not None:
         check_servers(source.job(), settings.servers)
-    with resumable(console, out), step_progress(console) as progress:
+    with resumable(console, out), only_trainer(out), step_progress(console) as progress:
         log = prepare(
             log_files(data),
             encoding=source.encoding,
@@ -89,7 +93,8 @@ def command(
             servers = TableServers(job, settings.servers, log.directory, out / CHECKPOINTS / SERVERS)
         with servers.watched(lambda: _stays(out)) if servers is not None else nullcontext():
             online = OnlineTraining(opened_bundle, job, servers)
-            notes += [NO_STATE] if online.optimizers_begin_anew else []
+            if online.optimizers_begin_anew:
+                notes.append(NO_CHECKPOINT if online.increments else NO_STATE)
             print_notes(console, notes)
             online.done(periods)  # refuses a log with which time goes back, before anything is said of it
             for increment in online.of(log):

@@ -85,3 +85,15 @@ with atomic_{kind}(Path(sys.argv[1])) as partial:
     assert len(names(tmp_path)) == 2
     remove_left_behind(path)
     assert len(names(tmp_path)) == (2 if kind == "file" else 1)
+
+
+def test_a_link_to_a_folder_stays_and_what_it_names_is_replaced(tmp_path: Path) -> None:
+    first, link = tmp_path / "v1", tmp_path / "current"
+    first.mkdir()
+    link.symlink_to("v1")
+    for text in ("a", "b"):
+        with atomic_folder(link) as building:
+            (building / "file").write_text(text)
+        assert link.is_symlink()
+        assert (first / "file").read_text() == text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["current", "v1"]

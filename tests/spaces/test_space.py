@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from dhen.errors import UserError
 from dhen.fingerprint import fingerprint
 from dhen.schema import FeatureSchema, Table
 from dhen.values import parse
-from spaces.axes import Choice
+from spaces.axes import Choice, random_value, read_axis
 from spaces.catalog_loader import catalog, load_space
 from spaces.size import space_size
 from spaces.space import Space, SpaceConfig
@@ -301,3 +303,13 @@ def test_a_log_without_numbers_has_no_axis_for_them(name: str) -> None:
     assert not [key for point in space.config.start for key in point if key.endswith("raw_numeric")]
     whole = load_space(name)
     assert [axis.name for axis in whole.axes if axis.name.endswith("raw_numeric")]
+
+
+def test_whole_numbers_are_drawn_on_their_logarithmic_scale() -> None:
+    axis = read_axis("width", {"low": 8, "high": 4096, "log": True})
+    rng = random.Random(0)
+    drawn = [random_value(axis, rng) for _ in range(2000)]
+    assert {type(value) for value in drawn} == {int}
+    assert 8 <= min(drawn) < 12
+    assert 3000 < max(drawn) <= 4096
+    assert statistics.median(drawn) == pytest.approx(math.sqrt(8 * 4096), rel=0.15)

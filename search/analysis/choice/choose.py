@@ -12,7 +12,8 @@ from trials.study_record import StudyRecord
 def choice_with_origins(record: StudyRecord, choice: Choice, evidence: Evidence, origins: int) -> Choice:
     """The choice, judged once more by the winners' losses on earlier periods too.
 
-    What the lowest owes to having been chosen on validation stays as it was worked out there.
+    The winners were chosen on validation among all near the front, and validation's rows are of the evidence: what
+    the lowest owes to that stays as it was worked out there.
 
     Args:
         record: the study.
@@ -20,7 +21,7 @@ def choice_with_origins(record: StudyRecord, choice: Choice, evidence: Evidence,
         evidence: losses of the baseline and the winners on validation and on the periods before it.
         origins: number of earlier origins that were judged.
     """
-    verdict = judge(evidence)
+    verdict = judge(evidence, optimism=choice.optimism_percent)
     return choice.replace(
         best=verdict.best,
         lowest=verdict.lowest,

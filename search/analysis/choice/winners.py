@@ -26,12 +26,15 @@ def winners_of(record: StudyRecord, best: int | None) -> tuple[Winner, ...]:
     """The trials of a study that are confirmed, by FLOPs: `best`, the knee, the best network, the best average,
     the best with fewer FLOPs than the baseline, and the best within the limits of serving, where there are any.
 
-    The baseline is none of them; a trial may be several.
+    The baseline is none of them, nor a candidate that is the same network with the same training; a trial may be
+    several.
     """
-    front = [record.trial(number) for number in record.front]
+    baseline = record.trial(record.baseline or 0)
+    same = {baseline.number} | {trial.number for trial in record.trials if _is_twin(trial, baseline)}
+    front = [record.trial(number) for number in record.front if number not in same]
     averages = [trial for trial in front if trial.kind is TrialKind.AVERAGE]
-    bend, networks = knee(front), pareto_front(record.field)
-    cheaper = [trial for trial in front if _flops(trial) < _flops(record.trial(record.baseline or 0))]
+    bend, networks = knee(front), pareto_front([trial for trial in record.field if trial.number not in same])
+    cheaper = [trial for trial in front if _flops(trial) < _flops(baseline)]
     parts = (
         [trial for trial in front if trial.number == best],
         [bend] if bend is not None else [],
@@ -50,6 +53,10 @@ def winners_of(record: StudyRecord, best: int | None) -> tuple[Winner, ...]:
     assert len(chosen) <= MOST_WINNERS
     by_flops = sorted(chosen.values(), key=lambda pair: (_flops(pair[0]), pair[0].number))
     return tuple(Winner(trial=trial.number, reasons=reasons) for trial, reasons in by_flops)
+
+
+def _is_twin(trial: TrialRecord, baseline: TrialRecord) -> bool:
+    return bool(baseline.job.fingerprint) and trial.job.fingerprint == baseline.job.fingerprint
 
 
 def _flops(trial: TrialRecord) -> float:

@@ -3,11 +3,13 @@ from __future__ import annotations
 from random import Random
 
 from records import bare, judged, metrics, started, study, trial
+from reports.planned import confirmed
 
 from dashboards.sentences.minutes import where_minutes_went
 from dashboards.sentences.summary import progress, sentences
+from dashboards.sentences.winners import explanation
 from trials.record import Outcome, PlanSummary, TrialKind
-from trials.study_record import ClusterSummary, Refitted
+from trials.study_record import ClusterSummary, ExpectedGain, Refitted
 
 
 def test_the_best_comes_first_in_percent_and_flops() -> None:
@@ -90,6 +92,26 @@ def test_studies_without_a_result_say_why() -> None:
     baseline = trial(0, Random(0), kind=TrialKind.BASELINE).with_result(seconds=40.0)
     too_few = judged([baseline], seconds_budget=120.0, finished=True, best=None, front=())
     assert "training of the baseline takes 40 s; the same command with minutes=8" in sentences(too_few)[0]
+
+
+def test_what_ended_the_search_says_how_to_go_on() -> None:
+    gain = ExpectedGain(percent=0.05, candidates=30, more=3, detectable_percent=0.4)
+    assert "with search_until=none goes on" in " ".join(sentences(study(expected_gain=gain)))
+    worth = gain.replace(worth_percent=0.5)  # beside which search_until=none is refused
+    assert "without worth= and with search_until=none" in " ".join(sentences(study(expected_gain=worth)))
+
+
+def test_seeds_that_diverged_are_told() -> None:
+    record = confirmed(study(seconds_budget=60.0))
+    others = " ".join(sentences(record))
+    assert "adds others, up to 5" in others
+    lost = bare(0, ne=0.9, flops=1.0, kind=TrialKind.RETRAINING, outcome=Outcome.DIVERGED)
+    removed = lost.replace(number=1).with_origin(removed="layer 1")
+    record = record.replace(retrainings=(lost, removed))
+    assert "Seeds from which a training diverged (1 of them) are left out" in (explanation(record) or "")
+    said = " ".join(sentences(record))
+    assert "since trainings from others diverged" in said
+    assert "--seeds 10` tries further ones" in said
 
 
 def test_a_finished_study_says_what_its_minutes_were_spent_on() -> None:

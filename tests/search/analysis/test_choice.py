@@ -8,7 +8,7 @@ from records import bare, judged
 
 from dashboards.figures.front import front_figure, front_info
 from dashboards.sentences.summary import sentences
-from search.analysis.choice.choose import choice_of
+from search.analysis.choice.choose import choice_of, choice_with_origins
 from search.analysis.choice.judge import Evidence, judge
 from search.analysis.choice.winners import winners_of
 from search.analysis.statistics.selection import optimism_percent, relative_percent, standard_errors
@@ -155,6 +155,22 @@ def test_at_most_five_are_confirmed_each_with_its_reasons() -> None:
     assert reasons[6] == ("best average", "best within the limits of serving")
     assert len(reasons) <= MOST_WINNERS
     assert [trial for trial, found in reasons.items() if "knee" in found] == [record.knee]
+
+
+def test_a_twin_of_the_baseline_is_not_confirmed_against_it() -> None:
+    record = a_study()
+    twin = record.trial(4).with_job(fingerprint=record.trial(0).job.fingerprint)
+    trials = [twin if trial.number == 4 else trial for trial in record.trials]
+    assert 4 in {winner.trial for winner in winners_of(record, 6)}
+    assert 4 not in {winner.trial for winner in winners_of(StudyState(record, trials).record(), 6)}
+
+
+def test_with_earlier_periods_the_lowest_still_owes_what_it_owed_to_being_chosen() -> None:
+    record, few = a_study(), 5
+    behind = evidence([record.trial(number) for number in (0, 1, 2, 3)], [9.95, 9.95, 9.95, 9.9], 0.001)
+    choice = choice_of(record, None)
+    assert choice_with_origins(record, choice.replace(optimism_percent=0.2), behind, few).best == 3
+    assert choice_with_origins(record, choice.replace(optimism_percent=1.0), behind, few).best == 0
 
 
 def test_a_choice_stands_until_the_front_changes() -> None:

@@ -44,6 +44,15 @@ def test_columns_with_values_of_several_types_score_as_their_text(
     assert scorer.score(mixed) == pytest.approx(predicted, rel=1e-6)
 
 
+def test_lists_of_several_types_are_lists_of_their_text(scorer: Scorer, click_log: Path) -> None:
+    """One row's types change no other row's score."""
+    rows = pd.read_csv(click_log, dtype=str, keep_default_na=False).head(3)
+    text = rows.assign(tags=["t1|t2", "3", ""])
+    lists = rows.astype(object)
+    lists["tags"] = [["t1", "t2"], [3], None]
+    assert scorer.score(lists) == pytest.approx(scorer.score(text), rel=1e-6)
+
+
 def test_a_column_that_is_missing_is_named(scorer: Scorer, click_log: Path) -> None:
     with pytest.raises(UserError, match="'price' are missing"):
         scorer.score(pd.read_csv(click_log).drop(columns="price"))

@@ -13,10 +13,12 @@ import torch
 from command_line import LATER, TRAINED, Run
 
 from search.bundles.bundle import read_bundle
-from search.bundles.increments import IncrementInfo
+from search.bundles.increments import IncrementInfo, only_trainer
 from search.online import online_training
 from search.online.online_training import CHECKPOINTS
 from trials.data.encoding.hashing import hash64
+from trials.training.progressive import train_once
+from trials.training.step import DivergenceError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -178,7 +180,8 @@ def test_without_its_checkpoint_it_goes_on_with_fresh_optimizers(
     shutil.copytree(live, out)
     shutil.rmtree(out / CHECKPOINTS)
     shutil.rmtree(out / "increments" / "000003")
-    dhen_search("online", bundle, "--data", logs[1], "--out", out)
+    said = dhen_search("online", bundle, "--data", logs[1], "--out", out).stdout
+    assert "no checkpoint of the optimizers after the newest increment" in " ".join(said.split())
     assert len(infos(out)) == 3
 
 
@@ -239,6 +242,7 @@ def test_rows_are_given_back_by_the_time_stamps(
         (["training.learning_rate=0"], "learning_rate"),
         (["period=12h"], "period=1d"),
         (["training.learning_rate=0.1"], "another job"),
+        (["training.epochs=3"], "online training has epochs=1; leave this key out"),
     ],
 )
 def test_what_cannot_be_is_said(
@@ -254,6 +258,9 @@ def test_time_does_not_go_back_and_other_folders_stay(
 ) -> None:
     said = dhen_search("online", bundle, "--data", logs[0], "--out", live, code=2).stderr
     assert "time goes back" in said
+    prepared = bundle.parent / "log"  # which has a manifest too
+    assert "is not a bundle" in dhen_search("apply", bundle, "--out", prepared, code=2).stderr
+    assert (prepared / "schema.yaml").exists()
     other = tmp_path / "other"
     other.mkdir()
     (other / "mine.txt").write_text("mine")
@@ -282,6 +289,44 @@ def test_a_bundle_does_not_become_a_copy_of_itself(dhen_search: Run, live: Path)
     assert read_bundle(live).version == before
     said = dhen_search("apply", live, "--out", ".", code=2, cwd=live.parent).stderr
     assert "is the folder that this command runs in, or holds it" in said
+
+
+def test_one_process_at_a_time_adds_increments(
+    dhen_search: Run, bundle: Path, live: Path, logs: tuple[Path, Path]
+) -> None:
+    before = read_bundle(live).version
+    with only_trainer(live):
+        for words in (
+            ("online", bundle, "--data", logs[1], "--out", live),
+            ("apply", live, live / "increments" / "000001"),
+        ):
+            said = dhen_search(*words, code=2).stderr
+            assert "another process adds increments to this bundle" in said
+    assert read_bundle(live).version == before
+    assert "is in" in dhen_search("apply", live, live / "increments" / "000003", code=2).stderr
+
+
+def test_what_was_learnt_before_a_period_diverges_is_kept(
+    dhen_search: Run,
+    bundle: Path,
+    logs: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[int] = []
+
+    def diverges_later(*given: Any) -> int:
+        calls.append(1)
+        if len(calls) == 3:
+            raise DivergenceError(1, float("nan"))
+        return train_once(*given)
+
+    monkeypatch.setattr(online_training, "train_once", diverges_later)
+    said = dhen_search("online", bundle, "--data", logs[1], "--out", tmp_path / "live", code=2)
+    assert [line[:16] for line in said.stdout.splitlines() if "as it was" in line] == PERIODS[:2]
+    assert f"diverged in the period that begins at {PERIODS[2]}" in said.stderr
+    assert "stays at version 2" in said.stderr
+    assert read_bundle(tmp_path / "live").version.number == 2
 
 
 def test_a_whole_copy_knows_what_it_was_trained_on(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
@@ -14,11 +15,13 @@ from dhen.schema import FeatureSchema, Table
 from search.samplers import SAMPLERS, check_sampler, make_sampler, static_cost
 from search.samplers.ask_tell import Proposals
 from search.samplers.context import SamplerContext
+from search.samplers.draw import evenly, neighbour
 from search.samplers.gp import MOST_TRIALS
 from search.samplers.nsga2 import FIRST_GENERATION
 from search.samplers.ranker.acquisition import expected_gain, hypervolume
 from search.samplers.ranker.ensemble import MOST_LEARNED, MOST_TESTED, Pairs, train
 from search.samplers.ranker.features import Encoder, describe
+from search.samplers.ranker.latency import likely_in_time
 from search.samplers.ranker.pairs import Comparison
 from search.samplers.ranker.propose import MOST_TRIED
 from search.samplers.static_cost import CandidatePricer, PricedCandidate
@@ -286,3 +289,22 @@ def test_a_point_that_is_given_whole_may_be_a_parent() -> None:
     proposals = Proposals(sampler="nsga2", seed=0, pricer=pricer_of(space))
     _, notes = proposals.ask(0, space.random_point(random.Random(0)))
     assert notes == FIRST_GENERATION
+
+
+def test_forward_times_are_expected_of_a_pool_that_is_larger_than_what_was_timed() -> None:
+    """Times follow FLOPs; the smaller half of the networks was timed, and the limit is in the other half."""
+    pool = itertools.islice(evenly(pricer_of(load_space("default")), set(), random.Random(0), {}), 120)
+    by_flops = sorted(pool, key=lambda drawn: drawn.priced.flops)
+    ms = [math.sqrt(drawn.priced.flops) / 1e3 for drawn in by_flops]
+    timed = [(describe(drawn.priced), each) for drawn, each in zip(by_flops[:60], ms, strict=False)]
+    limit = ms[90]
+    kept = likely_in_time(timed, by_flops[60:], limit)
+    within = [math.sqrt(drawn.priced.flops) / 1e3 <= limit for drawn in kept]
+    assert len(kept) < 50
+    assert sum(within) > 0.7 * len(kept)
+
+
+def test_no_axis_is_changed_where_none_is_open() -> None:
+    space = load_space("tiny")
+    point = space.random_point(random.Random(0))
+    assert neighbour(space, point, random.Random(1), fixed=point) == point
