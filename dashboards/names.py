@@ -5,6 +5,7 @@ The functions read plain data and are tolerant on purpose: a report must also sh
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
@@ -12,6 +13,12 @@ from typing import Any
 from trials.record import TrialRecord
 
 UNNAMED = "model"
+_LAYER = re.compile(r"\blayer(\d+)")
+
+
+def counted_from_one(text: str) -> str:
+    """A text with layers as people count them: `layer 1: attention` for `layer0: attention`."""
+    return _LAYER.sub(lambda match: f"layer {int(match[1]) + 1}", text)
 
 
 def trial_name(trial: TrialRecord) -> str:

@@ -161,7 +161,11 @@ def _alternatives(problems: list[ErrorDetails], first: ErrorDetails) -> tuple[tu
     location = first["loc"]
     beside = [p for p in problems if p["loc"][:-1] == location[:-1] and p["msg"].startswith(SHOULD_BE)]
     if not any(str(p["loc"][-1]).startswith("literal[") for p in beside):
-        return location, first["msg"].removeprefix("Value error, ")
+        message = (
+            first["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list, such as [a, b]")
+        )
+        quotes = first["type"] == "string_type" and isinstance(first["input"], int | float)
+        return location, f"{message}; a text that looks like a number stands in quotes" if quotes else message
     allowed = (p["msg"].removeprefix(SHOULD_BE).partition(",")[0] for p in beside)
     return location[:-1], SHOULD_BE + " or ".join(allowed).replace("a valid boolean", "yes or no")
 
@@ -201,6 +205,8 @@ PathBelow = Annotated[str, AfterValidator(stays_below)]
 
 TIME_UNITS = {"m": 60_000, "h": 3_600_000, "d": 86_400_000}
 """Milliseconds of the units of a length of time."""
+EXPONENT = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
+"""A number with an exponent, as YAML 1.2 has it."""
 MOST_VALUES = 1_000_000
 """Values that a YAML file may have."""
 
@@ -227,15 +233,30 @@ def load_yaml(path: Path) -> Any:
         raise UserError(f"{path}: {error}") from None
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML as PyYAML reads it, which is 1.1, with the exponents of 1.2 (`1e-3`), and with dates as text."""
+
+
+class YamlDumper(yaml.SafeDumper):
+    """Writes in quotes what `parse_yaml` would take for a number."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _class in (_Loader, YamlDumper):
+    _class.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+.0123456789"))
+
+
 def parse_yaml(text: str) -> Any:
-    """Reads YAML (or JSON); nothing that it names is executed.
+    """Reads YAML (or JSON); nothing that it names is executed. `1e-3` is a number, and dates are text.
 
     Raises:
-        ValueError: where it is none, where a value is not what it says (`2001-13-45`), or where aliases stand
-            for more than `MOST_VALUES` values.
+        ValueError: where it is none, or where aliases stand for more than `MOST_VALUES` values.
     """
     try:
-        data = yaml.safe_load(text)
+        data = yaml.load(text, _Loader)
     except RecursionError:
         raise ValueError("not valid YAML: too many levels.") from None
     # the constructors of single values raise whatever Python does
@@ -276,4 +297,4 @@ def load_json(path: Path) -> Any:
 
 def dump_yaml(data: Any) -> str:
     """YAML in the order given."""
-    return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110))
+    return str(yaml.dump(data, Dumper=YamlDumper, sort_keys=False, allow_unicode=True, width=110))

@@ -58,6 +58,11 @@ class LogConfig(Value):
     demo: DemoConfig = DemoConfig()
     """The built-in log, where `data` is `demo`."""
 
+    @field_validator("data", mode="before")
+    @classmethod
+    def _one_or_several_logs(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
     @model_validator(mode="after")
     def _of_the_built_in_log(self) -> LogConfig:
         if self.demo != DemoConfig() and self.data != (DEMO,):
@@ -450,6 +455,8 @@ BUDGET_KEYS = frozenset(
 """Keys that may differ when a study is resumed."""
 HELD_KEYS = ("ranks", "hbm", "prefer", "technique", "memory_margin", "servers")
 """Keys of a study that say how a model is held; `train` and `plan` take them too."""
+CONFIGURATION_KEYS = ("model", "schema", "training")
+"""Keys of a file that holds a configuration: `plan` reads all, `train` and `baseline=` leave the schema to it."""
 LOG_KEYS = tuple(key for key in LogConfig.model_fields if key != "data")
 """Keys of a study that say how its log is read; `train` and `plan` take them too."""
 ADDRESSES = ("storage", "ledger", "tracking", "optuna")

@@ -17,7 +17,7 @@ from dhen.model import catalog, named_model, parse_model
 from dhen.schema import FeatureSchema
 from dhen.values import load_yaml, parse
 from search.bundles.bundle import is_bundle, read_bundle
-from search.config import HELD_KEYS, LOG_KEYS, LogConfig, set_override
+from search.config import CONFIGURATION_KEYS, HELD_KEYS, LOG_KEYS, LogConfig, set_override
 from search.dataset import open_log
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import BF16_GAIN, Precision
@@ -26,7 +26,6 @@ from trials.planner.options import PlanOptions
 from trials.planner.plan import Plan, plan, plan_in_least_shape
 from trials.strategy import Strategy
 
-KEYS = ("model", "schema", "training")
 EXAMPLE = "schema: {tables: [{name: site, rows: 1000000}], numeric: 13}"
 
 
@@ -59,18 +58,20 @@ def read_request(
     raw = {str(key): value for key, value in plain.items()}  # YAML has keys that are no text
     raw |= given or {}
     what = what if isinstance(what, str) else "plan"
-    for unknown in sorted(set(raw) - set(KEYS)):
-        raise UserError(f"{what}: {unknown_name('key', unknown, KEYS)}")
+    for unknown in sorted(set(raw) - set(CONFIGURATION_KEYS)):
+        raise UserError(f"{what}: {unknown_name('key', unknown, CONFIGURATION_KEYS)}")
     given_too = [word for word in overrides if word.partition("=")[0].split(".")[0] == "schema"]
     if log_config and (given_too or "schema" in (given or {})):
         raise UserError(
             f"{what}: {given_too[0] if given_too else 'schema'} and a log both say what the inputs are; leave "
             "one of the two out."
         )
+    if isinstance(raw.get("model"), str) and any(word.startswith("model.") for word in overrides):
+        raw["model"] = named_model(raw["model"]).to_dict()
     for word in overrides:
         set_override(raw, word)
-    for unknown in sorted(set(raw) - set(KEYS)):
-        raise unknown_name("key", unknown, (*KEYS, *HELD_KEYS, *LOG_KEYS))
+    for unknown in sorted(set(raw) - set(CONFIGURATION_KEYS)):
+        raise unknown_name("key", unknown, (*CONFIGURATION_KEYS, *HELD_KEYS, *LOG_KEYS))
     model = _model(raw.get("model"), what)
     training = parse(TrainingConfig, raw.get("training") or {}, f"{what}: training")
     if log_config:
@@ -109,7 +110,7 @@ def for_cluster(training: TrainingConfig, cluster: Cluster) -> TrainingConfig:
 
 
 def _plain(what: str, member: int | None) -> dict[str, Any]:
-    """The request as plain data, with some of `KEYS`."""
+    """The request as plain data, with some of `CONFIGURATION_KEYS`."""
     path = Path(what)
     if is_bundle(path) or path.is_dir():
         job = read_bundle(path).job(member)
@@ -125,7 +126,9 @@ def _plain(what: str, member: int | None) -> dict[str, Any]:
     if path.exists():
         data = load_yaml(path)
         if not isinstance(data, dict):
-            raise UserError(f"{what}: expected a mapping with {', '.join(KEYS)}, or a model alone.")
+            raise UserError(
+                f"{what}: expected a mapping with {', '.join(CONFIGURATION_KEYS)}, or a model alone."
+            )
         return _request(data)
     if what in catalog():
         return {"model": what}

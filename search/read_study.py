@@ -16,6 +16,7 @@ from dhen.errors import UserError
 from dhen.values import load_yaml
 from search.execution.reduce_events import cut_short, reduce_event
 from search.run_directory import (
+    LOCK_FILE,
     STUDY_DB,
     STUDY_FILE,
     database_url,
@@ -180,10 +181,20 @@ def _read(
     )
     if directory is not None:
         record = record.replace(directory=str(directory))
-    noted_at = facts.get(NOTED_AT, math.inf) if running else math.inf
+    noted_at = facts.get(NOTED_AT, math.inf) if running and not record.finished else math.inf
+    if directory is not None and noted_at < _driven_since(directory):
+        noted_at = math.inf  # an earlier driver did, and this one has not yet
     since = max(0.0, time.time() - noted_at)
     study = StudyState(record, trials, retrainings).record()
     return study.replace(elapsed_seconds=max(study.elapsed_seconds, record.elapsed_seconds + since))
+
+
+def _driven_since(directory: Path) -> float:
+    """When the newest driver of the study in a run directory took its lock, in seconds since 1970."""
+    try:
+        return (directory / LOCK_FILE).stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _has_ledger(directory: Path) -> bool:

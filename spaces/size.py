@@ -10,6 +10,7 @@ from itertools import combinations_with_replacement, product
 from typing import Any
 
 from dhen.blocks import BLOCKS, BlockConfig
+from dhen.values import parse
 from spaces.axes import Axis, Choice
 from spaces.space import NONE, Space
 
@@ -102,7 +103,9 @@ def _module_count(kind: str, axes: Mapping[str, Axis], model_dropout: float) -> 
     others = [(key, _every_value(axis)) for key, axis in axes.items() if key not in apart]
     combined = product(*(values for _, values in others))
     names = [key for key, _ in others]
-    distinct = {block.model_validate(dict(zip(names, values, strict=True))) for values in combined}
+    distinct = {
+        parse(block, dict(zip(names, values, strict=True)), f"space: module {kind}") for values in combined
+    }
     return len(distinct) * math.prod(_setting_count(key, axis, model_dropout) for key, axis in apart.items())
 
 

@@ -18,17 +18,20 @@ PROBABILITY_FLOOR = 1e-12
 
 
 def evaluate_predictions(p: Array, label: Array, weight: Array | None = None) -> Metrics:
-    """Returns the metrics of probabilities p (N) for labels in {0, 1} (N) with weights (N), all ones where
-    None."""
+    """Returns the metrics of probabilities p (N) for labels in {0, 1} (N) with weights (N), all ones where None.
+
+    NE and AUC of labels that are all equal are NaN, and calibration without a click is infinite.
+    """
     weight = np.ones_like(label) if weight is None else weight
     loss = log_loss(p, label, weight)
-    return Metrics(
-        ne=loss / entropy(float(np.average(label, weights=weight))),
-        log_loss=loss,
-        auc=auc(p, label, weight),
-        calibration=float(np.dot(p, weight) / np.dot(label, weight)),
-        examples=len(label),
-    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return Metrics(
+            ne=loss / entropy(float(np.average(label, weights=weight))),
+            log_loss=loss,
+            auc=auc(p, label, weight),
+            calibration=float(np.dot(p, weight) / np.dot(label, weight)),
+            examples=len(label),
+        )
 
 
 def log_loss(p: Array, label: Array, weight: Array) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dashboards.sentences.stages import number_of_passes
 from dashboards.units import byte_size, decimals, si
 from trials.study_record import StudyRecord
 
@@ -18,7 +19,7 @@ def facts(record: StudyRecord) -> tuple[tuple[str, str], ...]:
         "Sampler": f"{record.sampler}, seed {record.seed}",
         "Candidates": _budget(record),
         "Judged by": f"the next {record.period}, before it is trained on" if record.period else "validation",
-        "Passes": f"{record.passes.passes} at most, found with the baseline" if record.passes else "",
+        "Passes": _passes(record),
         "Planned for": (
             f"{cluster.name}, {cluster.ranks_words} of {byte_size(cluster.hbm)}"
             + ("" if cluster.verified else ", numbers unverified")
@@ -30,6 +31,13 @@ def facts(record: StudyRecord) -> tuple[tuple[str, str], ...]:
         "Directory": record.directory,
     }
     return tuple((name, text) for name, text in known.items() if text)
+
+
+def _passes(record: StudyRecord) -> str:
+    found = record.passes
+    if found is None:
+        return ""
+    return number_of_passes(found).rstrip(",") + (", found with the baseline" if found.reason is None else "")
 
 
 def _rows(record: StudyRecord, split: str) -> str:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from dashboards.names import counted_from_one
 from dhen.cost import ATTENTION, MATMUL, CostRow
 
 COUNTED = (MATMUL, ATTENTION)
@@ -64,7 +65,7 @@ def folded(cost: Iterable[CostRow]) -> tuple[LayerCost, ...]:
         layers.setdefault(layer, {}).setdefault(module, []).append(named)
     return tuple(
         LayerCost(
-            name=_spaced(layer),
+            name=counted_from_one(layer),
             modules=tuple(
                 ModuleCost(name=_module_name(module, modules), rows=tuple(rows))
                 for module, rows in modules.items()
@@ -100,9 +101,3 @@ def _module_name(module: str, modules: Iterable[str]) -> str:
 def _unnumbered(name: str) -> str:
     match = _NUMBERED.fullmatch(name)
     return match[1] if match else name
-
-
-def _spaced(layer: str) -> str:
-    """`layer 1` for `layer0`: people count from one."""
-    match = _NUMBERED.fullmatch(layer)
-    return f"{match[1]} {int(match[2]) + 1}" if match and match[1] == "layer" else layer

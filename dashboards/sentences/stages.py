@@ -81,7 +81,7 @@ def passes_found(record: StudyRecord) -> str | None:
     found = record.passes
     if found is None:
         return None
-    about = f"Trainings have {_number_of_passes(found)} over the training rows"
+    about = f"Trainings have {number_of_passes(found)} over the training rows"
     if found.reason is not None:
         return f"{about}: {found.reason}; training.epochs= sets another number for a new study."
     lowest = f"{decimals(found.lowest_ne, 5)} after {decimals(found.lowest_after, 1)} of up to {found.tried}"
@@ -98,7 +98,7 @@ def passes_found(record: StudyRecord) -> str | None:
     )
 
 
-def _number_of_passes(found: FoundPasses) -> str:
+def number_of_passes(found: FoundPasses) -> str:
     """`one pass`, `up to 6 passes` or `2 passes, with learning rates that fall to zero,`."""
     if found.falling is not None:
         return f"{found.falling} passes, with learning rates that fall to zero,"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.names import trial_name
+from dashboards.names import counted_from_one, trial_name
 from dashboards.sentences.choice import reasons
 from dashboards.units import MISSING, decimals, percent, percent_range, si
 from trials.analyses import Better
@@ -126,7 +126,7 @@ def interval(comparison: Comparison) -> str:
 
 def retrained_line(retraining: TrialRecord) -> str:
     """A line for logs: `retrained trial 7 from seed 3: NE 0.78123 on test`."""
-    ablation = f" without {retraining.origin.removed}" if retraining.origin.removed else ""
+    ablation = f" without {counted_from_one(retraining.origin.removed)}" if retraining.origin.removed else ""
     rows = retraining.job.origin
     part = f" on the first {rows:,} rows" if rows is not None else ""
     if retraining.job.refit is not None:

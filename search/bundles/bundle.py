@@ -29,13 +29,14 @@ from dhen.atomic_write import atomic_folder, check_named
 from dhen.averaging import MeanOfNetworks
 from dhen.cost import CostRow
 from dhen.errors import UserError
+from dhen.fingerprint import fingerprint
 from dhen.inputs.fresh_rows import unfilled_tables
 from dhen.inputs.int8_tables import use_int8_tables
 from dhen.model import build_model
 from dhen.values import Value, load_json, parse
-from search.bundles.increments import Increment, TrainedPeriod, Version, base_version, read_increments, replay
+from search.bundles.increments import Increment, TrainedPeriod, Version, read_increments, replay
 from search.bundles.int8_cost import Int8Cost
-from search.bundles.manifest import MANIFEST, check_is_bundle, first_fault, write_manifest
+from search.bundles.manifest import MANIFEST, check_is_bundle, file_hashes, first_fault, write_manifest
 from trials.data.cache import PreparedLog
 from trials.data.encoding.encoding import Encoding
 from trials.data.loader import feature_batch
@@ -332,8 +333,18 @@ def _check_whole(directory: Path, needed: Iterable[str]) -> None:
 
 
 def _exported(directory: Path, info: BundleInfo) -> Version:
-    """The version of the weights that a bundle was written with."""
-    return info.version or base_version(directory / MANIFEST)
+    """The version of the weights that a bundle was written with: what it has of another bundle, or a version 0,
+    known by what it scores with. What is known of its quality, and what was measured at export, may change."""
+    if info.version is not None:
+        return info.version
+    scores_with = {
+        name: file_hash
+        for name, file_hash in file_hashes(directory).items()
+        if name in weights_names(info) or Path(name).parts[0] == ENCODING
+    }
+    models = [job.model.to_dict() for job in info.jobs]
+    identity = fingerprint({"files": scores_with, "models": models})
+    return Version(number=0, base=identity, identity=identity)
 
 
 def is_bundle(path: Path) -> bool:

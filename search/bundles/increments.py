@@ -27,7 +27,7 @@ from dhen.atomic_write import atomic_folder
 from dhen.errors import UserError
 from dhen.fingerprint import file_hash
 from dhen.values import Value, load_json, parse
-from search.bundles.manifest import MANIFEST, first_fault, listed_files, write_manifest
+from search.bundles.manifest import MANIFEST, file_hashes, first_fault, write_manifest
 from trials.data.prepare.locked_directory import locked
 from trials.record import NAN_AS_WORD, Metrics
 from trials.storage.weight_changes import apply_changes
@@ -229,7 +229,7 @@ def take_increments(bundle: Path, current: Version, folders: Sequence[Path]) -> 
         increment = read_increment(folder)
         check_follows(increment, current, str(bundle))
         with atomic_folder(increment_folder(bundle, increment.version.number)) as building:
-            for name in (*listed_files(folder), MANIFEST):  # what else lies there is not the increment's
+            for name in (*file_hashes(folder), MANIFEST):  # what else lies there is not the increment's
                 (building / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(folder / name, building / name)
         current = increment.version
@@ -249,9 +249,3 @@ def replay(weights: Weights, increments: Iterable[Increment]) -> None:
 def increment_folder(bundle: Path, number: int) -> Path:
     """Returns where a bundle has the increment that makes this version."""
     return bundle / INCREMENTS / f"{number:0{DIGITS}d}"
-
-
-def base_version(manifest: Path) -> Version:
-    """Returns version 0 of the bundle with this manifest."""
-    identity = file_hash(manifest)
-    return Version(number=0, base=identity, identity=identity)

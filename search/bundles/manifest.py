@@ -33,15 +33,6 @@ def check_is_bundle(path: Path) -> None:
         raise UserError(f"{path}: no bundle here ({MANIFEST} is missing); `dhen-search export` makes one.")
 
 
-def listed_files(folder: Path) -> list[str]:
-    """Names of the files in a folder's manifest.
-
-    Raises:
-        ValueError: for a damaged manifest.
-    """
-    return list(_hashes(folder))
-
-
 def first_fault(folder: Path, needed: Iterable[str] = ()) -> str | None:
     """The first file that is not as it was written, with the reason, in words; None where all are.
 
@@ -52,7 +43,7 @@ def first_fault(folder: Path, needed: Iterable[str] = ()) -> str | None:
     Raises:
         ValueError: for a damaged manifest.
     """
-    hashes = _hashes(folder)
+    hashes = file_hashes(folder)
     for name in needed:
         if name not in hashes:
             return f"{name} is not in {MANIFEST}"
@@ -64,5 +55,10 @@ def first_fault(folder: Path, needed: Iterable[str] = ()) -> str | None:
     return None
 
 
-def _hashes(folder: Path) -> dict[str, str]:
+def file_hashes(folder: Path) -> dict[str, str]:
+    """Returns the hashes in a folder's manifest, by file.
+
+    Raises:
+        ValueError: for a damaged manifest.
+    """
     return _HASHES.validate_json((folder / MANIFEST).read_bytes(), strict=True)

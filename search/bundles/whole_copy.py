@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from dhen.atomic_write import atomic_folder
 from search.bundles.bundle import CHECK, INFO, Bundle, check_place, weights_names
 from search.bundles.increments import replay
-from search.bundles.manifest import MANIFEST, listed_files, write_manifest
+from search.bundles.manifest import MANIFEST, file_hashes, write_manifest
 from trials.storage.weights_file import read_weights, save_weights
 
 
@@ -23,7 +23,7 @@ def copy_whole(bundle: Bundle, out: Path) -> None:
     """
     check_place(out)
     with atomic_folder(out) as building:
-        for name in (*listed_files(bundle.directory), MANIFEST):
+        for name in (*file_hashes(bundle.directory), MANIFEST):
             (building / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(bundle.directory / name, building / name)
         if not bundle.increments:

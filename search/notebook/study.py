@@ -148,8 +148,10 @@ def _figures(record: StudyRecord) -> Iterator[tuple[str, go.Figure]]:
             draw = functions.get(f"{name.removesuffix('_info')}_figure")
             if not name.endswith("_info") or info.__module__ != module.name or draw is None:
                 continue
-            if [parameter.name for parameter in inspect.signature(info).parameters.values()] != ["record"]:
+            first, *others = inspect.signature(info).parameters.values()
+            if first.name != "record" or any(other.default is inspect.Parameter.empty for other in others):
                 continue
-            figure = draw(info(record))
-            if figure.data:
+            shown = info(record)
+            figure = draw(shown) if shown is not None else None
+            if figure is not None and figure.data:
                 yield name.removesuffix("_info"), figure

@@ -54,7 +54,9 @@ class ServingGate:
         if excess is None:
             return record
         record = record.with_plan(serving_excess=excess)
-        return record.with_result(outcome=Outcome.INFEASIBLE) if excess > 0 else record
+        if excess <= 0:
+            return record
+        return record.with_result(outcome=Outcome.INFEASIBLE, error=self._over(record))
 
     def _measured(self, record: TrialRecord, job: Job) -> TrialRecord:
         """The trial with its forward time, where that decides or is the baseline's."""
@@ -66,10 +68,14 @@ class ServingGate:
             self._ms[network] = self._measure_ms(job, self._limits.serving)
         return record.with_plan(serving_ms=self._ms[network])
 
+    def _over(self, record: TrialRecord) -> str:
+        """What a trial is over, in words; empty where it keeps all limits."""
+        demands = self._limits.demands(**_taken(record))
+        return "; ".join(demand.words for demand in demands if demand.excess > 0)
+
     def _verdict(self, record: TrialRecord, began: float) -> TrialRecord:
         record = record.with_plan(serving_excess=self._excess(record))
-        demands = self._limits.demands(**_taken(record))
-        over = "; ".join(demand.words for demand in demands if demand.excess > 0)
+        over = self._over(record)
         if not over or record.kind is TrialKind.BASELINE:
             return record
         error = f"{record.result.error}; {over}" if record.result.error else over

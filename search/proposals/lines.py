@@ -8,6 +8,7 @@ configuration; `{"point": ...}` and `{"model": ..., "training": ...}` say which 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from dhen.errors import UserError
 from dhen.fingerprint import fingerprint
 from trials.record import TrialRecord
 
+WRITING_SECONDS = 30.0
+"""Seconds after a file has changed for which a last line that is no JSON may be one that is being written."""
 Proposer = Callable[[Sequence[TrialRecord]], Iterable[Mapping[str, Any]]]
 """A function that is given the trials so far, and returns what it proposes next: mappings as in lines of a file,
 none where it has nothing to propose now."""
@@ -54,12 +57,13 @@ def lines_of_file(path: Path) -> Lines:
 
     def read(trials: Sequence[TrialRecord]) -> list[Line]:
         try:
-            text = path.read_text(encoding="utf-8", errors="replace")
+            text = path.read_text(encoding="utf-8-sig", errors="replace")
+            old = time.time() - path.stat().st_mtime > WRITING_SECONDS
         except OSError:  # moved away for a moment, perhaps by an editor that writes it anew
             return []
         lines = [Line(number=number, text=line) for number, line in enumerate(text.split("\n"), 1)]
         # behind the last newline stands nothing, or a line that somebody is writing at this moment
-        written = lines if _is_json(lines[-1].text) else lines[:-1]
+        written = lines if old or _is_json(lines[-1].text) else lines[:-1]
         return [line for line in written if line.text.strip()]
 
     return read

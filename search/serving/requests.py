@@ -79,9 +79,11 @@ def _json(text: str, schema: LogSchema) -> pa.RecordBatch | None:
         raise UserError(
             f"beside {name} stands {', '.join(unknown) or PARAMS}, which this model does not take."
         )
-    table = FORMS[name](data[name], name)
-    if not any(map(len, table.values())):
+    table, rows = FORMS[name](data[name], name)
+    if not rows:
         return None
+    if not table:
+        raise UserError(f"{name}: {rows} rows without a column; the model has {', '.join(schema.inputs)}.")
     present = [column for column in schema.inputs if column in table]
     return record_batch({column: _checked(column, table[column], schema) for column in present})
 
@@ -115,7 +117,7 @@ def _refuse(name: str, values: Sequence[Any], good: Sequence[bool], kind: str) -
         raise UserError(f"row {row + 1}: column {name!r} holds {values[row]!r}, which is no {kind}.")
 
 
-def _records(rows: Any, name: str) -> Table:
+def _records(rows: Any, name: str) -> tuple[Table, int]:
     if not isinstance(rows, list):
         raise UserError(f"{name}: expected a list of rows, received {_kind(rows)}.")
     for number, row in enumerate(rows, start=1):
@@ -124,10 +126,10 @@ def _records(rows: Any, name: str) -> Table:
                 f"{name}, row {number}: expected an object with a value for each column, received {_kind(row)}."
             )
     columns = dict.fromkeys(column for row in rows for column in row)
-    return {column: [row.get(column) for row in rows] for column in columns}
+    return {column: [row.get(column) for row in rows] for column in columns}, len(rows)
 
 
-def _split(table: Any, name: str) -> Table:
+def _split(table: Any, name: str) -> tuple[Table, int]:
     if not isinstance(table, dict) or not {"columns", "data"} <= set(table):
         raise UserError(f"{name}: expected an object with columns and data, received {_kind(table)}.")
     names, rows = table["columns"], table["data"]
@@ -139,10 +141,10 @@ def _split(table: Any, name: str) -> Table:
             raise UserError(
                 f"{name}, row {number}: expected a list of {len(names)} values, received {found}."
             )
-    return {column: [row[place] for row in rows] for place, column in enumerate(names)}
+    return {column: [row[place] for row in rows] for place, column in enumerate(names)}, len(rows)
 
 
-def _inputs(table: Any, name: str) -> Table:
+def _inputs(table: Any, name: str) -> tuple[Table, int]:
     if not isinstance(table, dict) or not all(isinstance(values, list) for values in table.values()):
         raise UserError(
             f"{name}: expected an object with a list of values for each column, received {_kind(table)}."
@@ -150,7 +152,7 @@ def _inputs(table: Any, name: str) -> Table:
     lengths = {column: len(values) for column, values in table.items()}
     if len(set(lengths.values())) > 1:
         raise UserError(f"{name}: the columns have different numbers of values: {lengths}.")
-    return table
+    return table, max(lengths.values(), default=0)
 
 
 def _is_names(names: Any) -> bool:
@@ -166,7 +168,8 @@ def _kind(value: Any) -> str:
     return kinds.get(type(value), "a number")
 
 
-Form = Callable[[Any, str], Table]
+Form = Callable[[Any, str], tuple[Table, int]]
+"""A function that returns the columns of rows, and how many rows there are."""
 FORMS: dict[str, Form] = {
     "dataframe_records": _records,
     "dataframe_split": _split,

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from dhen.config import ModelConfig
-from dhen.errors import UserError
+from dhen.errors import UserError, unknown_name
 from dhen.model import catalog, named_model, parse_model
 from dhen.schema import FeatureSchema
 from dhen.values import load_yaml, parse
-from search.config import StudyConfig
+from search.config import CONFIGURATION_KEYS, StudyConfig
 from spaces.axes import random_value, read_axis
 from spaces.space import Point
 from trials.job import TrainingConfig
@@ -93,14 +93,18 @@ def read_baseline(config: StudyConfig, features: FeatureSchema | None = None) ->
 
 
 def read_configuration(path: Path, defaults: TrainingConfig) -> tuple[ModelConfig, TrainingConfig]:
-    """A model and how it trains, from a YAML file with `model` and (optionally) `training`, or a model alone.
+    """A model, or the name of a shipped one, and how it trains, from a YAML file with `model` and (optionally)
+    `training`, or a model alone. What `plan` reads there too (`schema`) is left to it.
 
     Raises:
         UserError: naming the file and the key.
     """
     data = load_yaml(path)
     if isinstance(data, dict) and "model" in data:
-        model = parse_model(data["model"], f"{path}: model")
+        for unknown in sorted(map(str, set(data) - set(CONFIGURATION_KEYS))):
+            raise UserError(f"{path}: {unknown_name('key', unknown, CONFIGURATION_KEYS)}")
+        of_file = data["model"]
+        model = named_model(of_file) if isinstance(of_file, str) else parse_model(of_file, f"{path}: model")
         settings = data.get("training") or {}
         if isinstance(settings, dict):  # `parse` refuses what is no mapping
             settings = defaults.to_dict() | settings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,9 +9,7 @@ from typing import TYPE_CHECKING
 from dashboards.names import short_name
 from dashboards.sentences.winners import interval
 from dashboards.units import decimals, percent, si
-from dhen.fingerprint import fingerprint
-from search.bundles.bundle import ENCODING, Bundle, read_bundle, weights_names
-from search.bundles.manifest import MANIFEST
+from search.bundles.bundle import Bundle, read_bundle
 from search.tracking.model_files import write_model
 from trials.mlflow.registry import ModelContents, model_name, register
 from trials.study_record import relative_ne_percent
@@ -51,25 +48,12 @@ def register_bundle(
     own_run = client.get_run(run) if run else _run(client, own_experiment, bundle)
     contents = ModelContents(
         name=model_name(name or bundle.info.study),
-        identity=_identity(bundle),
+        identity=bundle.version.identity,
         description=_description(bundle, own_experiment, own_run),
         tags=_tags(bundle),
     )
     write = partial(write_model, bundle)
     return register(client, contents, write, experiment=own_experiment, run=own_run)
-
-
-def _identity(bundle: Bundle) -> str:
-    """Returns what a bundle scores by: its models, its weights with all increments, its encoding. What is known of
-    its quality, and what was measured at export, may change."""
-    files = json.loads((bundle.directory / MANIFEST).read_text(encoding="utf-8"))
-    weights = weights_names(bundle.info)
-    scores_by = {
-        name: file for name, file in files.items() if name in weights or Path(name).parts[0] == ENCODING
-    }
-    increments = [increment.version.identity for increment in bundle.increments]
-    models = [job.model.to_dict() for job in bundle.info.jobs]
-    return fingerprint({"files": scores_by, "increments": increments, "models": models})
 
 
 def _experiment(client: MlflowClient, bundle: Bundle) -> str:
@@ -102,7 +86,7 @@ def _tags(bundle: Bundle) -> dict[str, str]:
 
 def _without_comparison(bundle: Bundle) -> str:
     if bundle.info.validation == bundle.info.baseline_validation:
-        return "It is the tuned baseline: no candidate is better beyond the noise of choosing"
+        return "It is the tuned baseline"
     return "Not confirmed: `dhen-search confirm` says whether it is better than the baseline beyond noise"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from dashboards.names import trial_name
+from dashboards.names import counted_from_one, trial_name
 from dashboards.terminal.tables import plain_table
 from dashboards.units import MISSING, decimals, percent, percent_range, si
 from search.analysis.ablate import ablate
@@ -77,5 +77,6 @@ def _rows(ablation: Ablation) -> list[tuple[str, ...]]:
         ne = part.ne_percent
         between = percent_range(ne.low, ne.high) if ne else MISSING
         mean = percent(ne.mean) if ne else MISSING
-        rows.append((part.removed, mean, between, si(part.flops), f"{decimals(part.flops_percent, 1)} %"))
+        name = counted_from_one(part.removed)
+        rows.append((name, mean, between, si(part.flops), f"{decimals(part.flops_percent, 1)} %"))
     return rows

@@ -53,6 +53,12 @@ def command(directory: Path, everything: bool, by: str, as_json: bool) -> None:
     console = Console()
     console = console if console.is_terminal else Console(width=WIDTH)
     if not board.rows:
+        if board.finished_trials:
+            ended = (
+                f"{board.finished_trials} trials of the study in {directory} have ended, none with a result"
+            )
+            console.print(f"{ended}; --all shows them, `dhen-search status {directory}` why.", soft_wrap=True)
+            return
         running = "its first trainings are under way" if record.running else "its command goes on"
         console.print(f"no trial of the study in {directory} has ended yet; {running}.", soft_wrap=True)
         return

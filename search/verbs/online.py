@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -82,6 +83,7 @@ def command(
             encoding=source.encoding,
             format=log_format,
             skip_bad_rows=skip_bad_rows,
+            joins_splits=True,
             progress=progress,
         )
         periods = Periods.of(log, settings.period)
@@ -157,9 +159,12 @@ def _line(increment: Increment) -> str:
         if info.begun or info.gone
         else ""
     )
+    ne = f"NE {online.ne:.5f} online, {frozen.ne:.5f} as it was ({100 * (online.ne / frozen.ne - 1):+.2f} %)"
+    if math.isnan(online.ne):
+        ne = "whose labels are all equal, so that no NE is known"
     return (
-        f"{_name(increment)}: {online.examples:,} rows, NE {online.ne:.5f} online, {frozen.ne:.5f} as it was "
-        f"({100 * (online.ne / frozen.ne - 1):+.2f} %){ids}; increment {info.number}, {byte_size(increment.bytes)}"
+        f"{_name(increment)}: {online.examples:,} rows, {ne}{ids}; increment {info.number}, "
+        f"{byte_size(increment.bytes)}"
     )
 
 

@@ -29,8 +29,9 @@ def json_option(help_text: str) -> Callable[[Command], Command]:
 
 
 def print_json(value: Value | Sequence[Value]) -> None:
-    """Prints what a verb has to say on stdout, as JSON."""
-    shape: TypeAdapter[Any] = TypeAdapter(SerializeAsAny[Value] | list[SerializeAsAny[Value]])
+    """Prints what a verb has to say on stdout, as JSON; NaN, which JSON has not, as a word."""
+    values = SerializeAsAny[Value] | list[SerializeAsAny[Value]]
+    shape: TypeAdapter[Any] = TypeAdapter(values, config=NAN_AS_WORD)
     click.echo(shape.dump_json(value if isinstance(value, Value) else list(value), indent=1).decode())
 
 
@@ -196,7 +197,7 @@ class OnlineIncrement(Value):
 
 
 class OnlineBundle(Value):
-    """`online`: a bundle that was trained on newer rows."""
+    """`online`: a bundle that was trained on newer rows. NE of a period whose labels are all equal is "NaN"."""
 
     bundle: str
     version: int

@@ -259,6 +259,12 @@ def _configuration(
     if is_bundle(path):
         job = read_bundle(path).job(member)
         model, training, seed, period = job.model, job.training, job.seed, job.period
+        if job.teacher is not None:
+            click.echo(
+                "the bundle's network had learnt from an average, which is not at hand: it is trained on the "
+                "log's labels alone",
+                err=True,
+            )
     elif path.exists():
         model, training = read_configuration(path, TrainingConfig())
     elif what in catalog():

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from dhen.errors import UserError, unknown_name
 from dhen.fingerprint import fingerprint
 from dhen.schema import FeatureSchema
-from dhen.values import Value, compact, load_yaml, parse
+from dhen.values import Value, compact, dump_yaml, load_yaml, parse, parse_yaml
 
 
 def test_fingerprint_ignores_the_order_of_keys() -> None:
@@ -155,3 +155,20 @@ def test_parts_that_were_one_object_stay_so() -> None:
 def test_settings_that_are_equal_and_written_differently_stay_apart(others: list[Any]) -> None:
     values = [Inner(settings={"x": value}) for value in others]
     assert [repr(compact(value)) for value in values] == list(map(repr, values))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 0.001),
+        ("-2E5", -2e5),
+        (".5e1", 5.0),
+        ("1.5", 1.5),
+        ("2024-06-01", "2024-06-01"),
+        ("e5", "e5"),
+    ],
+)
+def test_exponents_are_numbers_and_dates_are_text(text: str, value: object) -> None:
+    assert parse_yaml(text) == value
+    assert parse_yaml(dump_yaml({"a": value})) == {"a": value}
+    assert parse_yaml(dump_yaml({"a": text})) == {"a": text}

@@ -22,7 +22,7 @@ from dhen.fingerprint import file_hash
 from dhen.model import catalog as models
 from search.bundles.bundle import read_bundle
 from search.bundles.increments import INCREMENTS
-from search.bundles.manifest import MANIFEST, listed_files
+from search.bundles.manifest import MANIFEST, file_hashes
 from search.config import read_study_config
 from search.plan_request import read_request
 from search.proposals.lines import Line
@@ -188,7 +188,7 @@ def _files_of(bundle: Path, place: Path) -> Target:
 
     The first byte says which file; one from 128 on leaves the manifest as it was.
     """
-    names = [*listed_files(place), MANIFEST]
+    names = [*file_hashes(place), MANIFEST]
     good = {name: (place / name).read_bytes() for name in names}
 
     def read(data: bytes) -> None:

@@ -15,7 +15,9 @@ from filelock import lock_descriptor, unlock_descriptor
 
 from dhen.errors import UserError
 from search import run_directory
+from search.read_study import HEAD, read_study
 from search.run_directory import LOCK_FILE, is_driven, only_driver
+from trials.storage.ledger import Ledger
 
 DRIVE = """
 import sys, time
@@ -90,3 +92,17 @@ def test_a_reader_at_the_lock_is_not_taken_for_a_driver(
         else:
             with only_driver(tmp_path):
                 assert is_driven(tmp_path)
+
+
+def test_time_in_which_nothing_ran_is_none_of_a_study_s(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader while `confirm` holds a study that ended, or before one that is gone on with has noted any."""
+    before, facts = read_study(study).elapsed_seconds, Ledger.facts
+
+    def going_on(ledger: Ledger) -> dict[str, Any]:
+        noted = facts(ledger) or {}
+        return noted | {HEAD: noted[HEAD] | {"finished": False}}
+
+    with only_driver(study):
+        assert read_study(study).elapsed_seconds == before
+        monkeypatch.setattr(Ledger, "facts", going_on)
+        assert read_study(study).elapsed_seconds == before

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import spaces
 from dhen.blocks import BLOCKS
 from dhen.blocks.conv import ConvConfig
 from dhen.blocks.dcn import DcnConfig
@@ -28,6 +29,8 @@ from spaces.space import Space, SpaceConfig
 
 NAMES = sorted(catalog())
 every_space = pytest.mark.parametrize("name", NAMES)
+
+TINY = Path(spaces.__file__).parent / "catalog" / "tiny.yaml"
 
 
 @settings(deadline=None)  # the largest space takes long on a busy machine
@@ -303,6 +306,23 @@ def test_a_log_without_numbers_has_no_axis_for_them(name: str) -> None:
     assert not [key for point in space.config.start for key in point if key.endswith("raw_numeric")]
     whole = load_space(name)
     assert [axis.name for axis in whole.axes if axis.name.endswith("raw_numeric")]
+
+
+def test_settings_that_no_module_may_have_are_said_where_the_space_is_counted(tmp_path: Path) -> None:
+    text = TINY.read_text().replace("conv:", "sparse_attention: {block_size: [8, 0]}\n  conv:")
+    (tmp_path / "mine.yaml").write_text(text)
+    space = load_space(str(tmp_path / "mine.yaml"))
+    with pytest.raises(UserError, match=r"space: module sparse_attention: block_size: .* greater than"):
+        space_size(space)
+
+
+def test_rates_are_numbers_also_without_a_point(tmp_path: Path) -> None:
+    text = TINY.read_text().replace("{low: 0.001, high: 0.01, log: true}", "[1e-3, 2e-3]")
+    (tmp_path / "mine.yaml").write_text(text)
+    axes = {axis.name: axis for axis in load_space(str(tmp_path / "mine.yaml")).axes}
+    rates = axes["training.learning_rate"]
+    assert isinstance(rates, Choice)
+    assert rates.values == (0.001, 0.002)
 
 
 def test_whole_numbers_are_drawn_on_their_logarithmic_scale() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from dhen.errors import UserError, unknown_name
-from dhen.values import load_yaml, parse
+from dhen.values import YamlDumper, load_yaml, parse
 from trials.data.log_schema import ROLES, Column, LogSchema
 
 _HEAD = """\
@@ -72,7 +72,9 @@ def _flow(data: dict[str, Any]) -> str:
 def _yaml(data: dict[str, Any], **style: Any) -> str:
     """Returns YAML without line breaks of its own; what cannot be printed is escaped, as `repr` does."""
     printable = "\\" not in repr(data)
-    return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=printable, width=2**31, **style))
+    return str(
+        yaml.dump(data, Dumper=YamlDumper, sort_keys=False, allow_unicode=printable, width=2**31, **style)
+    )
 
 
 def read_schema(path: Path) -> LogSchema:

@@ -70,8 +70,7 @@ def register(
 
 def _version(client: MlflowClient, contents: ModelContents) -> ModelVersion | None:
     """Returns the newest version with this identity that is ready, where there is one."""
-    name = contents.name.replace("'", "\\'")
-    versions = client.search_model_versions(f"name = '{name}'")
+    versions = client.search_model_versions(f"name = {_quoted(contents.name)}")
     same = [
         version
         for version in versions
@@ -89,7 +88,7 @@ def _new_version(
 ) -> ModelVersion:
     """Logs the files as a model of the run, and makes a version of it; the tag comes with the last request, so
     that a version that was cut short is not taken for a whole one."""
-    if not client.search_registered_models(f"name = '{contents.name}'", max_results=1):
+    if not client.search_registered_models(f"name = {_quoted(contents.name)}", max_results=1):
         client.create_registered_model(contents.name)
     run_id = run.info.run_id if run else None
     with TemporaryDirectory() as temporary:
@@ -108,6 +107,11 @@ def _new_version(
         description=contents.description,
         model_id=logged.model_id,
     )
+
+
+def _quoted(name: str) -> str:
+    """Returns a name as MLflow's conditions have it, which know no escapes; a name with both quotes is refused."""
+    return f'"{name}"' if "'" in name else f"'{name}'"
 
 
 def _logged_name(name: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ VARIABLE = "MLFLOW_TRACKING_URI"
 """The environment's variable that names the tracking server, as MLflow itself has it."""
 BOUNDS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": 1, "MLFLOW_HTTP_REQUEST_TIMEOUT": 10}
 """Largest number of retries and of seconds of a request. MLflow's own are 7 and 120, many minutes altogether."""
+NO_ANSWER = (ConnectionError, TimeoutError, socket.gaierror)
+"""Errors of this machine's own that say that the server does not answer."""
 UNREACHABLE = ("failed with exception", "failed with timeout exception")
 """What MLflow's message holds where there was no answer, or errors of the server alone."""
 UNAUTHENTICATED, FORBIDDEN, NOT_FOUND = 401, 403, 404
@@ -74,6 +77,10 @@ def server_errors(uri: str) -> Iterator[None]:
         root = type(error).__module__.split(".")[0]
         if root not in ("mlflow", "requests", "urllib3") and not isinstance(error, OSError):
             raise
+        if root not in ("mlflow", "requests", "urllib3") and not isinstance(error, NO_ANSWER):
+            raise UserError(
+                f"{uri}: what it is to be sent cannot be written or read here: {error}"
+            ) from error
         status = _status(error)
         # the message itself may repeat what a proxy or the server said of credentials
         LOG.info("MLflow at %s: %s, status %s", uri, type(error).__name__, status)

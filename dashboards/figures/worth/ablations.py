@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from dashboards.figures.style import empty
 from dashboards.figures.worth.estimates import Estimate, estimates_figure, judged
-from dashboards.names import trial_name
+from dashboards.names import counted_from_one, trial_name
 from dashboards.rows import find
 from dashboards.units import decimals, percent, si
 from trials.analyses import Ablation
@@ -88,7 +88,7 @@ def _trial(ablation: Ablation, record: StudyRecord) -> AblatedTrial:
     parts = [
         AblatedPart(
             trial=ablation.trial,
-            removed=part.removed,
+            removed=counted_from_one(part.removed),
             percent=-part.ne_percent.mean,
             low=-part.ne_percent.high if part.ne_percent.high is not None else None,
             high=-part.ne_percent.low if part.ne_percent.low is not None else None,

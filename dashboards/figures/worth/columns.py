@@ -62,8 +62,8 @@ def pairs_in(trial: TrialRecord) -> set[str]:
 
 
 def modules_by_layer(trial: TrialRecord) -> set[str]:
-    """Modules with their layer: `layer 0: dlrm`."""
-    return {f"layer {number}: {kind}" for number, kinds in enumerate(_layers(trial)) for kind in kinds}
+    """Modules with their layer, counted from one: `layer 1: dlrm`."""
+    return {f"layer {number}: {kind}" for number, kinds in enumerate(_layers(trial), 1) for kind in kinds}
 
 
 def columns_of(

@@ -28,6 +28,7 @@ from dashboards.figures.worth.columns import (
     relative,
 )
 from dashboards.figures.worth.estimates import Estimate, estimates_figure, interval_trace, judged
+from dashboards.names import counted_from_one
 from dashboards.rows import baseline_ne
 from dashboards.units import percent
 from trials.analyses import Ablation, Better
@@ -199,13 +200,13 @@ def _ablated(ablations: Iterable[Ablation], rows: set[str]) -> Iterable[AblatedM
             match, ne = ABLATED.fullmatch(part.removed), part.ne_percent
             if match is None or ne is None:
                 continue
-            names = (f"layer {match[1]}: {match[2]}", match[2])
+            names = (f"layer {int(match[1]) + 1}: {match[2]}", match[2])
             name = next((name for name in names if name in rows), None)
             if name is not None:
                 yield AblatedModule(
                     name=name,
                     trial=ablation.trial,
-                    removed=part.removed,
+                    removed=counted_from_one(part.removed),
                     percent=-ne.mean,
                     low=_negative(ne.high),
                     high=_negative(ne.low),

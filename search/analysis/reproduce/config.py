@@ -18,6 +18,8 @@ CONFIDENCE = 0.95
 
 
 def _several(value: Any) -> Any:
+    if isinstance(value, str):
+        return tuple(value.split(","))
     return (value,) if isinstance(value, int) else value
 
 

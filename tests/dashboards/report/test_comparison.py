@@ -3,6 +3,7 @@ from __future__ import annotations
 from records import judged, study
 from reports.planned import confirmed, planned_study
 
+from dashboards.report.about import facts
 from dashboards.report.comparison import (
     best_rows,
     different_settings,
@@ -11,7 +12,7 @@ from dashboards.report.comparison import (
     render_comparison,
 )
 from dashboards.report.two_fronts import two_fronts_figure, two_fronts_info
-from trials.study_record import StudyRecord
+from trials.study_record import FoundPasses, StudyRecord
 
 ONE, OTHER = study(), study(seed=1, name="ads-april", directory="runs/ads-april", sampler="random")
 
@@ -89,3 +90,13 @@ def test_studies_of_one_name_are_told_apart_by_their_directories() -> None:
         "ads-march (runs/ads-march)",
         "ads-march (elsewhere)",
     )
+
+
+def test_passes_are_those_of_trainings_and_found_only_where_they_were() -> None:
+    for found, said in (
+        (FoundPasses(passes=6, falling=2), "2 passes, with learning rates that fall to zero, found with"),
+        (FoundPasses(passes=6), "up to 6 passes, found with the baseline"),
+        (FoundPasses(passes=1, reason="the minutes are too few"), "one pass"),
+    ):
+        assert dict(facts(study(passes=found)))["Passes"].startswith(said)
+    assert "found with" not in dict(facts(study(passes=FoundPasses(passes=1, reason="few"))))["Passes"]

@@ -121,6 +121,7 @@ def test_report_and_mlflow_show_it(confirmed: Path) -> None:
 
 def test_more_seeds_add_to_those_there_are(dhen_search: Run, confirmed: Path) -> None:
     before = {each.number: each.origin.started_at for each in read_study(confirmed).retrainings}
+    bundle = read_bundle(confirmed / "best")
     said = json.loads(dhen_search("confirm", confirmed, "--seeds", 3, "--block-by", "C1", "--json").stdout)
     record = read_study(confirmed)
     assert [Comparison.model_validate(each) for each in said] == list(record.comparisons)
@@ -128,6 +129,9 @@ def test_more_seeds_add_to_those_there_are(dhen_search: Run, confirmed: Path) ->
     now = {each.number: each.origin.started_at for each in record.retrainings}
     assert len(now) == len(before) + 1 + len(winners_in(record))
     assert before.items() <= now.items()
+    later = read_bundle(confirmed / "best")
+    assert later.info != bundle.info
+    assert later.version == bundle.version, "increments of the bundle before follow it"
 
 
 def test_goes_on_from_where_it_was(dhen_search: Run, confirmed: Path, environment: dict[str, str]) -> None:

@@ -10,7 +10,7 @@ from command_line import Run
 
 from dhen.errors import UserError
 from search.bundles.bundle import CHECK, INFO, read_bundle
-from search.bundles.manifest import MANIFEST, first_fault, listed_files, write_manifest
+from search.bundles.manifest import MANIFEST, file_hashes, first_fault, write_manifest
 
 
 def a_folder(folder: Path, *names: str) -> Path:
@@ -26,7 +26,7 @@ def test_no_name_leads_out_of_the_folder(dhen_search: Run, tmp_path: Path, name:
     (tmp_path / "outside").write_text("before")
     bundle = a_folder(tmp_path / "sent" / "bundle", INFO, CHECK)
     (bundle / MANIFEST).write_text(json.dumps(json.loads((bundle / MANIFEST).read_text()) | {name: "0"}))
-    for read in (listed_files, first_fault):
+    for read in (file_hashes, first_fault):
         with pytest.raises(ValueError, match="stays in its folder"):
             read(bundle)
     (tmp_path / "sent" / "outside").write_text("sent")

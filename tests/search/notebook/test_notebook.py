@@ -62,7 +62,7 @@ def test_frames_have_the_records_numbers(opened: Study, study: Path) -> None:
 
 
 def test_figures_are_those_of_the_report_that_show_something(opened: Study) -> None:
-    assert {"front", "curves", "time"} <= set(opened.figures)
+    assert {"front", "curves", "time", "ladder"} <= set(opened.figures)
     drawn = [len(trace.x) for trace in opened.figures["curves"].data if trace.x is not None]
     assert max(drawn) > 1
 

@@ -291,6 +291,27 @@ def test_a_bundle_does_not_become_a_copy_of_itself(dhen_search: Run, live: Path)
     assert "is the folder that this command runs in, or holds it" in said
 
 
+def test_periods_may_be_of_one_class(
+    dhen_search: Run, bundle: Path, logs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """NE of such a period is not known, and it is trained on all the same."""
+    header, *rows = [line.split(",") for line in logs[1].read_text().splitlines()]
+    label = header.index("click")
+    for number, row in enumerate(rows):
+        row[label] = str(int(number < 30))
+    few, out = tmp_path / "few.csv", tmp_path / "live"
+    few.write_text("\n".join(map(",".join, [header, *rows])) + "\n")
+    said = dhen_search("online", bundle, "--data", few, "--out", out, "--json")
+    assert "whose labels are all equal, so that no NE is known" in " ".join(said.stderr.split())
+    assert [one["online"]["ne"] == "NaN" for one in json.loads(said.stdout)["increments"]] == [
+        False,
+        True,
+        True,
+    ]
+    assert len(infos(out)) == 3
+    assert "Warning" not in said.stderr
+
+
 def test_one_process_at_a_time_adds_increments(
     dhen_search: Run, bundle: Path, live: Path, logs: tuple[Path, Path]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -183,6 +184,21 @@ def test_what_cannot_be_trained_is_answered_and_the_study_goes_on(
         "the baseline and the one that can be trained"
     )
     assert any(sentence == f"Proposal 1 was not trained: {refusal.reason}" for sentence in sentences(record))
+
+
+def test_a_proposal_over_a_limit_is_told_which(opened: Open, file: Path) -> None:
+    record = opened(written(file, {"model": OUTSIDE}), "trials=1", "serving.max_flops=10").run()
+    (refusal,) = record.refused
+    assert "max_flops" in refusal.reason
+
+
+def test_an_old_last_line_is_answered_though_nothing_ends_it(opened: Open, file: Path) -> None:
+    word = written(file, a_point())
+    file.write_text("\ufeff" + file.read_text() + "{broken", encoding="utf-8")
+    os.utime(file, (0, 0))
+    record = opened(word).run()
+    assert credited(record) == [1, None, None, None]
+    assert [(refusal.line, "no JSON" in refusal.reason) for refusal in record.refused] == [(2, True)]
 
 
 def test_an_equal_training_is_named(opened: Open, file: Path) -> None:

@@ -105,6 +105,11 @@ from trials.record import Outcome, TrialKind
         (("run", "{log}", "trials=1"), "a study file is YAML. A log is given as --data"),
         (("run", "--data", "{log}", "."), "or as a pattern in quotes"),
         (("frobnicate",), "No such command"),
+        (("run", "--data", "{log}", "name=20240601"), "a text that looks like a number stands in quotes"),
+        (
+            ("reproduce", "table2", "--data", "none.csv", "layers=2,x"),
+            "layers.1: Input should be a valid integer",
+        ),
         (("run", "--dta", "x"), "No such option"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -123,8 +128,15 @@ def test_the_message_says_what_would_work(
         ("model: {layers: [{modules: [linear]}]}\ntraining: fast", "training: expected a mapping"),
         ("model: {family: [dhen], layers: [{modules: [linear]}]}", "unknown family"),
         ("model: {layers: [{modules: [{kind: [linear]}]}]}", "unknown interaction module"),
+        ("model: dcn_v2\ntrainig: {epochs: 7}", "unknown key 'trainig'. Did you mean 'training'"),
     ],
-    ids=["a list for training", "a word for training", "a list for a family", "a list for a kind"],
+    ids=[
+        "a list for training",
+        "a word for training",
+        "a list for a family",
+        "a list for a kind",
+        "no such section",
+    ],
 )
 @pytest.mark.parametrize(
     "words",

@@ -187,6 +187,10 @@ def test_a_bundle_and_a_shipped_model_on_a_log(dhen_search: Run, study: Path, cl
         dhen_search, "dcn_v2", "--data", click_log, "--cluster", "h100", "training.batch_size=128"
     )
     assert found["batch_size"] == 128
+    words = ("--cluster", "h100", "training.batch_size=128", "model.embedding_dim=4")
+    (changed,) = plans(dhen_search, "dcn_v2", "--data", click_log, *words)
+    parameters = [each["strategies"][0]["memory"]["parameters"] for each in (found, changed)]
+    assert parameters[1] < parameters[0]
 
 
 def test_the_sweep_is_one_file_that_opens_anywhere(dhen_search: Run, config: Path, tmp_path: Path) -> None:

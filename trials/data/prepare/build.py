@@ -18,7 +18,7 @@ from trials.data.prepare.collisions import HashCollisions
 from trials.data.prepare.fit import fit
 from trials.data.prepare.splits import plan_splits
 from trials.data.prepare.staging import Progress, Staged, stage
-from trials.data.prepare.write import count_clicks, write_splits
+from trials.data.prepare.write import check_classes, count_clicks, write_splits
 from trials.data.raw.files import RawLog
 from trials.data.raw.readers import BadRows
 from trials.data.raw.sources import estimate_rows
@@ -40,6 +40,8 @@ class Request:
     encoding: Encoding | None
     """Encoding that is used instead of fitting one."""
     skip_bad_rows: bool
+    joins_splits: bool = False
+    """Whether the log is for a reader that joins the splits, each of which may then be of one class."""
     sentences: tuple[str, ...] = ()
     """Sentences that were said when the schema was inferred."""
 
@@ -55,7 +57,8 @@ class Request:
     @property
     def key(self) -> str:
         """Key by which the cache is found before the schema is resolved."""
-        return self.fingerprint(self.schema)
+        key = self.fingerprint(self.schema)
+        return fingerprint([key, "joined"]) if self.joins_splits else key
 
     def needed_bytes(self) -> int:
         """Bytes that staged log and cache take together, about, from the first rows (a bag is taken for 8 ids)."""
@@ -81,6 +84,8 @@ def build(request: Request, directory: Path, progress: Progress) -> None:
         staged = stage(request.log, schema, staging, bad_rows=bad_rows, pool=pool, progress=progress)
         plan = plan_splits(schema.split, sum(staged.open_rows), staged.stamps)
         totals = count_clicks(staged, plan, schema)
+        if not request.joins_splits:
+            check_classes(totals, schema)
         collisions = {name: HashCollisions() for name in schema.tables if schema.growing(name)}
         encoding = request.encoding or fit(staged, plan, schema, pool, progress, collisions)
         write_splits(staged, plan, encoding, directory, pool, progress)

@@ -7,6 +7,7 @@ and appears whole or not at all.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dhen.errors import UserError
@@ -37,6 +38,7 @@ def prepare(
     skip_bad_rows: bool = False,
     split: GivenSplit | None = None,
     growing: GivenGrowing | None = None,
+    joins_splits: bool = False,
     progress: Progress | None = None,
 ) -> PreparedLog:
     """Prepares a log, or opens the cache it was prepared into before.
@@ -57,6 +59,7 @@ def prepare(
             numbers and time stamps for missing, instead of raising.
         split: what the split is in place of the schema's, as far as it says.
         growing: which tables grow, beside those that the schema says.
+        joins_splits: whether the splits will be joined, each of which may then be of one class.
         progress: called with a step's name, rows done and about how many there are.
 
     Raises:
@@ -69,6 +72,7 @@ def prepare(
     request = _request(
         open_log(sources, format), out, schema, encoding, label, skip_bad_rows, of_another_log, split, growing
     )
+    request = replace(request, joins_splits=joins_splits)
     target = Path(out).resolve() if out is not None else user_cache() / request.key
     with locked(target):
         if (existing := _existing(target, request.key)) is not None:

@@ -75,11 +75,7 @@ class _SplitWriter:
 
 
 def count_clicks(staged: Staged, plan: SplitPlan, schema: LogSchema) -> dict[str, ClickTotals]:
-    """Counts the clicks of each split, from which base rate and NE floor follow.
-
-    Raises:
-        UserError: when a split has no rows, or only clicks, or none.
-    """
+    """Counts the clicks of each split, from which base rate and NE floor follow."""
     totals = {name: ClickTotals(schema.negative_sampling_rate) for name in SPLITS}
     for file, first_open, batch in staged.batches():
         split = split_of(plan, schema, file, first_open, batch)
@@ -95,12 +91,20 @@ def count_clicks(staged: Staged, plan: SplitPlan, schema: LogSchema) -> dict[str
                     oracle=None if oracle is None else oracle[rows],
                 )
             )
-    for name, clicks in totals.items():
-        _check_classes(name, clicks, schema)
     return totals
 
 
-def _check_classes(name: str, totals: ClickTotals, schema: LogSchema) -> None:
+def check_classes(totals: Mapping[str, ClickTotals], schema: LogSchema) -> None:
+    """Checks that NE can be said of each split.
+
+    Raises:
+        UserError: when a split has no rows, or only clicks, or none.
+    """
+    for name, clicks in totals.items():
+        _check_split(name, clicks, schema)
+
+
+def _check_split(name: str, totals: ClickTotals, schema: LogSchema) -> None:
     if 0.0 < totals.base_rate < 1.0:
         return
     if not totals.rows:

@@ -93,8 +93,8 @@ def test_modules_are_told_by_layer_where_layers_differ() -> None:
         trials.append(candidate(number, (first,), (second,), ne=ne))
     info = modules_info(searched(*trials))
     layers = {value.name: value for value in info.values if value.group == "layer"}
-    assert layers["layer 1: dlrm"].high < 0
-    assert abs(layers["layer 0: dlrm"].percent) < 0.2 * abs(layers["layer 1: dlrm"].percent)
+    assert layers["layer 2: dlrm"].high < 0
+    assert abs(layers["layer 1: dlrm"].percent) < 0.2 * abs(layers["layer 2: dlrm"].percent)
     shared = modules_info(searched(*made_of(40, 0.001, worth=WORTH)))
     assert not [value for value in shared.values if value.group == "layer"]
 
@@ -157,14 +157,14 @@ def test_ablations_say_what_each_part_brings() -> None:
     info = ablations_info(record)
     (trial,) = info.trials
     assert [(part.removed, part.percent, part.low, part.high) for part in trial.parts] == [
-        ("layer0: attention", -0.5, -0.7, -0.3),
-        ("layer1", 0.1, -0.2, 0.4),
+        ("layer 1: attention", -0.5, -0.7, -0.3),
+        ("layer 2", 0.1, -0.2, 0.4),
     ]
     figure = ablations_figure(info)
-    assert figure.layout.title.text == "layer0: attention of trial 1 brings most: -0.50 % NE"
+    assert figure.layout.title.text == "layer 1: attention of trial 1 brings most: -0.50 % NE"
     assert {trace.name: list(trace.y) for trace in figure.data} == {
-        "lowers NE": ["layer0: attention (60 % of FLOPs)"],
-        "cannot tell": ["layer1 (50 % of FLOPs)"],
+        "lowers NE": ["layer 1: attention (60 % of FLOPs)"],
+        "cannot tell": ["layer 2 (50 % of FLOPs)"],
     }
     assert "dhen-search ablate" in ablations_figure(ablations_info(study())).layout.title.subtitle.text
 

@@ -440,6 +440,15 @@ def test_a_split_of_one_class(clicks: Columns, write_csv: WriteCsv) -> None:
         prepare([write_csv(clicks)])
 
 
+def test_splits_that_are_joined_may_be_of_one_class(clicks: Columns, write_csv: WriteCsv) -> None:
+    clicks["click"] = [1] * 20 + [0] * 580
+    path = write_csv(clicks)
+    log = prepare([path], joins_splits=True)
+    assert log.summary().base_rate["test"] == 0.0
+    with pytest.raises(UserError, match="all of them without a click"):
+        prepare([path])  # it is not the same log for others
+
+
 def test_how_often_ids_come_again_is_counted(clicks: Columns, write_csv: WriteCsv) -> None:
     """Shares of the ids of the train split whose row occurs among the most frequent ones, but for its first time;
     missing and rare values have a row each."""
