@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
@@ -72,8 +73,14 @@ class Server:
         raise AssertionError(f"it did not come so far:\n{self.said()}")
 
     def until_all_serve(self, version: str) -> None:
-        """Until a version answers twenty times in a row, so that surely no worker has another one."""
-        self.until(lambda: all(self.ask("GET", "/ping").version == version for _ in range(20)))
+        """Until a version answers forty requests, eight at a time, so that surely no worker has another one: of
+        requests one by one a worker that is busy takes none."""
+
+        def asked(_: int) -> bool:
+            return self.ask("GET", "/ping").version == version
+
+        with ThreadPoolExecutor(8) as pool:
+            self.until(lambda: all(list(pool.map(asked, range(40)))))
 
     def workers(self) -> list[int]:
         """Those that answer: the fork server's children, which is a child of the command."""
