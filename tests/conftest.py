@@ -31,9 +31,12 @@ MOST_RANKS = 4
 """Hosts, and ranks per host, up to which tests let ranks of this machine share a training."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """Threads sum in another order, to the bit; processes that are started have one each."""
+    """Threads sum in another order, to the bit; processes that are started have one each.
+
+    It is of the module, so that what its tests share is made with one thread too.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
