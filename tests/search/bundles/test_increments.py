@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dhen.errors import UserError
+from dhen.fingerprint import file_hash
 from search.bundles.increments import (
     CHANGES,
     INCREMENTS,
@@ -16,7 +17,6 @@ from search.bundles.increments import (
     IncrementInfo,
     TrainedPeriod,
     Version,
-    base_version,
     increment_folder,
     read_increment,
     read_increments,
@@ -32,7 +32,8 @@ METRICS = Metrics(ne=0.9, log_loss=0.5, auc=0.6, calibration=1.0, examples=10)
 def a_bundle(folder: Path, text: str = "{}") -> Version:
     folder.mkdir()
     (folder / "manifest.json").write_text(text)
-    return base_version(folder / "manifest.json")
+    identity = file_hash(folder / "manifest.json")
+    return Version(number=0, base=identity, identity=identity)
 
 
 def an_increment(bundle: Path, after: Version, value: float) -> Increment:
