@@ -348,7 +348,7 @@ def _exported(directory: Path, info: BundleInfo) -> Version:
 
 
 def is_bundle(path: Path) -> bool:
-    """Whether the folder says it is a bundle (whole or not), and not a prepared log or another thing with a
+    """Tells whether the folder says it is a bundle (whole or not), and not a prepared log or another thing with a
     manifest."""
     if not (path / MANIFEST).is_file():
         return False

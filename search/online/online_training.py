@@ -103,7 +103,7 @@ class OnlineTraining:
         self._before = int(learnt.get(STEPS, 0))
         """Training steps before online training began, where the bundle has the optimizers' state after them."""
         self.optimizers_begin_anew = False
-        """Whether there is no optimizer state to go on with: neither the bundle's, where nothing was trained
+        """Says whether there is no optimizer state to go on with: neither the bundle's, where nothing was trained
         online so far, nor a checkpoint's."""
         self._step, self._state = self._restored(learnt)
 

@@ -69,7 +69,7 @@ class ServingGate:
         return record.with_plan(serving_ms=self._ms[network])
 
     def _over(self, record: TrialRecord) -> str:
-        """What a trial is over, in words; empty where it keeps all limits."""
+        """Returns the limits that a trial is over, in words; nothing where it keeps all of them."""
         demands = self._limits.demands(**_taken(record))
         return "; ".join(demand.words for demand in demands if demand.excess > 0)
 

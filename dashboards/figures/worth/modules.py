@@ -200,7 +200,7 @@ def _ablated(ablations: Iterable[Ablation], rows: set[str]) -> Iterable[AblatedM
             match, ne = ABLATED.fullmatch(part.removed), part.ne_percent
             if match is None or ne is None:
                 continue
-            names = (f"layer {int(match[1]) + 1}: {match[2]}", match[2])
+            names = (counted_from_one(f"layer{match[1]}: {match[2]}"), match[2])
             name = next((name for name in names if name in rows), None)
             if name is not None:
                 yield AblatedModule(

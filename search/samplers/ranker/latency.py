@@ -42,9 +42,8 @@ def _expected_ms(timed: Sequence[tuple[Description, float]], pool: Sequence[Draw
     described = [*(description for description, _ in timed), *(describe(drawn.priced) for drawn in pool)]
     x_NF = Encoder(described).matrix(described)
     x_TF, log_T = x_NF[: len(timed)], np.log([ms for _, ms in timed])
-    mean_F = x_TF.mean(
-        axis=0
-    )  # features are standardised over the pool too, and the intercept has no penalty
+    # features are standardised over the pool too, and the intercept has no penalty
+    mean_F = x_TF.mean(axis=0)
     x_TF = x_TF - mean_F
     # by features, of which there are some dozens, while candidates may be thousands
     gram_FF = x_TF.T @ x_TF + PENALTY * np.eye(x_TF.shape[1])

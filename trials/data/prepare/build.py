@@ -41,7 +41,7 @@ class Request:
     """Encoding that is used instead of fitting one."""
     skip_bad_rows: bool
     joins_splits: bool = False
-    """Whether the log is for a reader that joins the splits, each of which may then be of one class."""
+    """Says whether the log is for a reader that joins the splits, each of which may then be of one class."""
     sentences: tuple[str, ...] = ()
     """Sentences that were said when the schema was inferred."""
 
