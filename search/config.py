@@ -11,14 +11,14 @@ from pydantic import Field, field_validator, model_validator
 
 from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
-from dhen.values import Value, dump_yaml, load_yaml, parse, parse_yaml
+from dhen.values import dump_yaml, load_yaml, parse, parse_yaml
 from search.run_directory import DRIVER_LOG, LOCK_FILE, STUDY_DB, STUDY_FILE
 from trials.address import LOCAL, LauncherName
 from trials.cluster.cluster import RANKS
 from trials.cluster.quantity import Bytes, Share, SignedBytes
 from trials.data.demo.spec import DemoLog
-from trials.data.log_schema import GivenGrowing, GivenSplit
 from trials.data.period_length import DAY, parse_length
+from trials.data.read_options import ReadOptions
 from trials.job import TrainingConfig
 from trials.serving_limits import Limits, ServingConfig
 from trials.storage.database import without_password
@@ -37,24 +37,14 @@ class DemoConfig(DemoLog):
     """Number of examples to generate, in time order over ten days."""
 
 
-class LogConfig(Value):
+class LogConfig(ReadOptions):
     """The log of a study or a table, and how it is read."""
 
     data: tuple[str, ...] = (DEMO,)
     """Files or folders of the log, a prepared log, URLs of such, or `demo` for the built-in one; on the command
     line `--data`."""
-    format: str | None = None
-    """Format of the files: csv, tsv, parquet, criteo or avazu; detected where not given."""
-    label: str | None = None
-    """Name of the label column; looked for by name where not given."""
     schema_file: str | None = None
     """Path of a schema.yaml that `prepare` wrote and you edited; the schema is inferred where not given."""
-    split: GivenSplit = GivenSplit()
-    """Which rows are train, validation and test, where it is not as the schema has it."""
-    growing: GivenGrowing = GivenGrowing()
-    """Which tables grow while they train (hash tables of embeddings), where it is not as the schema has it."""
-    skip_bad_rows: bool = False
-    """Whether rows that cannot be read are left out and counted; otherwise the first one ends the command."""
     demo: DemoConfig = DemoConfig()
     """The built-in log, where `data` is `demo`."""
 

@@ -36,16 +36,7 @@ def open_log(
     """
     schema = schema or _given_schema(config)
     paths = log_files(config.data, config.demo, progress)
-    return prepare(
-        paths,
-        format=config.format,
-        schema=schema,
-        label=config.label,
-        skip_bad_rows=config.skip_bad_rows,
-        split=config.split,
-        growing=config.growing,
-        progress=progress,
-    )
+    return prepare(paths, options=config, schema=schema, progress=progress)
 
 
 def log_getter(config: LogConfig) -> Callable[[], PreparedLog] | None:

@@ -60,6 +60,7 @@ from trials.data.cache import PreparedLog
 from trials.data.log_schema import CategoricalColumn, Column, IgnoredColumn
 from trials.data.prepare.prepare_log import prepare
 from trials.data.raw.sources import open_log
+from trials.data.read_options import ReadOptions
 from trials.data.roles.infer import infer
 from trials.job import TrainingConfig
 from trials.metrics import evaluate_predictions
@@ -172,7 +173,7 @@ def all_categorical(path: Path, label: str | None) -> PreparedLog:
     Peers know neither example weights nor bags, so weights are left out and bags are single values.
     """
     raw = open_log([path])
-    schema = infer(raw, label=label).schema
+    schema = infer(raw, ReadOptions(label=label)).schema
     columns = {name: _as_table(column) for name, column in schema.columns.items()}
     return prepare([path], schema=schema.replace(columns=columns))
 

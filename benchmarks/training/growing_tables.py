@@ -34,8 +34,9 @@ from dhen.model import build_model
 from dhen.schema import FeatureSchema, Growing, Table
 from trials.data.cache import PreparedLog
 from trials.data.loader import Batch
-from trials.data.log_schema import GivenGrowing, LogSchema
+from trials.data.log_schema import LogSchema
 from trials.data.prepare.prepare_log import prepare
+from trials.data.read_options import GivenGrowing, ReadOptions
 from trials.embeddings.growing import GrowingTables
 from trials.job import TrainingConfig
 from trials.processes.launcher import Launcher
@@ -184,7 +185,9 @@ def ne_table(
                     {"capacity": capacity, "columns": tuple(columns), "evict": evict}
                 )
                 name = f"growing, capacity {share:.0%} ({capacity:,}), {evict}"
-                logs[name] = prepare([log], out=Path(folder) / f"{evict}{capacity}", growing=given)
+                logs[name] = prepare(
+                    [log], out=Path(folder) / f"{evict}{capacity}", options=ReadOptions(growing=given)
+                )
             hashed = _hashed(vocabulary.schema, columns, capacity)
             logs[f"hashed into {capacity:,} fixed rows"] = prepare(
                 [log], out=Path(folder) / f"hashed{capacity}", schema=hashed

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from dhen.errors import UserError
 from search.bundles.bundle import Bundle
 from search.dataset import log_files
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
+from trials.data.read_options import READ_AS_FOUND, ReadOptions
 
 
-def log_of(bundle: Bundle, data: Sequence[str], **reading: Any) -> PreparedLog:
+def log_of(bundle: Bundle, data: Sequence[str], options: ReadOptions = READ_AS_FOUND) -> PreparedLog:
     """Returns the log that `--data` names, prepared as at training where it is the bundle's, else in its encoding.
 
     Raises:
@@ -28,10 +28,12 @@ def log_of(bundle: Bundle, data: Sequence[str], **reading: Any) -> PreparedLog:
                 "the raw files, and they are read in the bundle's."
             )
         return prepared
-    log = prepare(files, schema=bundle.encoding.schema, of_another_log=True, **reading)
+    log = prepare(files, schema=bundle.encoding.schema, of_another_log=True, options=options)
     same = log.fingerprint == bundle.info.log.fingerprint
     return (
-        log if same and _in_encoding_of(bundle, log) else prepare(files, encoding=bundle.encoding, **reading)
+        log
+        if same and _in_encoding_of(bundle, log)
+        else prepare(files, encoding=bundle.encoding, options=options)
     )
 
 

@@ -25,6 +25,7 @@ from search.verbs.output import OnlineBundle, OnlineIncrement, json_option, prin
 from trials.data.cache import PreparedLog
 from trials.data.periods import Periods
 from trials.data.prepare.prepare_log import prepare
+from trials.data.read_options import ReadOptions
 from trials.job import TrainingConfig
 
 OUTPUT = OnlineBundle
@@ -81,8 +82,7 @@ def command(
         log = prepare(
             log_files(data),
             encoding=source.encoding,
-            format=log_format,
-            skip_bad_rows=skip_bad_rows,
+            options=ReadOptions(format=log_format, skip_bad_rows=skip_bad_rows),
             joins_splits=True,
             progress=progress,
         )

@@ -11,6 +11,7 @@ from search.dataset import log_files
 from search.terminal import print_notes, step_progress
 from search.verbs.output import PreparedSummary, json_option, print_json
 from trials.data.prepare.prepare_log import prepare
+from trials.data.read_options import ReadOptions
 from trials.data.schema_yaml import read_schema
 
 OUTPUT = PreparedSummary
@@ -45,10 +46,8 @@ def command(
         log = prepare(
             log_files(sources, progress=progress),
             out=out,
-            format=log_format,
+            options=ReadOptions(format=log_format, label=label, skip_bad_rows=skip_bad_rows),
             schema=read_schema(schema) if schema else None,
-            label=label,
-            skip_bad_rows=skip_bad_rows,
             progress=progress,
         )
     summary = log.summary()

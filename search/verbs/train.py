@@ -299,16 +299,7 @@ def _open(what: str, config: StudyConfig, progress: Any, *, in_its_encoding: boo
             raise UserError(f"{key}: the log is read as the bundle has it; leave this key out.")
     encoding = read_bundle(Path(what)).encoding
     how = {"encoding": encoding} if in_its_encoding else {"schema": encoding.schema, "of_another_log": True}
-    return prepare(
-        sources,
-        format=config.format,
-        label=config.label,
-        skip_bad_rows=config.skip_bad_rows,
-        split=config.split,
-        growing=config.growing,
-        progress=progress,
-        **how,
-    )
+    return prepare(sources, options=config, progress=progress, **how)
 
 
 class _Printer:

@@ -21,6 +21,7 @@ from search.bundles.log_of_bundle import log_of
 from search.verbs.data_option import data_option
 from search.verbs.output import VerifiedBundle, VerifiedSplit, json_option, print_json
 from trials.data.cache import PreparedLog
+from trials.data.read_options import ReadOptions
 from trials.record import Metrics
 from trials.serving_limits import ForwardTime
 from trials.training.evaluation import evaluate, logit_metrics
@@ -56,7 +57,8 @@ def command(
     say(f"cost: {flops:,.0f} FLOPs per example, as at export")
     scores_within = opened.check()
     say(f"stored examples: scores within {scores_within:.1e} of those at export")
-    log = log_of(opened, data, format=log_format, skip_bad_rows=skip_bad_rows) if data else None
+    options = ReadOptions(format=log_format, skip_bad_rows=skip_bad_rows)
+    log = log_of(opened, data, options) if data else None
     for note in log.notes if log else ():
         say(f"note: {note}")
     forward = opened.forward_time(log)

@@ -22,8 +22,8 @@ from dhen.model import build_model, parse_model
 from trials.cluster.load import load_cluster
 from trials.data.cache import PreparedLog
 from trials.data.loader import train_batches
-from trials.data.log_schema import GivenGrowing
 from trials.data.prepare.prepare_log import prepare
+from trials.data.read_options import GivenGrowing, ReadOptions
 from trials.job import Job
 from trials.ranks import Ranks
 from trials.strategy import Strategy
@@ -53,7 +53,7 @@ def a_job(log: PreparedLog, **training: object) -> Job:
 
 
 def grown_log(folder: Path, given: GivenGrowing = GIVEN) -> None:
-    prepare([write_log(folder / "log.csv", 3000)], out=folder / "log", growing=given)
+    prepare([write_log(folder / "log.csv", 3000)], out=folder / "log", options=ReadOptions(growing=given))
 
 
 @cache
@@ -159,7 +159,9 @@ def test_one_rank_trains_alike_with_tables_in_an_engine(
 def test_ids_have_rows_that_occur_often_enough_within_a_pass(tmp_path: Path) -> None:
     """Two passes over rows of which no batch is left out: twice seen in each is not four times."""
     given = GivenGrowing(capacity=3000, columns=("user",), admit_after=3)
-    whole = prepare([write_log(tmp_path / "log.csv", 3000)], out=tmp_path / "log", growing=given)
+    whole = prepare(
+        [write_log(tmp_path / "log.csv", 3000)], out=tmp_path / "log", options=ReadOptions(growing=given)
+    )
     split = whole.split("train")
     assert split.inputs.keys is not None
     keys, counts = np.unique(split.inputs.keys, return_counts=True)

@@ -14,8 +14,8 @@ from dhen.loss import cross_entropy
 from dhen.model import build_model
 from trials.data.cache import PreparedLog
 from trials.data.loader import train_batches
-from trials.data.log_schema import GivenGrowing
 from trials.data.prepare.prepare_log import prepare
+from trials.data.read_options import GivenGrowing, ReadOptions
 from trials.data.roles.infer import infer_schema
 from trials.embeddings.growing import growing_rows
 from trials.job import Job
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("served")
     log = write_log(folder / "log.csv", 3010)
     prepare([log], out=folder / "log", schema=infer_schema([log]))
-    prepare([log], out=folder / "growing", growing=GROWING)
+    prepare([log], out=folder / "growing", options=ReadOptions(growing=GROWING))
     return folder
 
 

@@ -15,8 +15,8 @@ from servers.served_training import a_job, a_task, failure, train_on_servers
 
 from trials.checkpoint.folders import checkpoints_in
 from trials.data.cache import PreparedLog
-from trials.data.log_schema import GivenGrowing
 from trials.data.prepare.prepare_log import prepare
+from trials.data.read_options import GivenGrowing, ReadOptions
 from trials.events import Event, Progress, Replaced
 from trials.processes.launcher import Run
 from trials.processes.task import Task
@@ -34,7 +34,7 @@ NAMES = ("rank 0", "rank 1", "rank 2", "server 0", "server 1")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("killed")
     growing = GivenGrowing(capacity=200, columns=("user", "tags"), admit_after=2)
-    prepare([write_log(folder / "log.csv", 3010)], out=folder / "log", growing=growing)
+    prepare([write_log(folder / "log.csv", 3010)], out=folder / "log", options=ReadOptions(growing=growing))
     return folder
 
 

@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from dhen.errors import unknown_name
-from dhen.schema import Growing, Ttl, node_names
-from dhen.values import Value, parse
+from dhen.schema import Growing, node_names
+from dhen.values import Value
 
 DecimalMark = Literal[".", ","]
 POINT: DecimalMark = "."
@@ -203,7 +202,7 @@ SplitPart = float | tuple[str, ...]
 """A fraction of the rows, or names of files or values of a column."""
 
 
-def _one_form(value: Any) -> Any:
+def one_form(value: Any) -> Any:
     """Returns a part of a split as one of its forms. Folds are often numbers: `[3]` is the value 3 of a column."""
     if isinstance(value, (list, tuple)):
         if not all(isinstance(name, str) or type(name) is int for name in value):
@@ -233,7 +232,7 @@ class SplitRule(Value):
     test: SplitPart = 0.1
     """Fraction of the rows for test, or a list, as for validation. Rows in neither are training rows."""
 
-    _one_form = field_validator("validation", "test", mode="before")(_one_form)
+    _one_form = field_validator("validation", "test", mode="before")(one_form)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -278,75 +277,6 @@ class SplitRule(Value):
         """Returns the files or values that make up a split; none where it is a fraction."""
         part = self.validation if split == "validation" else self.test
         return part if isinstance(part, tuple) else ()
-
-
-class GivenSplit(Value):
-    """What is said of the split beside a schema; what is not said is as the schema has it."""
-
-    by: SplitBy | None = None
-    """How rows are split, as in the [schema](schema.md): timestamp, order, files or column. Null: by files where
-    both parts are lists (by column where one has the role split), else as the schema has it, which is by
-    timestamp where the log has one, else by order."""
-    validation: SplitPart | None = None
-    """Fraction of the rows for validation, such as 0.15, or a list of names of files, or of values of the column
-    that holds the split. Null: as the schema has it."""
-    test: SplitPart | None = None
-    """Fraction of the rows for test, or a list, such as [test.csv.gz]. Null: as the schema has it."""
-
-    _one_form = field_validator("validation", "test", mode="before")(_one_form)
-
-    def rule(self, schema: LogSchema) -> dict[str, Any]:
-        """Returns the keys of the SplitRule that this and a schema make."""
-        given = {key: value for key, value in self.to_dict().items() if value is not None}
-        rule = schema.split.to_dict() | given
-        both = all(isinstance(rule[part], (list, tuple)) for part in ("validation", "test"))
-        if "by" not in given and both != (rule["by"] in ("files", "column")):
-            by_time = "timestamp" if schema.timestamp else "order"
-            by_names = "column" if any(one.role == "split" for one in schema.columns.values()) else "files"
-            rule["by"] = by_names if both else by_time
-        return rule
-
-
-class GivenGrowing(Value):
-    """Which tables grow, said beside a schema; capacity and columns stand together."""
-
-    capacity: int | None = Field(default=None, gt=0)
-    """Largest number of ids of each growing table that have a row at the same time, such as 1000000. Null: tables
-    are as the [schema](schema.md) has them."""
-    columns: tuple[str, ...] | None = None
-    """Names of the columns whose tables grow, in a list; categorical or multi-hot ones."""
-    admit_after: int = Field(default=2, ge=1, le=255)
-    """Number of occurrences of an id from which on it has a row of its own, as in the schema."""
-    evict: Literal["lfu", "lru"] = "lfu"
-    """Ids that give way where a table is full, as in the schema."""
-    ttl: Ttl | None = None
-    """Time without an occurrence after which an id gives its row back, as in the schema: `3d`, `6h` or `30m` by
-    the log's time stamps, which needs `training.order=log`, or a number of training steps; null: never."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self != GivenGrowing.model_construct() and (self.capacity is None or not self.columns):
-            raise ValueError(
-                "growing tables need a capacity, e.g. 1000000, and columns, e.g. [user_id, item_id]"
-            )
-        return self
-
-    def applied_to(self, schema: LogSchema) -> LogSchema:
-        """Returns a schema whose tables grow as this says.
-
-        Raises:
-            UserError: for a column that has no table, or a `ttl` in the time of a log without time stamps.
-        """
-        if self.capacity is None or self.columns is None:
-            return schema
-        for name in self.columns:
-            if name not in schema.tables:
-                raise unknown_name("categorical or multi_hot column", name, schema.tables)
-        rule = Growing(capacity=self.capacity, admit_after=self.admit_after, evict=self.evict, ttl=self.ttl)
-        kept = {"table": TableKind(growing=rule), "min_count": MIN_COUNT, "hash_buckets": "auto"}
-        columns = {name: schema.tables[name].replace(**kept) for name in self.columns}
-        data = {name: column.to_dict() for name, column in {**schema.columns, **columns}.items()}
-        return parse(LogSchema, schema.to_dict() | {"columns": data}, "growing")
 
 
 class LogSchema(Value):

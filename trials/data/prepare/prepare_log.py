@@ -14,13 +14,14 @@ from dhen.errors import UserError
 from dhen.values import parse
 from trials.data.cache import PreparedLog
 from trials.data.encoding.encoding import Encoding
-from trials.data.log_schema import GivenGrowing, GivenSplit, LogSchema, SplitRule
+from trials.data.log_schema import LogSchema, SplitRule
 from trials.data.prepare.build import Request, build
 from trials.data.prepare.file_hashes import hash_files
 from trials.data.prepare.locked_directory import built, locked
 from trials.data.prepare.staging import Progress
 from trials.data.raw.files import RawLog
 from trials.data.raw.sources import open_log
+from trials.data.read_options import READ_AS_FOUND, GivenSplit, ReadOptions
 from trials.data.roles.infer import find_label, infer
 from trials.data.schema_yaml import check_columns, read_schema, schema_to_yaml
 from trials.user_cache import user_cache
@@ -30,14 +31,10 @@ def prepare(
     sources: Sequence[Path],
     *,
     out: Path | None = None,
-    format: str | None = None,
+    options: ReadOptions = READ_AS_FOUND,
     schema: LogSchema | None = None,
     encoding: Encoding | None = None,
     of_another_log: bool = False,
-    label: str | None = None,
-    skip_bad_rows: bool = False,
-    split: GivenSplit | None = None,
-    growing: GivenGrowing | None = None,
     joins_splits: bool = False,
     progress: Progress | None = None,
 ) -> PreparedLog:
@@ -48,17 +45,12 @@ def prepare(
         out: where the cache goes. None: below $DHEN_SEARCH_CACHE, else ~/.cache/dhen-search, by content. A
             prepared log that is there already is replaced when it is another one; its schema.yaml, edited
             or not, is used when `schema` is None.
-        format: csv, tsv, parquet, criteo or avazu; None finds out.
+        options: what is said of how the log is read, beside its schema.
         schema: roles of the columns; None infers them from the first rows.
         encoding: one that was fitted before, used instead of fitting. Columns then have the roles they had
             for it, and of `schema` only the split and the negative sampling rate count.
         of_another_log: whether `schema` was made for another log, so that this one may lack columns that are no
             input, and what its split lists: then rows are split by fractions. An encoding always is.
-        label: name of the label column; None looks for one by name.
-        skip_bad_rows: leave out rows with a wrong number of fields or without label, and take unreadable
-            numbers and time stamps for missing, instead of raising.
-        split: what the split is in place of the schema's, as far as it says.
-        growing: which tables grow, beside those that the schema says.
         joins_splits: whether the splits will be joined, each of which may then be of one class.
         progress: called with a step's name, rows done and about how many there are.
 
@@ -67,11 +59,8 @@ def prepare(
     """
     sources = [Path(source) for source in sources]
     if len(sources) == 1 and PreparedLog.is_prepared(sources[0]):
-        reads = format is not None or skip_bad_rows
-        return _open_prepared(sources[0], out, schema, encoding, split, growing, label, reads)
-    request = _request(
-        open_log(sources, format), out, schema, encoding, label, skip_bad_rows, of_another_log, split, growing
-    )
+        return _open_prepared(sources[0], out, options, given=schema is not None or encoding is not None)
+    request = _request(open_log(sources, options.format), out, options, schema, encoding, of_another_log)
     request = replace(request, joins_splits=joins_splits)
     target = Path(out).resolve() if out is not None else user_cache() / request.key
     with locked(target):
@@ -86,21 +75,14 @@ def _silent(step: str, rows_done: int, total: int | None) -> None:
     """Reports no progress."""
 
 
-def _open_prepared(
-    source: Path,
-    out: Path | None,
-    schema: LogSchema | None,
-    encoding: Encoding | None,
-    split: GivenSplit | None,
-    growing: GivenGrowing | None,
-    label: str | None,
-    reads: bool,
-) -> PreparedLog:
-    elsewhere = out is not None and Path(out).resolve() != source.resolve()
-    said = split not in (None, GivenSplit()) or growing not in (None, GivenGrowing())
+def _open_prepared(source: Path, out: Path | None, options: ReadOptions, *, given: bool) -> PreparedLog:
+    """Opens a log that is prepared already; `given`: whether a schema or an encoding was given for it."""
     log = PreparedLog.open(source)
-    other_label = label is not None and label != log.encoding.schema.label
-    if schema is not None or encoding is not None or elsewhere or said or reads or other_label:
+    elsewhere = out is not None and Path(out).resolve() != source.resolve()
+    own_label = log.encoding.schema.label
+    as_found = READ_AS_FOUND.replace(label=own_label if options.label == own_label else None)
+    said = any(getattr(options, key) != getattr(as_found, key) for key in ReadOptions.model_fields)
+    if given or elsewhere or said:
         raise UserError(
             f"{source}: this log is prepared already; name the raw files to prepare them differently."
         )
@@ -110,13 +92,10 @@ def _open_prepared(
 def _request(
     log: RawLog,
     out: Path | None,
+    options: ReadOptions,
     schema: LogSchema | None,
     encoding: Encoding | None,
-    label: str | None,
-    skip_bad_rows: bool,
     of_another_log: bool,
-    split: GivenSplit | None,
-    growing: GivenGrowing | None,
 ) -> Request:
     """Settles the schema: the encoding's, the one given, the one in the output directory, or an inferred one."""
     edited = Path(out) / "schema.yaml" if out is not None else None
@@ -132,31 +111,31 @@ def _request(
     elif schema is None and edited is not None and edited.is_file():
         schema, source, text = read_schema(edited), str(edited), edited.read_text(encoding="utf-8")
     elif schema is None:
-        inferred = infer(log, label=label, skip_bad_rows=skip_bad_rows)
+        inferred = infer(log, options)
         schema, notes, sentences = inferred.schema, inferred.notes, inferred.sentences
     elif of_another_log:
         schema, sentences = _fitting(schema, log)
-    schema, whole = _with_split(schema, split), schema
+    schema, whole = _with_split(schema, options.split), schema
     encoding = encoding.with_schema(schema) if encoding is not None else None
-    if growing is not None and encoding is None:
-        schema = growing.applied_to(schema)
+    if encoding is None:
+        schema = options.growing.applied_to(schema)
     check_columns(schema, log.columns, source)
-    if label is not None and find_label(log, label) != schema.label:
-        raise UserError(f"the label is {label!r}, but {source} says {schema.label!r}: change one of them.")
+    if options.label is not None and find_label(log, options.label) != schema.label:
+        raise UserError(
+            f"the label is {options.label!r}, but {source} says {schema.label!r}: change one of them."
+        )
     return Request(
         log=log,
         file_hashes=tuple(hash_files([file.path for file in log.files], user_cache())),
         schema=schema,
         schema_text=text if text and schema == whole else schema_to_yaml(schema, notes),
         encoding=encoding,
-        skip_bad_rows=skip_bad_rows,
+        skip_bad_rows=options.skip_bad_rows,
         sentences=sentences,
     )
 
 
-def _with_split(schema: LogSchema, given: GivenSplit | None) -> LogSchema:
-    if given is None:
-        return schema
+def _with_split(schema: LogSchema, given: GivenSplit) -> LogSchema:
     return parse(LogSchema, schema.to_dict() | {"split": given.rule(schema)}, "the split")
 
 

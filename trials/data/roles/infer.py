@@ -25,6 +25,7 @@ from trials.data.log_schema import (
 from trials.data.raw.files import Format, RawLog
 from trials.data.raw.labels import LabelReader, canonical, plain_label
 from trials.data.raw.sources import CRITEO_COLUMNS, estimate_rows, open_log
+from trials.data.read_options import READ_AS_FOUND, ReadOptions
 from trials.data.roles import names
 from trials.data.roles.rules import JudgedColumn, judge, seen
 from trials.data.roles.sample import ColumnSample, Sample, draw_sample
@@ -49,31 +50,20 @@ class InferredSchema:
     """Sentences on what was decided about the split, and which columns are not used, and why."""
 
 
-def infer_schema(
-    sources: Sequence[Path],
-    *,
-    format: str | None = None,
-    label: str | None = None,
-    skip_bad_rows: bool = False,
-) -> LogSchema:
-    """Infers the schema of a log from its first rows.
-
-    Args:
-        sources: files, or folders of files.
-        format: csv, tsv, parquet, criteo or avazu; None finds out.
-        label: name of the label column; None looks for one by name.
-        skip_bad_rows: leave out rows with a wrong number of fields instead of raising.
+def infer_schema(sources: Sequence[Path], options: ReadOptions = READ_AS_FOUND) -> LogSchema:
+    """Infers the schema of a log (files, or folders of files) from its first rows.
 
     Raises:
         UserError: for files that cannot be read, when there is no label column or one with more than two
             values, or when no column is a feature.
     """
-    return infer(open_log(sources, format), label=label, skip_bad_rows=skip_bad_rows).schema
+    return infer(open_log(sources, options.format), options).schema
 
 
-def infer(log: RawLog, *, label: str | None = None, skip_bad_rows: bool = False) -> InferredSchema:
+def infer(log: RawLog, options: ReadOptions = READ_AS_FOUND) -> InferredSchema:
     """Infers the schema of a log as `infer_schema` does, with notes."""
-    label = find_label(log, label)
+    skip_bad_rows = options.skip_bad_rows
+    label = find_label(log, options.label)
     sample = draw_sample(log, log.columns, skip_bad_rows=skip_bad_rows)
     if not sample.rows:
         raise UserError(f"{log.describe()}: the log holds no rows, only a header.")

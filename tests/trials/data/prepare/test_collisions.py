@@ -10,9 +10,9 @@ import pytest
 from command_line import write_log
 
 from trials.data.encoding.hashing import hash64, second_hash
-from trials.data.log_schema import GivenGrowing
 from trials.data.prepare.collisions import HashCollisions
 from trials.data.prepare.prepare_log import prepare
+from trials.data.read_options import GivenGrowing, ReadOptions
 
 
 def twins(first: str, second: str) -> list[str]:
@@ -49,8 +49,12 @@ def test_collisions_are_those_of_a_known_share_of_the_values(most: int) -> None:
 def test_they_are_noted_where_there_are_some(tmp_path: Path) -> None:
     given = GivenGrowing(capacity=40, columns=("user", "tags"))
     log = write_log(tmp_path / "log.csv", 400)
-    assert not any("hashes stand" in note for note in prepare([log], growing=given).notes)
+    assert not any(
+        "hashes stand" in note for note in prepare([log], options=ReadOptions(growing=given)).notes
+    )
     one, other = twins("a", "b")
     log.write_text(log.read_text().replace(",u1,", f",{one},").replace(",u2,", f",{other},"))
-    said = [note for note in prepare([log], growing=given).notes if "hashes stand" in note]
+    said = [
+        note for note in prepare([log], options=ReadOptions(growing=given)).notes if "hashes stand" in note
+    ]
     assert said == ["'user': 1 hashes stand for several values each, which share a row"]

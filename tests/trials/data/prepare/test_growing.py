@@ -15,8 +15,8 @@ from trials.data.cache import PreparedLog
 from trials.data.encoding.encode_rows import encode_rows
 from trials.data.encoding.hashing import hash64
 from trials.data.loader import eval_batches
-from trials.data.log_schema import GivenGrowing
 from trials.data.prepare.prepare_log import prepare
+from trials.data.read_options import GivenGrowing, ReadOptions
 from trials.data.schema_yaml import parse_schema, read_schema
 
 GIVEN = GivenGrowing(capacity=40, columns=("country", "tags"), admit_after=3, evict="lru", ttl=9)
@@ -24,7 +24,7 @@ GIVEN = GivenGrowing(capacity=40, columns=("country", "tags"), admit_after=3, ev
 
 @pytest.fixture
 def log(clicks: dict[str, list[object]], write_csv: Callable[..., Path], tmp_path: Path) -> PreparedLog:
-    return prepare([write_csv(clicks)], out=tmp_path / "log", growing=GIVEN)
+    return prepare([write_csv(clicks)], out=tmp_path / "log", options=ReadOptions(growing=GIVEN))
 
 
 def test_keys_are_the_hashes_of_the_values(

@@ -22,12 +22,13 @@ from dhen.errors import UserError
 from dhen.schema import kept_rows
 from trials.data.cache import MANIFEST, VERSION, PreparedLog, Split
 from trials.data.encoding.encoding import Encoding
-from trials.data.log_schema import CategoricalColumn, GivenSplit, IgnoredColumn, LogSchema, SplitRule
+from trials.data.log_schema import CategoricalColumn, IgnoredColumn, LogSchema, SplitRule
 from trials.data.prepare import locked_directory as atomic
 from trials.data.prepare import prepare_log as prepare_module
 from trials.data.prepare.prepare_log import prepare
 from trials.data.raw import readers
 from trials.data.raw.stamps import MISSING_STAMP
+from trials.data.read_options import GivenSplit, ReadOptions
 from trials.data.roles.infer import infer_schema
 from trials.data.schema_yaml import read_schema
 from trials.user_cache import user_cache
@@ -119,9 +120,11 @@ def test_columns_that_are_empty_for_long(
     clicks["late_tags"] = [""] * 300 + ["x|y", "y"] * 150
     clicks["late_price"] = [""] * 300 + [1.5, 2.5] * 150
     clicks["click"][:100] = [""] * 100
-    whole = prepare([write_csv(clicks)], skip_bad_rows=True)
+    whole = prepare([write_csv(clicks)], options=ReadOptions(skip_bad_rows=True))
     monkeypatch.setattr(readers, "BLOCK_BYTES", 1024)
-    tiny = prepare([write_csv(clicks)], skip_bad_rows=True, out=whole.directory.with_name("tiny"))
+    tiny = prepare(
+        [write_csv(clicks)], options=ReadOptions(skip_bad_rows=True), out=whole.directory.with_name("tiny")
+    )
     assert same(whole, tiny)
     assert sum(tiny.summary().rows.values()) == 500
     names = [table.name for table in tiny.features.tables]
@@ -205,7 +208,7 @@ def test_what_is_given_of_a_split_replaces_the_inferred(
         write_csv({column: values[rows] for column, values in clicks.items()}, name)
         for name, rows in parts.items()
     ]
-    log = prepare(paths, split=GivenSplit.model_validate(given))
+    log = prepare(paths, options=ReadOptions(split=GivenSplit.model_validate(given)))
     assert log.schema.split == SplitRule.model_validate(rule)
     assert read_schema(log.directory / "schema.yaml").split == log.schema.split
     assert same(log, prepare(paths, schema=log.schema))
@@ -219,7 +222,7 @@ def test_a_split_by_files_in_a_schema_gives_way_to_what_is_given(
         for name, rows in {"a.csv": slice(0, 300), "b.csv": slice(300, None)}.items()
     ]
     schema = infer_schema(paths).replace(split=SplitRule(by="files", validation=("a.csv",), test=("b.csv",)))
-    log = prepare(paths, schema=schema, split=GivenSplit(validation=0.25))
+    log = prepare(paths, schema=schema, options=ReadOptions(split=GivenSplit(validation=0.25)))
     assert log.schema.split == SplitRule(by="timestamp", validation=0.25, test=("b.csv",))
     assert log.summary().rows == {"train": 225, "validation": 75, "test": 300}
 
@@ -302,7 +305,11 @@ def test_an_encoding_that_was_fitted_before(clicks: Columns, write_csv: WriteCsv
     assert np.all(log.split("train").categorical[:, users] == 1)
     by_order = first.schema.replace(split=SplitRule(by="order", validation=0.3, test=0.3))
     assert prepare([write_csv(later)], encoding=first.encoding, schema=by_order).summary().rows["test"] == 180
-    given = prepare([write_csv(later)], encoding=first.encoding, split=GivenSplit(by="order", test=0.3))
+    given = prepare(
+        [write_csv(later)],
+        encoding=first.encoding,
+        options=ReadOptions(split=GivenSplit(by="order", test=0.3)),
+    )
     assert given.encoding.schema.split.test == 0.3
     assert given.fingerprint != prepare([write_csv(later)], encoding=first.encoding).fingerprint
     del later["price"]
@@ -351,10 +358,10 @@ def test_other_directories_are_left_alone(clicks: Columns, write_csv: WriteCsv, 
     log = prepare([path])
     with pytest.raises(UserError, match="prepared already"):
         prepare([log.directory], out=tmp_path / "new")
-    assert prepare([log.directory], label="click").directory == log.directory
+    assert prepare([log.directory], options=ReadOptions(label="click")).directory == log.directory
     for other in ({"label": "target"}, {"format": "tsv"}, {"skip_bad_rows": True}):
         with pytest.raises(UserError, match="prepared already"):
-            prepare([log.directory], **other)  # type: ignore[arg-type]
+            prepare([log.directory], options=ReadOptions.model_validate(other))
     assert PreparedLog.is_prepared(log.directory)
     assert not PreparedLog.is_prepared(tmp_path)
 
@@ -404,7 +411,7 @@ def test_bad_rows_are_named_or_skipped(bad: Bad, clicks: Columns, write_csv: Wri
     with pytest.raises(UserError, match=bad.message):
         prepare([path], schema=schema)
     if bad.skipped is not None:
-        assert bad.skipped in prepare([path], schema=schema, skip_bad_rows=True).notes
+        assert bad.skipped in prepare([path], schema=schema, options=ReadOptions(skip_bad_rows=True)).notes
 
 
 def test_ragged_rows(clicks: Columns, write_csv: WriteCsv) -> None:
@@ -412,7 +419,7 @@ def test_ragged_rows(clicks: Columns, write_csv: WriteCsv) -> None:
     path.write_text(path.read_text() + "1,2\n")
     with pytest.raises(UserError, match=r"log.csv, line 602: expected 9 fields, found 2"):
         prepare([path])
-    log = prepare([path], skip_bad_rows=True)
+    log = prepare([path], options=ReadOptions(skip_bad_rows=True))
     assert log.notes[-1] == "rows skipped for a wrong number of fields: 1"
     assert sum(log.summary().rows.values()) == 600
 
@@ -422,7 +429,7 @@ def test_lines_that_an_open_quote_takes_are_counted(clicks: Columns, write_csv: 
     head, *rows = path.read_text().splitlines()
     rows[500] = 'r,2024-02-01,"1' + rows[500]
     path.write_text("\n".join((head, *rows)) + "\n")
-    log = prepare([path], skip_bad_rows=True)
+    log = prepare([path], options=ReadOptions(skip_bad_rows=True))
     left_out = 600 - sum(log.summary().rows.values())
     assert left_out == 100
     assert log.notes[-1] == "further lines within these, which a quote that is not closed takes: 99"
@@ -480,7 +487,7 @@ def test_schemas_that_do_not_fit(clicks: Columns, write_csv: WriteCsv) -> None:
     path = write_csv(clicks)
     schema = infer_schema([path])
     with pytest.raises(UserError, match="the label is 'country', but the schema says 'click'"):
-        prepare([path], schema=schema, label="country")
+        prepare([path], schema=schema, options=ReadOptions(label="country"))
     unknown = LogSchema(columns={**schema.columns, "cuntry": CategoricalColumn()})
     with pytest.raises(UserError, match=r"'cuntry'. Did you mean 'country'"):
         prepare([path], schema=unknown)

@@ -14,6 +14,7 @@ from dhen.errors import UserError
 from trials.data.log_schema import LabelColumn, NumericColumn, SplitRule, TimestampColumn
 from trials.data.prepare.prepare_log import prepare
 from trials.data.raw.sources import CRITEO_COLUMNS, open_log
+from trials.data.read_options import ReadOptions
 from trials.data.roles import sample
 from trials.data.roles.infer import default_buckets, default_min_count, infer, infer_schema
 
@@ -71,10 +72,10 @@ def test_the_label(clicks: Columns, write_csv: Callable[..., Path]) -> None:
     with pytest.raises(UserError, match=r"no label column found.*one of: request_id, .*Outcome"):
         infer_schema([path])
     with pytest.raises(UserError, match="Did you mean 'Outcome'"):
-        infer_schema([path], label="outcome")
-    assert infer_schema([path], label="Outcome").label == "Outcome"
+        infer_schema([path], ReadOptions(label="outcome"))
+    assert infer_schema([path], ReadOptions(label="Outcome")).label == "Outcome"
     with pytest.raises(UserError, match="'country' holds more than two values"):
-        infer_schema([path], label="country")
+        infer_schema([path], ReadOptions(label="country"))
 
 
 def test_the_rarer_of_two_unknown_labels_is_positive(clicks: Columns, write_csv: Callable[..., Path]) -> None:
@@ -230,13 +231,13 @@ def test_types_that_arrow_has_few_functions_for(tmp_path: Path) -> None:
     assert session.rows == 7 + 2  # missing, unknown
     pq.write_table(pa.table(columns | {"click": pa.array([[1]] * rows)}), path)
     with pytest.raises(UserError, match="not one value a row"):
-        infer_schema([path], label="click")
+        infer_schema([path], ReadOptions(label="click"))
 
 
 def test_a_column_that_one_file_lacks_is_named(tmp_path: Path) -> None:
     for name, header in (("1.csv", "click,site"), ("2.csv", "click,site,device")):
         more = ",d" if "device" in header else ""
         (tmp_path / name).write_text(f"{header}\n" + "".join(f"{n % 2},s{n % 3}{more}\n" for n in range(40)))
-    inferred = infer(open_log([tmp_path], None), label=None, skip_bad_rows=False)
+    inferred = infer(open_log([tmp_path], None))
     assert "device" not in inferred.schema.columns
     assert "not used: 'device' (1.csv has no such column)" in inferred.sentences
