@@ -234,7 +234,15 @@ def load_yaml(path: Path) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as PyYAML reads it, which is 1.1, with the exponents of 1.2 (`1e-3`), and with dates as text."""
+    """YAML as PyYAML reads it, which is 1.1, with the exponents of 1.2 (`1e-3`), and with dates and all keys as
+    text: a column may be called on, no or 12:30:45."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Makes a mapping whose keys are as they are written."""
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
+                key.tag = "tag:yaml.org,2002:str"
+        return super().construct_mapping(node, deep)
 
 
 class YamlDumper(yaml.SafeDumper):

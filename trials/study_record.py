@@ -67,6 +67,21 @@ class Refitted(Value):
     """Metrics on test."""
 
 
+class ColumnFinding(Value):
+    """What was found of a column in the first rows of a log, and the role that it was given."""
+
+    name: str
+    role: str
+    why: str
+    """Reason for the role."""
+    distinct: int
+    """Number of distinct values in the first rows."""
+    missing: float
+    """Share of the first rows without a value."""
+    example: str
+    """One of its values."""
+
+
 class LogSummary(Value):
     """The log that a study searches on."""
 
@@ -82,6 +97,10 @@ class LogSummary(Value):
     """Lowest reachable NE by split, where the log carries the true probabilities (the demo log does)."""
     columns: dict[str, str] = Field(default_factory=dict, exclude_if=lambda columns: not columns)
     """Role by name of each column; empty for a log that an older version has summed up."""
+    findings: tuple[ColumnFinding, ...] = Field(default=(), exclude_if=lambda findings: not findings)
+    """Why columns have their roles, in the log's order; none if a person wrote the schema."""
+    notes: tuple[str, ...] = Field(default=(), exclude_if=lambda notes: not notes)
+    """Sentences on what was decided or noticed when the log was prepared, the most important first."""
 
 
 class ClusterSummary(Value):

@@ -18,7 +18,6 @@ import pyarrow.csv as pacsv
 from dhen.errors import UserError
 from search.bundles.scorer import record_batch
 from trials.data.log_schema import LogSchema, MultiHotColumn
-from trials.data.raw.text import MISSING_MARKS
 
 JSON, CSV = "application/json", "text/csv"
 PARAMS = "params"
@@ -59,7 +58,7 @@ def rows_of(body: bytes, content_type: str, schema: LogSchema) -> pa.RecordBatch
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"the body is no UTF-8: {error}.") from None
-    return _csv(text, schema.inputs) if form == CSV else _json(text, schema)
+    return _csv(text, schema) if form == CSV else _json(text, schema)
 
 
 def _json(text: str, schema: LogSchema) -> pa.RecordBatch | None:
@@ -179,7 +178,7 @@ FORMS: dict[str, Form] = {
 """The forms of rows in JSON, by the key that they stand under."""
 
 
-def _csv(text: str, columns: Sequence[str]) -> pa.RecordBatch | None:
+def _csv(text: str, schema: LogSchema) -> pa.RecordBatch | None:
     """Returns the columns as text; what stands for a missing value is that of files."""
     try:
         names = next(csv.reader(io.StringIO(text)), None)
@@ -187,7 +186,7 @@ def _csv(text: str, columns: Sequence[str]) -> pa.RecordBatch | None:
         raise UserError(f"the body is no CSV: {error}.") from None
     if not names or not _is_names(names):
         raise UserError("the body has no line of different column names, with which CSV begins.")
-    present = [name for name in columns if name in names]
+    present = [name for name in schema.inputs if name in names]
     bad: list[pacsv.InvalidRow] = []
 
     def on_bad(row: pacsv.InvalidRow) -> str:
@@ -198,7 +197,7 @@ def _csv(text: str, columns: Sequence[str]) -> pa.RecordBatch | None:
     convert = pacsv.ConvertOptions(
         column_types=dict.fromkeys(present, pa.string()),
         include_columns=present,
-        null_values=list(MISSING_MARKS),
+        null_values=list(schema.marks),
         strings_can_be_null=True,
     )
     try:

@@ -33,9 +33,9 @@ from trials.data.encoding.encoding import Encoding
 from trials.data.log_schema import SPLITS, LogSchema
 from trials.data.rows import Bags, EncodedRows
 from trials.data.schema_yaml import read_schema
-from trials.study_record import LogSummary
+from trials.study_record import ColumnFinding, LogSummary
 
-VERSION = 5
+VERSION = 6
 """Version of the layout of the cache and of the rules by which rows are encoded."""
 MANIFEST = "manifest.json"
 
@@ -58,6 +58,8 @@ class Manifest(Value):
     ne_floor: dict[str, float] | None
     notes: tuple[str, ...]
     """Sentences on what was noticed while the log was prepared, e.g. how many rows were skipped."""
+    findings: tuple[ColumnFinding, ...] = ()
+    """Why columns have their roles; none if a person wrote the schema."""
     sizes: dict[str, int]
     """Bytes of every file of the cache, by path."""
 
@@ -211,6 +213,8 @@ class PreparedLog:
             numeric=len(self.features.numeric),
             ne_floor=self.manifest.ne_floor,
             columns={name: column.role for name, column in self.schema.columns.items()},
+            findings=self.manifest.findings,
+            notes=self.manifest.notes,
         )
 
 

@@ -28,9 +28,51 @@ StampFormat = Literal[
     "yyyymmddhhmmss",
     "day_first",
     "month_first",
+    "month_name",
 ]
 Cycle = Literal["hour_of_day", "day_of_week"]
 CYCLES: tuple[Cycle, ...] = ("hour_of_day", "day_of_week")
+
+
+MISSING_MARKS = (
+    *(
+        "",
+        "NA",
+        "N/A",
+        "n/a",
+        "<NA>",
+        "NaN",
+        "nan",
+        "-NaN",
+        "-nan",
+        "NULL",
+        "Null",
+        "null",
+        "(null)",
+        "None",
+        "none",
+        "nil",
+    ),
+    *("?", "\\N", "#N/A", "#NA", "#N/A N/A", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
+    *("#NULL!", "#DIV/0!", "#VALUE!", "#REF!", "#NAME?", "#NUM!"),
+)
+"""What pandas, R, SPSS, spreadsheets, databases and C write for a missing value, in any column."""
+
+
+class WrittenColumn(Value):
+    """A column whose values are read from text, with the marks of its missing ones."""
+
+    role: str
+    """What the column is for."""
+    missing: tuple[str, ...] = Field(default=(), exclude_if=lambda marks: not marks)
+    """Text that is a missing value in this column, beside the usual marks (empty, NA, null, #N/A ...)."""
+    not_missing: tuple[str, ...] = Field(default=(), exclude_if=lambda marks: not marks)
+    """Usual marks that are values in this column, such as NA among codes of countries."""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All text that is a missing value in this column."""
+        return (*(mark for mark in MISSING_MARKS if mark not in self.not_missing), *self.missing)
 
 
 class LabelColumn(Value):
@@ -70,7 +112,7 @@ def _fixed_or_growing(column: CategoricalColumn | MultiHotColumn) -> None:
         )
 
 
-class CategoricalColumn(Value):
+class CategoricalColumn(WrittenColumn):
     """A column with one value per example, looked up in an embedding table."""
 
     role: Literal["categorical"] = "categorical"
@@ -91,13 +133,15 @@ class CategoricalColumn(Value):
         return self
 
 
-class MultiHotColumn(Value):
+class MultiHotColumn(WrittenColumn):
     """A column with any number of values per example; their embeddings are averaged."""
 
     role: Literal["multi_hot"] = "multi_hot"
     """What the column is for."""
     separator: str | None = Field(default=None, min_length=1)
     """Text between the values of a text column; null for a column of lists (Parquet)."""
+    weight_mark: str | None = Field(default=None, min_length=1, exclude_if=lambda mark: mark is None)
+    """Text between a value and its weight, such as the colon of `a:0.5|b:0.2`; weights are left out."""
     min_count: int = Field(default=MIN_COUNT, ge=1)
     """Least count of a value, as for a categorical column; every value of a bag counts."""
     hash_buckets: Literal["auto"] | Annotated[int, Field(ge=1)] | None = "auto"
@@ -111,8 +155,9 @@ class MultiHotColumn(Value):
         return self
 
 
-class NumericColumn(Value):
-    """A column of numbers, standardised with the mean and deviation of the training rows."""
+class NumericColumn(WrittenColumn):
+    """A column of numbers, standardised with the mean and deviation of the training rows. The keys from `decimal`
+    on tell how a number is written in text; a plain number (`1234.5`) is read in any case."""
 
     role: Literal["numeric"] = "numeric"
     """What the column is for."""
@@ -124,9 +169,21 @@ class NumericColumn(Value):
     decimal: DecimalMark = Field(default=POINT, exclude_if=lambda mark: mark == POINT)
     """Mark before the decimals of a number that is written as text; with a comma the point may group thousands:
     1.234,50."""
+    thousands: str = Field(default="", exclude_if=lambda mark: not mark)
+    """Mark that groups thousands, such as the comma of 1,234.50."""
+    prefix: str = Field(default="", exclude_if=lambda text: not text)
+    """Text before the number, such as $."""
+    suffix: str = Field(default="", exclude_if=lambda text: not text)
+    """Text after the number, such as % or EUR."""
+    multipliers: bool = Field(default=False, exclude_if=lambda read: not read)
+    """Whether k, M and B after a number multiply it: 12k is 12000."""
+    bounds: bool = Field(default=False, exclude_if=lambda read: not read)
+    """Whether bounds are read as their number: >20, <=20 and 20+ are 20."""
+    days_before: StampFormat | None = Field(default=None, exclude_if=lambda form: form is None)
+    """Format of a time stamp, of which the number of days before the event is the input; null for a number."""
 
 
-class TimestampColumn(Value):
+class TimestampColumn(WrittenColumn):
     """The column of the time at which the example happened (UTC). Splits rows by time; no model input but its
     derived tables."""
 
@@ -134,9 +191,25 @@ class TimestampColumn(Value):
     """What the column is for."""
     format: StampFormat = "iso"
     """How the time is written: 31.12.2026 and 31/12/2026 17:05:09 are day_first, 12/31/2026 5:05 PM is
-    month_first. Columns that Parquet types as time stamps need none."""
+    month_first, 10/Nov/2026:13:55:36 +0000 and Nov 10, 2026 are month_name. Columns that Parquet types as time
+    stamps need none. With `month` and `day` it is a year."""
+    month: str | None = Field(default=None, exclude_if=lambda name: name is None)
+    """Column of the month, if this one holds the year alone."""
+    day: str | None = Field(default=None, exclude_if=lambda name: name is None)
+    """Column of the day of the month, beside `month`."""
     derive: tuple[Cycle, ...] = CYCLES
     """Categorical tables made from it; a table is left out where the training rows do not span its cycle."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.month is None) != (self.day is None):
+            raise ValueError("a time stamp in three columns names both its month and its day")
+        return self
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Columns of the month and the day of a year; none if this column holds the whole time."""
+        return (self.month, self.day) if self.month and self.day else ()
 
 
 class WeightColumn(Value):
@@ -153,7 +226,7 @@ class OracleColumn(Value):
     """What the column is for."""
 
 
-class SplitColumn(Value):
+class SplitColumn(WrittenColumn):
     """A column that says whether the row is for training, validation or test, in the log's own words, and is never
     a model input. `split` says which of its values are validation and test."""
 
@@ -299,6 +372,13 @@ class LogSchema(Value):
                 )
         if self.label is None:
             raise ValueError("no column has the role label; give one `role: label`")
+        stamp = self.columns.get(self.timestamp or "")
+        for name in stamp.parts if isinstance(stamp, TimestampColumn) else ():
+            if name not in self.columns:
+                raise ValueError(f"{self.timestamp} is a year beside {name!r}, and no column has this name")
+        ages = [name for name, column in self.numeric.items() if column.days_before]
+        if ages and self.timestamp is None:
+            raise ValueError(f"{ages[0]} is in days before the event, and no column has the role timestamp")
         if self.split.by == "timestamp" and self.timestamp is None:
             raise ValueError("split by timestamp needs a column with the role timestamp; or use `by: order`")
         if self.split.by == "column" and self.split_column is None:
@@ -411,16 +491,30 @@ class LogSchema(Value):
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the columns that a model needs, without the label: what a raw file must hold to be scored."""
-        stamp = (self.timestamp,) if self.timestamp and self.cycles else ()
-        return tuple(
-            name for name in self.columns if name in self.tables or name in self.numeric or name in stamp
-        )
+        stamp = self.columns.get(self.timestamp or "")
+        needed = {*self.tables, *self.numeric}
+        if isinstance(stamp, TimestampColumn) and (
+            stamp.derive or any(c.days_before for c in self.numeric.values())
+        ):
+            needed |= {str(self.timestamp), *stamp.parts}
+        return tuple(name for name in self.columns if name in needed)
 
     @property
     def used(self) -> tuple[str, ...]:
         """All columns that are read: not ignored ones, nor one of splits that `split` has no use for."""
+        stamp = self.columns.get(self.timestamp or "")
+        parts = stamp.parts if isinstance(stamp, TimestampColumn) else ()
         return tuple(
             name
             for name, column in self.columns.items()
-            if column.role != "ignore" and (column.role != "split" or name == self.split_column)
+            if name in parts
+            or (column.role != "ignore" and (column.role != "split" or name == self.split_column))
+        )
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Text that is a missing value in every column that is read, so that a parser may take it for one."""
+        written = [column for column in self.columns.values() if isinstance(column, WrittenColumn)]
+        return tuple(
+            mark for mark in MISSING_MARKS if all(mark not in column.not_missing for column in written)
         )

@@ -93,6 +93,10 @@ class ReadOptions(Value):
     """Name of the label column; looked for by name where not given."""
     split: GivenSplit = GivenSplit()
     """Which rows are train, validation and test, where it is not as the schema has it."""
+    columns: dict[str, str | dict[str, Any]] = Field(default_factory=dict)
+    """Roles of columns, where they are not as found: `columns.NAME=ROLE`, such as `columns.weight=weight` or
+    `columns.dwell_ms=ignore`; or keys of a column as the [schema](schema.md) has them, such as
+    `columns.price.thousands=","`."""
     growing: GivenGrowing = GivenGrowing()
     """Which tables grow while they train (hash tables of embeddings), where it is not as the schema has it."""
     skip_bad_rows: bool = False

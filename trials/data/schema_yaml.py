@@ -15,6 +15,7 @@ import yaml
 from dhen.errors import UserError, unknown_name
 from dhen.values import YamlDumper, load_yaml, parse
 from trials.data.log_schema import ROLES, Column, LogSchema
+from trials.study_record import ColumnFinding
 
 _HEAD = """\
 # What every column of the log is for. Edit, then prepare the log again with this file.
@@ -42,10 +43,15 @@ _SPLIT_HEAD = """\
 _RATE_HEAD = "# the fraction of negatives that were kept in the log; 1.0 if none was dropped\n"
 
 
-def schema_to_yaml(schema: LogSchema, notes: Mapping[str, str] | None = None) -> str:
-    """Returns the text of a `schema.yaml`; `notes` are comments by column name."""
+def schema_to_yaml(schema: LogSchema, findings: Sequence[ColumnFinding] = ()) -> str:
+    """Returns the text of a `schema.yaml`, with what was found of columns as comments."""
     data = schema.to_dict()
-    entries = [_entry(name, column, (notes or {}).get(name)) for name, column in data["columns"].items()]
+    notes = {
+        each.name: f"{each.why}; {each.distinct:,} values"
+        + (f", {100 * each.missing:.2g} % missing" if each.missing else "")
+        for each in findings
+    }
+    entries = [_entry(name, column, notes.get(name)) for name, column in data["columns"].items()]
     return (
         f"{_HEAD}columns:\n{''.join(entries)}\n"
         f"{_SPLIT_HEAD}split: {_flow(data['split'])}\n"
@@ -90,14 +96,19 @@ def parse_schema(data: object, source: str) -> LogSchema:
     """Makes a LogSchema from plain data; errors name `source`, the column and the key."""
     if isinstance(data, dict) and isinstance(data.get("columns"), dict):
         columns = {
-            str(name): _column(column, f"{source}: column {name!r}")
+            str(name): parse_column(column, f"{source}: column {name!r}")
             for name, column in data["columns"].items()
         }
         data = {**data, "columns": columns}
     return parse(LogSchema, data, source)
 
 
-def _column(data: object, source: str) -> Column:
+def parse_column(data: object, source: str) -> Column:
+    """Makes a column from plain data.
+
+    Raises:
+        UserError: for an unknown role, or a key that the role does not have.
+    """
     if not isinstance(data, dict) or "role" not in data:
         raise UserError(
             f"{source}: expected {{role: ...}} with one of {', '.join(ROLES)}, received {data!r}."
@@ -105,6 +116,25 @@ def _column(data: object, source: str) -> Column:
     if data["role"] not in ROLES:
         raise UserError(f"{source}: {unknown_name('role', str(data['role']), ROLES)}")
     return parse(ROLES[data["role"]], data, source)
+
+
+def with_roles(schema: LogSchema, given: Mapping[str, str | dict[str, Any]]) -> LogSchema:
+    """Returns a schema with other roles, or keys, of some columns.
+
+    Raises:
+        UserError: for a column that the schema has not, and keys that a role does not have.
+    """
+    columns = dict(schema.columns)
+    for name, keys in given.items():
+        if name not in columns:
+            raise UserError(f"columns.{name}: {unknown_name('column', name, columns)}")
+        data = {"role": keys} if isinstance(keys, str) else dict(keys)
+        if data.get("role", columns[name].role) == columns[name].role:
+            data = columns[name].to_dict() | data
+        columns[name] = parse_column(data, f"columns.{name}")
+    return parse(
+        LogSchema, schema.to_dict() | {"columns": {n: c.to_dict() for n, c in columns.items()}}, "columns"
+    )
 
 
 def check_columns(schema: LogSchema, present: Sequence[str], source: str) -> None:

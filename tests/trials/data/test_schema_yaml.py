@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dhen.errors import UserError
+from dhen.values import parse_yaml
 from trials.data.log_schema import (
     CYCLES,
     CategoricalColumn,
@@ -23,6 +23,7 @@ from trials.data.log_schema import (
     WeightColumn,
 )
 from trials.data.schema_yaml import check_columns, parse_schema, read_schema, schema_to_yaml
+from trials.study_record import ColumnFinding
 
 buckets = st.one_of(st.none(), st.just("auto"), st.integers(1, 10**9))
 tables = st.one_of(
@@ -63,14 +64,24 @@ def schemas(draw: st.DrawFn) -> LogSchema:
 
 @given(schemas(), st.text(max_size=20))
 def test_what_is_written_is_read_back(schema: LogSchema, note: str) -> None:
-    text = schema_to_yaml(schema, dict.fromkeys(schema.columns, note))
-    assert parse_schema(yaml.safe_load(text), "schema.yaml") == schema
+    text = schema_to_yaml(schema, [finding(name, note) for name in schema.columns])
+    assert parse_schema(parse_yaml(text), "schema.yaml") == schema
+
+
+def finding(name: str, why: str) -> ColumnFinding:
+    return ColumnFinding(name=name, role="", why=why, distinct=73, missing=0.0, example="")
+
+
+def test_names_that_yaml_takes_for_something_else_may_be_retyped_without_quotes() -> None:
+    names = ("on", "no", "null", "~", "1e3", "0x1F", "12:30:45", "2026-11-01", "1.0", "y")
+    text = "columns:\n" + "".join(f"  {name}: {{role: categorical}}\n" for name in names)
+    assert tuple(parse_schema(parse_yaml(f"{text}  click: {{role: label}}\n"), "s.yaml").tables) == names
 
 
 def test_it_is_made_to_be_edited(tmp_path: Path) -> None:
     schema = LogSchema(columns={"click": LabelColumn(), "age": NumericColumn()})
-    text = schema_to_yaml(schema, {"age": "73 values"})
-    assert "  age: {role: numeric, transform: standard, buckets: null}  # 73 values\n" in text
+    text = schema_to_yaml(schema, [finding("age", "numbers")])
+    assert "  age: {role: numeric, transform: standard, buckets: null}  # numbers; 73 values\n" in text
     path = tmp_path / "schema.yaml"
     path.write_text(text.replace("transform: standard", "transform: log"))
     assert read_schema(path).columns["age"] == NumericColumn(transform="log")

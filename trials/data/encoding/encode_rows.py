@@ -38,7 +38,8 @@ def encode_rows(
             f"{log.describe()}: the columns {', '.join(map(repr, absent))} are missing, which the model "
             f"needs; the log has {', '.join(log.columns)}."
         )
-    return _encoded(read_batches(log, inputs, BadRows(skip=False)), encoding, batch_size)
+    batches = read_batches(log, inputs, BadRows(skip=False), encoding.schema.marks)
+    return _encoded(batches, encoding, batch_size)
 
 
 def _encoded(batches: Iterator[RawBatch], encoding: Encoding, batch_size: int) -> Iterator[EncodedRows]:

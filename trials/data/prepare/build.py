@@ -22,6 +22,7 @@ from trials.data.prepare.write import check_classes, count_clicks, write_splits
 from trials.data.raw.files import RawLog
 from trials.data.raw.readers import BadRows
 from trials.data.raw.sources import estimate_rows
+from trials.study_record import ColumnFinding
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 THREADS = min(16, CORES)
@@ -42,6 +43,8 @@ class Request:
     skip_bad_rows: bool
     joins_splits: bool = False
     """Says whether the log is for a reader that joins the splits, each of which may then be of one class."""
+    findings: tuple[ColumnFinding, ...] = ()
+    """What was found of each column when the schema was inferred."""
     sentences: tuple[str, ...] = ()
     """Sentences that were said when the schema was inferred."""
 
@@ -108,6 +111,7 @@ def build(request: Request, directory: Path, progress: Progress) -> None:
             *_notes(staged, schema, encoding.schema),
             *_collision_notes(collisions),
         ),
+        findings=request.findings,
         sizes=dict(sorted(sizes.items())),
     )
     (directory / "schema.yaml").write_text(request.schema_text, encoding="utf-8")

@@ -6,7 +6,7 @@ and appears whole or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +23,8 @@ from trials.data.raw.files import RawLog
 from trials.data.raw.sources import open_log
 from trials.data.read_options import READ_AS_FOUND, GivenSplit, ReadOptions
 from trials.data.roles.infer import find_label, infer
-from trials.data.schema_yaml import check_columns, read_schema, schema_to_yaml
+from trials.data.schema_yaml import check_columns, read_schema, schema_to_yaml, with_roles
+from trials.study_record import ColumnFinding
 from trials.user_cache import user_cache
 
 
@@ -100,7 +101,7 @@ def _request(
     """Settles the schema: the encoding's, the one given, the one in the output directory, or an inferred one."""
     edited = Path(out) / "schema.yaml" if out is not None else None
     source, text = "the schema", None
-    notes: Mapping[str, str] = {}
+    findings: tuple[ColumnFinding, ...] = ()
     sentences: tuple[str, ...] = ()
     if encoding is not None:
         rules = schema or encoding.schema
@@ -112,9 +113,11 @@ def _request(
         schema, source, text = read_schema(edited), str(edited), edited.read_text(encoding="utf-8")
     elif schema is None:
         inferred = infer(log, options)
-        schema, notes, sentences = inferred.schema, inferred.notes, inferred.sentences
+        schema, findings, sentences = inferred.schema, inferred.findings, inferred.sentences
     elif of_another_log:
         schema, sentences = _fitting(schema, log)
+    if not findings and encoding is None:
+        schema = with_roles(schema, options.columns)
     schema, whole = _with_split(schema, options.split), schema
     encoding = encoding.with_schema(schema) if encoding is not None else None
     if encoding is None:
@@ -128,9 +131,10 @@ def _request(
         log=log,
         file_hashes=tuple(hash_files([file.path for file in log.files], user_cache())),
         schema=schema,
-        schema_text=text if text and schema == whole else schema_to_yaml(schema, notes),
+        schema_text=text if text and schema == whole else schema_to_yaml(schema, findings),
         encoding=encoding,
         skip_bad_rows=options.skip_bad_rows,
+        findings=findings,
         sentences=sentences,
     )
 

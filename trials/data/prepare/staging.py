@@ -75,7 +75,7 @@ def stage(
     rows, read, expected = 0, 0, estimate_rows(log)
     writer: pa.RecordBatchStreamWriter | None = None
     try:
-        for raw in read_batches(log, schema.used, bad_rows):
+        for raw in read_batches(log, schema.used, bad_rows, schema.marks):
             batch = type_labelled(raw, schema, labels, bad_rows, pool)
             writer = writer or pa.ipc.new_stream(str(path), batch.schema)
             writer.write_batch(batch)

@@ -17,8 +17,9 @@ import pyarrow.csv as pacsv
 from numpy.typing import NDArray
 
 from dhen.errors import UserError
+from trials.data.log_schema import MISSING_MARKS
 from trials.data.raw.files import Format, RawFile, RawLog, open_parquet, open_stream
-from trials.data.raw.text import MISSING_MARKS, from_bytes, plain
+from trials.data.raw.text import from_bytes, plain
 
 BLOCK_BYTES = 8 << 20
 """Bytes of text per batch: large enough that a column's distinct values are few beside its rows."""
@@ -59,11 +60,14 @@ class BadRows:
         self.unlabeled = 0
         self.unreadable: Counter[str] = Counter()
 
-    def add_unreadable(self, batch: RawBatch, name: str, kind: str, bad: NDArray[np.bool_]) -> None:
-        """Counts values that are no `kind`, to be treated as missing, or raises a UserError with the first."""
+    def add_unreadable(
+        self, batch: RawBatch, name: str, kind: str, bad: NDArray[np.bool_], *, most: float = 0.0
+    ) -> None:
+        """Counts values that are no `kind`, to be treated as missing, or raises a UserError with the first if more
+        than a share `most` of the batch are."""
         if not bad.any():
             return
-        if not self.skip:
+        if not self.skip and bad.mean() > most:
             row = int(np.argmax(bad))
             value = batch.table.column(name)[row].as_py()
             text = from_bytes(value) if isinstance(value, bytes) else value
@@ -89,14 +93,22 @@ class BadRows:
         return [f"{reason}: {count:,}" for reason, count in counts.items() if count]
 
 
-def read_batches(log: RawLog, columns: Sequence[str], bad_rows: BadRows) -> Iterator[RawBatch]:
+def read_batches(
+    log: RawLog, columns: Sequence[str], bad_rows: BadRows, marks: Sequence[str] = MISSING_MARKS
+) -> Iterator[RawBatch]:
     """Yields all rows of the log in order, the named columns only, the next batch being read meanwhile.
+
+    Args:
+        log: the log.
+        columns: the columns that are wanted.
+        bad_rows: the treatment of rows that cannot be used.
+        marks: text that is null in every column, which the parser finds sooner than later steps do.
 
     Raises:
         UserError: for a column that a file lacks, a row with a wrong number of fields (unless skipped), or
             a file that cannot be read to its end.
     """
-    return ahead(_read(log, columns, bad_rows))
+    return ahead(_read(log, columns, bad_rows, marks))
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
@@ -108,7 +120,7 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
             yield item
 
 
-def _read(log: RawLog, columns: Sequence[str], bad_rows: BadRows) -> Iterator[RawBatch]:
+def _read(log: RawLog, columns: Sequence[str], bad_rows: BadRows, marks: Sequence[str]) -> Iterator[RawBatch]:
     for file in log.files:
         absent = [name for name in columns if name not in file.columns]
         if absent:
@@ -116,10 +128,11 @@ def _read(log: RawLog, columns: Sequence[str], bad_rows: BadRows) -> Iterator[Ra
                 f"{file.path}: the columns {', '.join(map(repr, absent))} are missing; "
                 f"the file has {', '.join(file.columns)}."
             )
-        read = _read_parquet if file.format is Format.PARQUET else _read_text
         fields = [name for name in columns if name in file.fields]
         first_row = 0
-        for table in read(file, fields, bad_rows):
+        is_parquet = file.format is Format.PARQUET
+        tables = _read_parquet(file, fields) if is_parquet else _read_text(file, fields, bad_rows, marks)
+        for table in tables:
             yield RawBatch(table=_with_folders(table, file, columns), source=file, first_row=first_row)
             first_row += table.num_rows
 
@@ -139,7 +152,7 @@ def repeated(value: str | None, rows: int) -> pa.Array:
     return pa.repeat(pa.scalar(os.fsencode(value), pa.binary()), rows)
 
 
-def _read_parquet(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> Iterator[pa.RecordBatch]:
+def _read_parquet(file: RawFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     with open_parquet(file.path) as parquet:
         try:
             for table in parquet.iter_batches(PARQUET_ROWS, columns=list(columns)):
@@ -149,7 +162,9 @@ def _read_parquet(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> I
             raise UserError(f"{file.path}: cannot be read to its end ({error}).") from None
 
 
-def _read_text(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> Iterator[pa.RecordBatch]:
+def _read_text(
+    file: RawFile, columns: Sequence[str], bad_rows: BadRows, marks: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
     def leave_out(row: pacsv.InvalidRow) -> str:
         bad_rows.ragged += 1
         bad_rows.swallowed += row.text.rstrip("\r\n").count("\n")
@@ -165,7 +180,7 @@ def _read_text(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> Iter
     convert = pacsv.ConvertOptions(
         column_types=dict.fromkeys(fields, pa.binary()),
         include_columns=list(fields),
-        null_values=list(MISSING_MARKS),
+        null_values=list(marks),
         strings_can_be_null=True,
     )
     read = pacsv.ReadOptions(

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
+import dateutil.parser
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from trials.data.log_schema import StampFormat
+from trials.data.log_schema import MISSING_MARKS, NumericColumn, StampFormat
 from trials.data.raw.text import clean, distinct, numbers_of
 
 Stamps = NDArray[np.int64]
-MISSING_STAMP = np.iinfo(np.int64).min
+MISSING_STAMP = int(np.iinfo(np.int64).min)
 """Mark of a missing time stamp in arrays of milliseconds."""
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 
-DATED = (
-    r"^(?P<a>\d{1,2})[./-](?P<b>\d{1,2})[./-](?P<year>\d{4})"
-    r"(?:[ T,]+(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2})(?:[.,](?P<fraction>\d{1,3})\d*)?)?"
-    r"(?: ?(?P<half>[AaPp][Mm]))?)?$"
+_CLOCK = (
+    r"(?:[ T,:]+(?P<hour>\d{1,2}):(?P<minute>\d{1,2})(?::(?P<second>\d{1,2})(?:[.,](?P<fraction>\d{1,3})\d*)?)?"
+    r"(?: ?(?P<half>[AaPp])\.?[Mm]\.?)?)?(?: ?(?P<zone>Z|z|UTC|GMT|[+-]\d{2}:?(?:\d{2})?))?$"
 )
+"""A time of day that may follow a date, and its zone."""
+DATED = r"^(?P<a>\d{1,2})[./-](?P<b>\d{1,2})[./-](?P<year>\d{4})" + _CLOCK
 """A date with the year last, and maybe a time of day."""
+ISO_DATED = r"^(?P<year>\d{4})[./-](?P<a>\d{1,2})[./-](?P<b>\d{1,2})" + _CLOCK
+"""A date with the year first, and maybe a time of day."""
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+MONTH_NAME = rf"(?i)(?:^|[^a-z])(?:{'|'.join(_MONTHS)})[a-z]*[^a-z]"
+"""The name of a month among other things."""
+_ZERO = r"^[-0 :./TZ]*0[-0 :./TZ]*$"
+"""A date of zeros, which MySQL writes for a missing one."""
 _EPOCH_MS = {"seconds": 1e3, "milliseconds": 1.0, "microseconds": 1e-3, "nanoseconds": 1e-6}
 _DIGITS: dict[str, tuple[int, ...]] = {
     "yymmddhh": (2, 2, 2, 2),
@@ -33,23 +43,55 @@ _DIGITS: dict[str, tuple[int, ...]] = {
 }
 
 
-def stamps_of(column: pa.Array, stamp_format: StampFormat) -> tuple[Stamps, NDArray[np.bool_]]:
+def stamps_of(
+    column: pa.Array, stamp_format: StampFormat, marks: Sequence[str] = MISSING_MARKS
+) -> tuple[Stamps, NDArray[np.bool_]]:
     """Returns milliseconds (N), `MISSING_STAMP` where missing or unreadable, and which were unreadable (N)."""
     if pa.types.is_temporal(column.type):
         ms = column.cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
         return _filled(ms), np.zeros(len(column), dtype=bool)
     if stamp_format in _EPOCH_MS:
-        numbers, bad = numbers_of(column)
+        numbers, bad = numbers_of(column, NumericColumn(missing=tuple(marks)))
         readable = np.isfinite(numbers) & (np.abs(numbers * _EPOCH_MS[stamp_format]) < 2.0**62)
         scaled = np.round(np.where(readable, numbers, 0.0) * _EPOCH_MS[stamp_format]).astype(np.int64)
         return np.where(readable, scaled, MISSING_STAMP), bad
     if stamp_format in _DIGITS:
-        return _from_digits(column, _DIGITS[stamp_format])
+        return _from_digits(column, _DIGITS[stamp_format], marks)
     codes, values = distinct(column)
-    values = clean(values)
-    ms = _iso_ms(values) if stamp_format == "iso" else _dated_ms(values, stamp_format)
+    values = clean(values, marks)
+    values = pc.if_else(pc.match_substring_regex(values, _ZERO), pa.scalar(None, pa.string()), values)
+    if stamp_format == "month_name":
+        ms = np.array([_one_ms(value, dateutil.parser.parse) for value in values.to_pylist()], dtype=np.int64)
+    else:
+        ms = (
+            _iso_ms(values)
+            if stamp_format == "iso"
+            else _dated_ms(values, DATED, stamp_format == "day_first")
+        )
     bad = (ms == MISSING_STAMP) & values.is_valid().to_numpy(zero_copy_only=False)
     return np.append(ms, MISSING_STAMP)[codes], np.append(bad, False)[codes]
+
+
+def stamps_of_parts(
+    year: NDArray[np.float64], month: NDArray[np.float64], day: NDArray[np.float64]
+) -> tuple[Stamps, NDArray[np.bool_]]:
+    """Returns milliseconds (N) of dates in three columns, NaN where missing, and which are no dates (N)."""
+    known = np.isfinite(year) & np.isfinite(month) & np.isfinite(day)
+    whole = [np.where(known, part, 1).astype(np.int64) for part in (year, month, day)]
+    ms, valid = _ms_of(whole[0], whole[1], whole[2], ())
+    return np.where(known & valid, ms, MISSING_STAMP), known & ~valid
+
+
+def month_numbers(column: pa.Array) -> NDArray[np.float64]:
+    """Returns months as numbers (N), 1 to 12, NaN where missing; they may be written as words."""
+    codes, values = distinct(column)
+    numbers, _ = numbers_of(values)
+    for place, word in enumerate(values.to_pylist()):
+        if word and word.strip()[:3].lower() in _MONTHS:
+            numbers[place] = _MONTHS.index(word.strip()[:3].lower()) + 1
+    numbers = np.where((numbers >= 1) & (numbers <= 12) & (numbers % 1 == 0), numbers, np.nan)
+    found: NDArray[np.float64] = np.append(numbers, np.nan)[codes]
+    return found
 
 
 def _filled(ms: pa.Array) -> Stamps:
@@ -57,9 +99,12 @@ def _filled(ms: pa.Array) -> Stamps:
     return filled
 
 
-def _from_digits(column: pa.Array, widths: tuple[int, ...]) -> tuple[Stamps, NDArray[np.bool_]]:
+def _from_digits(
+    column: pa.Array, widths: tuple[int, ...], marks: Sequence[str]
+) -> tuple[Stamps, NDArray[np.bool_]]:
     """Reads fields of fixed width: year, month, day, and then hour, minute, second where they are written."""
-    numbers, bad = numbers_of(column)
+    numbers, bad = numbers_of(column, NumericColumn(missing=tuple(marks)))
+    numbers = np.where(numbers == 0, np.nan, numbers)  # a date of zeros
     finite = np.isfinite(numbers)
     digits_left = np.where(finite, np.clip(numbers, -1.0, 1e15), 0.0).astype(np.int64)
     fields = []
@@ -73,21 +118,31 @@ def _from_digits(column: pa.Array, widths: tuple[int, ...]) -> tuple[Stamps, NDA
     return np.where(valid, ms, MISSING_STAMP), bad | (finite & ~valid)
 
 
-def _dated_ms(values: pa.Array, order: StampFormat) -> Stamps:
-    """Reads dates with the day or the month first, and maybe a time of day, of 24 hours or of 12."""
-    fields = pc.extract_regex(values, DATED)
+def _dated_ms(values: pa.Array, pattern: str, day_first: bool) -> Stamps:
+    """Reads dates as a pattern has them, and maybe a time of day, of 24 hours or of 12."""
+    fields = pc.extract_regex(values, pattern)
     readable = fields.is_valid().to_numpy(zero_copy_only=False)
     first, second, year, hour, minute, second_of_minute = (
         _whole(pc.struct_field(fields, name)) for name in ("a", "b", "year", "hour", "minute", "second")
     )
     half = pc.utf8_upper(pc.struct_field(fields, "half").fill_null("")).to_numpy(zero_copy_only=False)
-    halved, afternoon = half != "", half == "PM"
+    halved, afternoon = half != "", half == "P"
     readable &= ~halved | ((hour >= 1) & (hour <= 12))
     hour = np.where(halved, hour % 12 + 12 * afternoon, hour)
-    day, month = (first, second) if order == "day_first" else (second, first)
+    day, month = (first, second) if day_first else (second, first)
     ms, valid = _ms_of(year, month, day, (hour, minute, second_of_minute))
     fraction = pc.utf8_rpad(pc.struct_field(fields, "fraction").fill_null(""), 3, "0")
-    return np.where(readable & valid, ms + _whole(fraction), MISSING_STAMP)
+    ms = ms + _whole(fraction) - _zone_ms(pc.struct_field(fields, "zone"))
+    return np.where(readable & valid, ms, MISSING_STAMP)
+
+
+def _zone_ms(zones: pa.Array) -> Stamps:
+    """Returns how many milliseconds zones (+02:00, -0530, Z) are ahead of UTC."""
+    fields = pc.extract_regex(zones.fill_null(""), r"^(?P<sign>[+-])(?P<hours>\d{2}):?(?P<minutes>\d{2})?$")
+    hours, minutes = (_whole(pc.struct_field(fields, name)) for name in ("hours", "minutes"))
+    behind = pc.equal(pc.struct_field(fields, "sign").fill_null("+"), "-").to_numpy(zero_copy_only=False)
+    behind_ms: Stamps = np.where(behind, -1, 1) * (hours * HOUR_MS + minutes * 60_000)
+    return behind_ms
 
 
 def _whole(digits: pa.Array) -> Stamps:
@@ -120,18 +175,21 @@ def _iso_ms(values: pa.Array) -> Stamps:
             return _filled(values.cast(kind).cast(pa.int64()))
         except pa.ArrowInvalid:
             continue
-    parsed = [_one_iso_ms(value) for value in values.to_pylist()]
-    return np.array([MISSING_STAMP if ms is None else ms for ms in parsed], dtype=np.int64)
+    ms = _dated_ms(values, ISO_DATED, day_first=False)
+    for place in np.flatnonzero(ms == MISSING_STAMP):  # rarer forms, such as 20261107T0930
+        ms[place] = _one_ms(values[place].as_py(), datetime.fromisoformat)
+    return ms
 
 
-def _one_iso_ms(text: str | None) -> int | None:
-    """Reads one value; also with slashes in the date, or with a comma in the fraction."""
+def _one_ms(text: str | None, parse: Callable[[str], datetime]) -> int:
+    """Reads one value by a parser of the standard library's kind."""
     if text is None:
-        return None
+        return MISSING_STAMP
     try:
-        moment = datetime.fromisoformat(text.replace("/", "-"))
-    except ValueError:
-        return None
+        # Apache writes 10/Nov/2026:13:55:36, a colon between the day and the hour
+        moment = parse(re.sub(r"^\[?(\d{1,2}/[A-Za-z]{3}/\d{4}):", r"\1 ", text).rstrip("]"))
+    except (ValueError, OverflowError):
+        return MISSING_STAMP
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return round(moment.timestamp() * 1000)
 

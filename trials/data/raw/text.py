@@ -7,18 +7,23 @@ distinct values only.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from trials.data.log_schema import POINT, DecimalMark
+from trials.data.log_schema import MISSING_MARKS, POINT, NumericColumn
 
-MISSING_MARKS = ("", "NA", "N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "none", "?", "\\N")
-_MARKS = pa.array(MISSING_MARKS)
-_COMMA_NUMBER = r"^[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d*)?([eE][+-]?\d+)?$"
+PLAIN_NUMBER = NumericColumn()
+"""A column whose numbers are written as most programs write them: 1234.5."""
 _WHOLE_NUMBER = r"^([+-]?\d+)\.0$"
 _TRUTHS = pa.array(("True", "TRUE", "False", "FALSE"))
+_BOUND = r"^(?:[<>≤≥~]=?|[≤≥])\s*|\+$"
+_MULTIPLIERS = {"kK": 1e3, "M": 1e6, "B": 1e9}
+_SPACE = "[ \u00a0\u202f]"
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?(?i:inf|infinity|nan)$"
 
 _INT64_END = 2.0**63
@@ -89,10 +94,11 @@ def from_bytes(raw: bytes) -> str:
         return raw.decode("latin-1")
 
 
-def clean(values: pa.Array) -> pa.Array:
+def clean(values: pa.Array, marks: Sequence[str] = MISSING_MARKS) -> pa.Array:
     """Returns trimmed strings in one spelling (`spelled`), null where a mark says missing."""
     values = spelled(pc.utf8_trim_whitespace(values))
-    return pc.if_else(pc.is_in(values, _MARKS), pa.scalar(None, pa.string()), values)
+    missing = pc.is_in(values, pa.array(marks, pa.string()))
+    return pc.if_else(missing, pa.scalar(None, pa.string()), values)
 
 
 def spelled(values: pa.Array) -> pa.Array:
@@ -111,12 +117,29 @@ def distinct(column: pa.Array) -> tuple[Codes, pa.Array]:
     return codes, as_text(encoded.dictionary)
 
 
-def coded(column: pa.Array, wrapping: str = "") -> pa.DictionaryArray:
-    """Returns a column as codes of its distinct clean values, null where missing; trims `wrapping` characters
-    too."""
+def coded(
+    column: pa.Array,
+    marks: Sequence[str] = MISSING_MARKS,
+    *,
+    wrapping: str = "",
+    weight_mark: str | None = None,
+) -> pa.DictionaryArray:
+    """Returns a column as codes of its distinct clean values, null where missing.
+
+    Args:
+        column: any column of scalars.
+        marks: text that is a missing value.
+        wrapping: characters that are trimmed too.
+        weight_mark: what begins the weight after a value, which is left out.
+    """
     codes, raw = distinct(column)
     raw = pc.utf8_trim(raw, characters=wrapping) if wrapping else raw
-    merged = clean(raw).dictionary_encode()  # " a" and "a" become one
+    raw = (
+        pc.replace_substring_regex(raw, f"{re.escape(weight_mark)}[^{weight_mark}]*$", "")
+        if weight_mark
+        else raw
+    )
+    merged = clean(raw, marks).dictionary_encode()  # " a" and "a" become one
     to_merged = np.append(merged.indices.fill_null(-1).to_numpy(zero_copy_only=False), -1).astype(np.int32)
     return dictionary_array(to_merged[codes], merged.dictionary)
 
@@ -127,34 +150,66 @@ def dictionary_array(codes: Codes, values: pa.Array) -> pa.DictionaryArray:
 
 
 def numbers_of(
-    column: pa.Array, decimal: DecimalMark = POINT
+    column: pa.Array, form: NumericColumn = PLAIN_NUMBER
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Returns numbers (N), NaN where missing, infinite, unreadable, or too large for a deviation (such as the
-    largest float, a usual mark for no value), and which were unreadable (N); text has this mark before its
-    decimals."""
+    largest float, a usual mark for no value), and which were unreadable (N); `form` is how text has them."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if pa.types.is_temporal(column.type):
         column = column.cast(pa.int64()) if column.type.bit_width == 64 else column.cast(pa.int32())
-    unreadable = np.zeros(len(column), dtype=bool)
-    if not is_text(column.type):
-        values = column.cast(pa.float64(), safe=False)
-    elif decimal != POINT:
-        text = clean(as_text(column))
-        readable = pc.match_substring_regex(text, _COMMA_NUMBER).fill_null(True)
-        pointed = pc.replace_substring(pc.replace_substring(text, ".", ""), ",", ".")
-        values = pc.if_else(readable, pointed, pa.scalar(None, pa.string())).cast(pa.float64())
-        unreadable = ~readable.to_numpy(zero_copy_only=False)
+    if is_text(column.type):
+        numbers, unreadable = _numbers_of_text(as_text(column), form)
     else:
-        try:
-            values = as_text(column).cast(pa.float64())
-        except pa.ArrowInvalid:
-            text = clean(as_text(column))
-            readable = pc.match_substring_regex(text, _NUMBER).fill_null(True)
-            values = pc.if_else(readable, text, pa.scalar(None, pa.string())).cast(pa.float64())
-            unreadable = ~readable.to_numpy(zero_copy_only=False)
-    numbers = values.to_numpy(zero_copy_only=False)
+        numbers = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        unreadable = np.zeros(len(column), dtype=bool)
     return np.where(np.abs(numbers) < _SQUARABLE, numbers, np.nan), unreadable
+
+
+def _numbers_of_text(text: pa.Array, form: NumericColumn) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Returns numbers (N), NaN where missing or unreadable, and which were unreadable (N)."""
+    if form.decimal == POINT:
+        try:
+            numbers: NDArray[np.float64] = text.cast(pa.float64()).to_numpy(zero_copy_only=False)
+            return numbers, np.zeros(len(text), dtype=bool)
+        except pa.ArrowInvalid:
+            pass  # something in it is no plain number
+    text = clean(text, form.marks)
+    if form.bounds:
+        text = pc.replace_substring_regex(text, _BOUND, "")
+    if form.prefix:
+        text = pc.replace_substring_regex(text, rf"^([(+-]*)\s*{_escaped(form.prefix)}\s*", r"\1")
+    if form.suffix:
+        text = pc.replace_substring_regex(text, rf"\s*{_escaped(form.suffix)}(\)?)$", r"\1")
+    text = pc.replace_substring_regex(text, r"^\((.+)\)$", r"-\1")  # an accountant's negative amount
+    factor = np.ones(len(text))
+    if form.multipliers:
+        for letters, times in _MULTIPLIERS.items():
+            scaled = pc.match_substring_regex(text, rf"\d\s*[{letters}]$").fill_null(False)
+            factor[scaled.to_numpy(zero_copy_only=False)] = times
+        text = pc.replace_substring_regex(text, r"(\d)\s*[kKMB]$", r"\1")
+    text = _ungrouped(text, form)
+    readable = pc.match_substring_regex(text, _NUMBER).fill_null(True)
+    values = pc.if_else(readable, text, pa.scalar(None, pa.string())).cast(pa.float64())
+    return values.to_numpy(zero_copy_only=False) * factor, ~readable.to_numpy(zero_copy_only=False)
+
+
+def _ungrouped(text: pa.Array, form: NumericColumn) -> pa.Array:
+    """Returns numbers without the mark that groups their thousands, and with a point before their decimals."""
+    thousands = form.thousands or ("." if form.decimal != POINT else "")
+    if thousands:
+        mark = _SPACE if thousands.isspace() else _escaped(thousands)
+        grouped = pc.match_substring_regex(text, rf"^[+-]?\d{{1,3}}(?:{mark}\d{{3}})+(?:[.,eE]|$)")
+        text = pc.if_else(grouped, pc.replace_substring_regex(text, mark, ""), text)
+    if form.decimal == POINT:
+        return text
+    unclear = pc.match_substring(text, POINT)  # a point that does not group thousands
+    return pc.if_else(unclear, "unreadable", pc.replace_substring(text, form.decimal, POINT))
+
+
+def _escaped(text: str) -> str:
+    """Returns a regular expression of RE2 for a text; any space stands for any other."""
+    return _SPACE.join(re.escape(part) for part in re.split(r"\s", text))
 
 
 def is_list(kind: pa.DataType) -> bool:

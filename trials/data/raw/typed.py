@@ -24,9 +24,7 @@ from numpy.typing import NDArray
 
 from dhen.errors import UserError
 from trials.data.log_schema import (
-    POINT,
     CategoricalColumn,
-    Column,
     LogSchema,
     MultiHotColumn,
     NumericColumn,
@@ -36,11 +34,21 @@ from trials.data.log_schema import (
 )
 from trials.data.raw.labels import LabelReader
 from trials.data.raw.readers import BadRows, RawBatch
-from trials.data.raw.stamps import stamps_of
-from trials.data.raw.text import as_text, coded, dictionary_array, is_list, is_text, numbers_of
+from trials.data.raw.stamps import DAY_MS, MISSING_STAMP, Stamps, month_numbers, stamps_of, stamps_of_parts
+from trials.data.raw.text import (
+    PLAIN_NUMBER,
+    as_text,
+    coded,
+    dictionary_array,
+    is_list,
+    is_text,
+    numbers_of,
+)
 
 _WRAPPING = " \t\r\n[](){}'\""
 """Characters trimmed from the values of a bag, so that "['a', 'b']" holds a and b."""
+FEW = 0.05
+"""Share of a column's time stamps that may be unreadable, which are missing then."""
 
 
 def typed_columns(
@@ -49,7 +57,7 @@ def typed_columns(
     """Returns the named columns, typed, each in a thread of the pool; all but the label."""
 
     def one(name: str) -> pa.Array:
-        return _typed(batch, name, schema.columns[name], bad_rows)
+        return _typed(batch, name, schema, bad_rows)
 
     return dict(zip(columns, pool.map(one, columns), strict=True))
 
@@ -87,24 +95,22 @@ def _without_weight(batch: RawBatch, name: str, weight: pa.Array, bad_rows: BadR
     return bad
 
 
-def _typed(batch: RawBatch, name: str, column: Column, bad_rows: BadRows) -> pa.Array:
-    raw = batch.table.column(name)
-    if pa.types.is_null(raw.type):  # a column without a single value may be of any type
-        lists = isinstance(column, MultiHotColumn) and column.separator is None
-        raw = raw.cast(pa.list_(pa.string()) if lists else pa.string())
+def _typed(batch: RawBatch, name: str, schema: LogSchema, bad_rows: BadRows) -> pa.Array:
+    raw, column = _raw(batch, name, schema), schema.columns[name]
     if isinstance(column, MultiHotColumn):
-        return bags_of(raw, column.separator, name)
+        return bags_of(raw, column, name)
     if is_list(raw.type) or pa.types.is_nested(raw.type):
         raise UserError(
             f"column {name!r} holds {raw.type}, not one value a row: its role is multi_hot or ignore."
         )
     if isinstance(column, (CategoricalColumn, SplitColumn)):
-        return coded(raw)
+        return coded(raw, column.marks)
     if isinstance(column, TimestampColumn):
-        stamps, bad = stamps_of(raw, column.format)
-        bad_rows.add_unreadable(batch, name, f"time stamp in the format {column.format}", bad)
-        return pa.array(stamps)
-    numbers, bad = numbers_of(raw, column.decimal if isinstance(column, NumericColumn) else POINT)
+        return pa.array(_stamps(batch, name, schema, column, bad_rows))
+    if isinstance(column, NumericColumn) and column.days_before:
+        own = TimestampColumn(format=column.days_before, missing=column.missing)
+        return pa.array(_days_before(_stamps(batch, name, schema, own, bad_rows), batch, schema))
+    numbers, bad = numbers_of(raw, column if isinstance(column, NumericColumn) else PLAIN_NUMBER)
     if isinstance(column, OracleColumn):
         outside = (numbers < 0.0) | (numbers > 1.0)
         bad_rows.add_unreadable(batch, name, "probability", bad | outside)
@@ -113,18 +119,52 @@ def _typed(batch: RawBatch, name: str, column: Column, bad_rows: BadRows) -> pa.
     return pa.array(numbers.astype(np.float32) if column.role == "weight" else numbers)
 
 
-def bags_of(raw: pa.Array, separator: str | None, name: str) -> pa.ListArray:
+def _raw(batch: RawBatch, name: str, schema: LogSchema) -> pa.Array:
+    """Returns a column as the file has it; one without a single value may be of any type."""
+    raw, column = batch.table.column(name), schema.columns[name]
+    if not pa.types.is_null(raw.type):
+        return raw
+    lists = isinstance(column, MultiHotColumn) and column.separator is None
+    return raw.cast(pa.list_(pa.string()) if lists else pa.string())
+
+
+def _stamps(
+    batch: RawBatch, name: str, schema: LogSchema, column: TimestampColumn, bad_rows: BadRows
+) -> Stamps:
+    """Returns milliseconds (N) of a time stamp; unreadable ones are missing, as long as they are few."""
+    if column.parts:
+        year, month, day = (batch.table.column(part) for part in (name, *column.parts))
+        stamps, bad = stamps_of_parts(numbers_of(year)[0], month_numbers(month), numbers_of(day)[0])
+    else:
+        stamps, bad = stamps_of(_raw(batch, name, schema), column.format, column.marks)
+    bad_rows.add_unreadable(batch, name, f"time stamp in the format {column.format}", bad, most=FEW)
+    return stamps
+
+
+def _days_before(stamps: Stamps, batch: RawBatch, schema: LogSchema) -> NDArray[np.float64]:
+    """Returns how many days (N) time stamps lie before the event; NaN where one of the two is missing, or where
+    the stamp is a day or more later, which nobody knew at the event."""
+    assert schema.timestamp is not None
+    event = schema.columns[schema.timestamp]
+    assert isinstance(event, TimestampColumn)
+    moments = _stamps(batch, schema.timestamp, schema, event, BadRows(skip=True))
+    present = (stamps != MISSING_STAMP) & (moments != MISSING_STAMP)
+    days = (np.where(present, moments, 0) - np.where(present, stamps, 0)) / DAY_MS
+    return np.where(present & (days > -1.0), np.maximum(days, 0.0), np.nan)
+
+
+def bags_of(raw: pa.Array, column: MultiHotColumn, name: str) -> pa.ListArray:
     """Returns bags of values as lists of codes; a missing bag is empty, and missing values are left out of their
     bags."""
     if not is_list(raw.type):
-        if separator is None or not is_text(raw.type):
+        if column.separator is None or not is_text(raw.type):
             held = "text, and the schema names no separator" if is_text(raw.type) else str(raw.type)
             raise UserError(
                 f"column {name!r} holds {held}: a multi_hot column is text with a `separator`, or lists."
             )
-        raw = pc.split_pattern(as_text(raw), separator)
+        raw = pc.split_pattern(as_text(raw), column.separator)
     lengths = pc.list_value_length(raw).fill_null(0).to_numpy(zero_copy_only=False)
-    values = coded(raw.flatten(), wrapping=_WRAPPING)
+    values = coded(raw.flatten(), column.marks, wrapping=_WRAPPING, weight_mark=column.weight_mark)
     codes = values.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     bag = np.repeat(np.arange(len(raw)), lengths)[codes >= 0]
     bag_sizes = np.bincount(bag, minlength=len(raw))

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dhen.errors import UserError, listed, unknown_name
 from trials.data.log_schema import (
@@ -25,11 +28,16 @@ from trials.data.log_schema import (
 from trials.data.raw.files import Format, RawLog
 from trials.data.raw.labels import LabelReader, canonical, plain_label
 from trials.data.raw.sources import CRITEO_COLUMNS, estimate_rows, open_log
+from trials.data.raw.stamps import MISSING_STAMP
 from trials.data.read_options import READ_AS_FOUND, ReadOptions
 from trials.data.roles import names
-from trials.data.roles.rules import JudgedColumn, judge, seen
+from trials.data.roles.event_time import settle_time
+from trials.data.roles.leaks import settle_leaks
+from trials.data.roles.rules import JudgedColumn, judge, judge_as
 from trials.data.roles.sample import ColumnSample, Sample, draw_sample
 from trials.data.roles.split_columns import FoundSplit, find_split
+from trials.data.roles.stamp_formats import stamps_in
+from trials.study_record import ColumnFinding
 
 MOST_BUCKETS = 256
 ROWS_PER_BUCKET = 100
@@ -39,15 +47,19 @@ MOST_LISTED = 30
 """Number of columns that are named where one is to be chosen."""
 
 
+MOST_SHOWN = 40
+"""Number of characters of a value that are shown."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferredSchema:
-    """A schema, and what was seen of each column."""
+    """A schema, and why it is so."""
 
     schema: LogSchema
-    notes: dict[str, str]
-    """Notes on what was seen, by column."""
+    findings: tuple[ColumnFinding, ...]
+    """What was found of each column, in the log's order."""
     sentences: tuple[str, ...] = ()
-    """Sentences on what was decided about the split, and which columns are not used, and why."""
+    """Sentences on what was decided and may be wanted otherwise, the most important first."""
 
 
 def infer_schema(sources: Sequence[Path], options: ReadOptions = READ_AS_FOUND) -> LogSchema:
@@ -62,26 +74,55 @@ def infer_schema(sources: Sequence[Path], options: ReadOptions = READ_AS_FOUND) 
 
 def infer(log: RawLog, options: ReadOptions = READ_AS_FOUND) -> InferredSchema:
     """Infers the schema of a log as `infer_schema` does, with notes."""
-    skip_bad_rows = options.skip_bad_rows
     label = find_label(log, options.label)
-    sample = draw_sample(log, log.columns, skip_bad_rows=skip_bad_rows)
+    sample = draw_sample(log, log.columns, skip_bad_rows=options.skip_bad_rows)
     if not sample.rows:
         raise UserError(f"{log.describe()}: the log holds no rows, only a header.")
-    judged = {name: _judge(log, name, label, sample) for name in log.columns}
-    _keep_finest_stamp(judged, sample)
+    for name in options.columns:
+        if name not in log.columns:
+            raise UserError(f"columns.{name}: {unknown_name('column', name, log.columns)}")
+    judged = {
+        name: judge_as(sample.columns[name], options.columns[name])
+        if name in options.columns
+        else _judge(log, name, label, sample)
+        for name in log.columns
+    }
+    leaks = [*settle_leaks(judged, sample, sample_labels(log, sample.columns[label], judged[label]))]
+    times = [*settle_time(judged, sample)]
     stamped = any(isinstance(judgement.column, TimestampColumn) for judgement in judged.values())
     rule = SplitRule(by="timestamp" if stamped else "order")
-    found = _splits(log, label, sample, rule, skip_bad_rows=skip_bad_rows)
-    judged |= {name: split.judged for name, split in found.items()}
+    found = _splits(log, label, sample, rule, skip_bad_rows=options.skip_bad_rows)
+    judged |= {name: split.judged for name, split in found.items() if name not in options.columns}
     _check_features(log, label, judged)
     rows = estimate_rows(log)
     schema = LogSchema(
         columns={name: _for_rows(judgement.column, rows) for name, judgement in judged.items()},
         split=next((split.rule for split in found.values() if split.rule is not None), rule),
     )
-    notes = {name: judgement.note for name, judgement in judged.items()}
-    sentences = (*(split.sentence for split in found.values()), *_unused(judged, log))
-    return InferredSchema(schema=schema, notes=notes, sentences=sentences)
+    own = [judgement.sentence for judgement in judged.values() if judgement.sentence]
+    splits = [split.sentence for split in found.values()]
+    return InferredSchema(
+        schema=schema,
+        findings=tuple(_finding(judged[name], sample.columns[name]) for name in log.columns),
+        sentences=(*leaks, *times, *splits, *own, *_unused(judged, log)),
+    )
+
+
+def _finding(judgement: JudgedColumn, column: ColumnSample) -> ColumnFinding:
+    example = str(column.values[0]) if column.distinct else ""
+    missing = column.missing / column.rows
+    if isinstance(judgement.column, TimestampColumn) and not judgement.column.parts:
+        missing = float(np.mean(stamps_in(column, judgement.column) == MISSING_STAMP))
+    elif isinstance(judgement.column, NumericColumn) and column.numbers is not None:
+        missing = float(np.mean(np.isnan(column.row_numbers)))
+    return ColumnFinding(
+        name=column.name,
+        role=judgement.column.role,
+        why=judgement.why,
+        distinct=column.distinct,
+        missing=missing,
+        example=example if len(example) <= MOST_SHOWN else f"{example[: MOST_SHOWN - 1]}…",
+    )
 
 
 def _unused(judged: Mapping[str, JudgedColumn], log: RawLog) -> Iterator[str]:
@@ -89,8 +130,8 @@ def _unused(judged: Mapping[str, JudgedColumn], log: RawLog) -> Iterator[str]:
     for name, file in log.lacking().items():
         by_note[f"{file} has no such column"].append(repr(name))
     for name, judgement in judged.items():
-        if isinstance(judgement.column, IgnoredColumn):
-            by_note[judgement.note].append(repr(name))
+        if isinstance(judgement.column, IgnoredColumn) and judgement.sentence is None:
+            by_note[judgement.why].append(repr(name))
     for note, unused in by_note.items():
         yield f"not used: {listed(unused, MOST_NAMED)} ({note})"
 
@@ -145,10 +186,10 @@ def _judge(log: RawLog, name: str, label: str, sample: Sample) -> JudgedColumn:
     if name == label:
         return _label(log, column)
     if known_role := _known_role(log, name):
-        return JudgedColumn(known_role, seen(column))
+        return JudgedColumn(known_role, f"a column of {log.format}")
     judgement = judge(column)
     if isinstance(judgement.column, IgnoredColumn) and not sample.complete:
-        return JudgedColumn(judgement.column, f"{judgement.note}, in the first {sample.rows:,} rows")
+        return replace(judgement, why=f"{judgement.why}, in the first {sample.rows:,} rows")
     return judgement
 
 
@@ -163,10 +204,17 @@ def _label(log: RawLog, column: ColumnSample) -> JudgedColumn:
         positive = min(values, key=lambda value: values[value])
     LabelReader(column.name, positive, log.describe()).read(column.raw)  # more than two values: an error now
     if positive is None:
-        return JudgedColumn(LabelColumn(), "")
+        return JudgedColumn(LabelColumn(), "the label")
     return JudgedColumn(
         LabelColumn(positive=positive), "the rarer value; change it if the other is the positive one"
     )
+
+
+def sample_labels(log: RawLog, column: ColumnSample, judgement: JudgedColumn) -> NDArray[np.float64]:
+    """Returns the labels of the sample's rows (N), NaN where missing."""
+    assert isinstance(judgement.column, LabelColumn)
+    labels, missing = LabelReader(column.name, judgement.column.positive, log.describe()).read(column.raw)
+    return np.where(missing, np.nan, labels)
 
 
 def _known_role(log: RawLog, name: str) -> Column | None:
@@ -186,19 +234,6 @@ def _avazu_role(name: str) -> Column:
     if name == "hour":
         return TimestampColumn(format="yymmddhh")
     return IgnoredColumn() if name == "id" else CategoricalColumn()
-
-
-def _keep_finest_stamp(judged: dict[str, JudgedColumn], sample: Sample) -> None:
-    """Keeps, of several time stamps, the one with most values; a stamp that could not split the log is dropped."""
-    stamps = [name for name, judgement in judged.items() if isinstance(judgement.column, TimestampColumn)]
-    if not stamps:
-        return
-    finest = max(stamps, key=lambda name: sample.columns[name].distinct)
-    for name in stamps:
-        if name != finest:
-            judged[name] = JudgedColumn(IgnoredColumn(), f"a time stamp; {finest!r} has more distinct ones")
-    if sample.complete and sample.columns[finest].distinct < 3:
-        judged[finest] = JudgedColumn(IgnoredColumn(), "fewer than three time stamps cannot split the log")
 
 
 def _splits(
@@ -221,7 +256,7 @@ def _check_features(log: RawLog, label: str, judged: dict[str, JudgedColumn]) ->
         for judgement in judged.values()
     ):
         return
-    others = [f"{name} ({judgement.note})" for name, judgement in judged.items() if name != label]
+    others = [f"{name} ({judgement.why})" for name, judgement in judged.items() if name != label]
     raise UserError(
         f"{log.describe()}: no column besides the label {label!r} seems to be a feature"
         + (f": {listed(others, MOST_NAMED)}." if others else ".")

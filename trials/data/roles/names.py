@@ -20,7 +20,8 @@ LABELS = (
     "click_label",
 )
 """Names of label columns, the surest first."""
-WEIGHTS = ("weight", "example_weight", "sample_weight")
+WEIGHTS = ("example_weight", "sample_weight")
+"""Names of the weight of an example; `weight` alone may be a person's."""
 ORACLE = "oracle_probability"
 
 
@@ -43,10 +44,22 @@ _AMOUNT_WORDS = _words(
     years amount price cost fee wage wages income salary revenue balance gain gains loss losses dividend
     dividends score rate ratio percent pct share size length width height depth duration elapsed distance
     frequency freq clicks impressions views visits purchases orders sales quantity qty stock discount bid
-    rating latency
+    rating latency number nights
     """
 )
 _TIME_WORDS = _words("time timestamp ts date datetime dt hour day created at epoch")
+_EVENT_WORDS = _words("event click clicked impression request visit served shown")
+_MOMENT_WORDS = _words("time timestamp ts datetime hour")
+_OUTCOME_WORDS = _words(
+    """
+    conversion converted conversions purchase purchased bought buy order ordered install installed attributed like
+    liked share shared comment commented follow followed favorite fav hate dwell watch watched play played finish
+    finished complete completed landing cart signup subscribed booked paid revenue view click clicked clk target
+    """
+)
+_INDEX_NAME = re.compile(
+    r"(?:unnamed: ?\d+|column_\d+|index|level_\d+|row_?(?:num|number|nr|no|index)?|x)?", re.I
+)
 _SPLIT_WORDS = _words("split splits fold folds kfold partition partitions subset subsets")
 _BESIDE_FOLDS = _words(
     "cv k id idx index no nr num number data dataset train test valid val validation cross"
@@ -64,7 +77,8 @@ def words_of(name: str) -> frozenset[str]:
 
 def suggests_amount(name: str) -> bool:
     """Tells whether the name is that of a count, an amount, a duration: numeric even where it takes few values."""
-    return bool(words_of(name) & _AMOUNT_WORDS)
+    words = words_of(name)
+    return bool(words & _AMOUNT_WORDS) or words >= {"no", "of"}
 
 
 def suggests_code(name: str) -> bool:
@@ -79,6 +93,22 @@ def suggests_row_id(name: str) -> bool:
     that comes back."""
     words = words_of(name)
     return bool(words & _ROW_WORDS) or words <= {"id"}
+
+
+def suggests_index(name: str) -> bool:
+    """Tells whether a column has no name, or one that data frames give to the index of their rows."""
+    return _INDEX_NAME.fullmatch(name.strip()) is not None
+
+
+def suggests_event(name: str) -> int:
+    """Returns how surely the name is that of the moment of the event itself: 2, 1, or 0 for no hint."""
+    words = words_of(name)
+    return 2 if words & _EVENT_WORDS else 1 if words and words <= _MOMENT_WORDS else 0
+
+
+def suggests_outcome(name: str) -> bool:
+    """Tells whether the name is that of something that happens after a click: a conversion, a like, dwell time."""
+    return bool(words_of(name) & _OUTCOME_WORDS) or plain(name) in LABELS
 
 
 def suggests_time(name: str) -> bool:

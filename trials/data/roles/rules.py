@@ -4,29 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from dhen.errors import UserError
 from trials.data.log_schema import (
-    POINT,
     CategoricalColumn,
     Column,
     IgnoredColumn,
     MultiHotColumn,
-    NumericColumn,
     OracleColumn,
-    TimestampColumn,
     WeightColumn,
 )
-from trials.data.raw.text import is_list
+from trials.data.raw.text import PLAIN_NUMBER, is_list
 from trials.data.roles import names
-from trials.data.roles.multi_hot import separator_of
+from trials.data.roles.multi_hot import bag_of
 from trials.data.roles.sample import ColumnSample
-from trials.data.roles.stamp_formats import stamp_formats_of
+from trials.data.roles.stamp_formats import rises, stamp_columns_of, stamps_in
+from trials.data.schema_yaml import parse_column
 
 FEW_VALUES = 10
 """Number of distinct values up to which whole numbers are codes, whatever their name says."""
@@ -34,24 +32,26 @@ SOME_VALUES = 50
 """Number of distinct values up to which whole numbers are codes unless their name says otherwise."""
 HEAVY_TAIL = 2.0
 """Skewness above which the logarithm of a number is taken (an exponential distribution has 2)."""
+MAYBE_WEIGHTS = ("weight", "weights", "wt", "instance_weight", "importance")
+"""Names of a number that may be the weight of the example, or of a person."""
 
-UNCLEAR_DATES = (
-    "dates whose day and month could be either; as role timestamp with format day_first or month_first they split "
-    "the log by time"
-)
-GROUPED_NUMBERS = (
-    "numbers whose thousands are grouped by commas; written without them (2607 for 2,607) they are an input"
-)
-_GROUPED = r"^[+-]?\d{1,3}(,\d{3})*(\.\d+)?$"
-_FIRST_GROUP_SHORTER = r"^[+-]?\d{1,2}(,|\.|$)"
+UNCLEAR_DATES = "dates whose day and month could be either"
+EXACT = 2.0**53
+"""Size from which on whole numbers are not exact as floats."""
+HASH_DIGITS = 9
+"""Number of digits from which on whole numbers of one length look like hashes."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedColumn:
-    """The role of a column, and a note for people on what was seen of it."""
+    """The role of a column, and the reason for it."""
 
     column: Column
-    note: str
+    why: str
+    sentence: str | None = None
+    """A sentence on a decision that may be wanted otherwise, with the key; empty if another sentence has it."""
+    given: bool = False
+    """Whether a person said so."""
 
 
 def judge(column: ColumnSample) -> JudgedColumn:
@@ -65,16 +65,44 @@ def seen(column: ColumnSample) -> str:
     return f"{column.distinct:,} values{missing}"
 
 
+def judge_as(column: ColumnSample, given: str | dict[str, Any]) -> JudgedColumn:
+    """Returns a column in the role that a person wants, written as it is found to be.
+
+    Args:
+        column: of the sample.
+        given: a role, or keys of a column as in schema.yaml, which go before those found.
+
+    Raises:
+        UserError: for an unknown role, or keys that the role does not have.
+    """
+    keys = {"role": given} if isinstance(given, str) else dict(given)
+    found = judge(column).column
+    role = keys.get("role", found.role)
+    stamps = stamp_columns_of(column)
+    if role == "numeric" and stamps and column.numbers is None:
+        raise UserError(
+            f"columns.{column.name}: these are time stamps; a number is made of them if another column is the "
+            "event's time (role timestamp)."
+        )
+    ways: dict[str, Column | None] = {
+        found.role: found,
+        "categorical": CategoricalColumn(not_missing=column.not_missing),
+        "numeric": _numeric(column).column if column.numbers is not None else None,
+        "timestamp": stamps[0] if stamps else None,
+        "multi_hot": bag_of(column),
+    }
+    if (way := ways.get(str(role))) is not None:
+        keys = way.to_dict() | keys
+    return JudgedColumn(parse_column(keys, f"columns.{column.name}"), "as you said", given=True)
+
+
 def _by_name(column: ColumnSample) -> JudgedColumn | None:
     if column.name == names.ORACLE:
         return JudgedColumn(OracleColumn(), "the true probability")
-    if (
-        names.plain(column.name) in names.WEIGHTS
-        and column.numbers is not None
-        and column.decimal == POINT
-        and np.nanmin(column.numbers) >= 0
-    ):
-        return JudgedColumn(WeightColumn(), seen(column))
+    if column.numbers is None or column.form != PLAIN_NUMBER or np.nanmin(column.numbers) < 0:
+        return None
+    if names.plain(column.name) in names.WEIGHTS:
+        return JudgedColumn(WeightColumn(), "named like the weight of an example")
     return None
 
 
@@ -88,10 +116,15 @@ def _nested(column: ColumnSample) -> JudgedColumn | None:
 
 
 def _stamp(column: ColumnSample) -> JudgedColumn | None:
-    formats = stamp_formats_of(column)
-    if len(formats) > 1:
-        return JudgedColumn(IgnoredColumn(), UNCLEAR_DATES)
-    return JudgedColumn(TimestampColumn(format=formats[0]), seen(column)) if formats else None
+    ways = stamp_columns_of(column)
+    rising = [way for way in ways if rises(stamps_in(column, way))]
+    if len(ways) > 1 and len(rising) != 1:
+        sentence = (
+            f"not used: {column.name!r} ({UNCLEAR_DATES}); as the time of the event it is "
+            f"columns.{column.name}.format=day_first (or month_first)"
+        )
+        return JudgedColumn(IgnoredColumn(), UNCLEAR_DATES, sentence)
+    return JudgedColumn((rising or ways)[0], "time stamps") if ways else None
 
 
 def _constant(column: ColumnSample) -> JudgedColumn | None:
@@ -102,17 +135,47 @@ def _constant(column: ColumnSample) -> JudgedColumn | None:
     )
 
 
+def _index(column: ColumnSample) -> JudgedColumn | None:
+    if not (names.suggests_index(column.name) and column.integral and column.nearly_unique):
+        return None
+    return JudgedColumn(
+        IgnoredColumn(),
+        "the index of a data frame's rows",
+        f"not used: {column.name!r}, the index that a data frame writes beside its rows; "
+        f"`columns.{column.name}=numeric` makes it an input",
+    )
+
+
+def _hashed(column: ColumnSample) -> JudgedColumn | None:
+    """Finds whole numbers that are ids: too large to be exact as numbers, or of one length like hashes."""
+    if column.numbers is None or not column.integral or names.suggests_amount(column.name):
+        return None
+    sizes = np.abs(column.numbers[np.isfinite(column.numbers)])
+    digits = np.floor(np.log10(np.maximum(sizes, 1.0))) + 1
+    alike = np.mean(digits >= digits.max() - 1) >= 0.9 and digits.max() >= HASH_DIGITS
+    signed = 0.1 < np.mean(column.numbers < 0) < 0.9
+    moments = any(np.all((sizes >= 6.3e8 * scale) & (sizes <= 2.6e9 * scale)) for scale in (1e3, 1e6, 1e9))
+    hashes = alike and (signed or sizes.max() > 2**31) and not moments
+    if not hashes and np.mean(sizes > EXACT) < 0.1:
+        return None
+    return _row_id(column) or _categorical(column, "whole numbers as long as hashes: ids")
+
+
 def _number(column: ColumnSample) -> JudgedColumn | None:
     if column.numbers is None or _leading_zeros(column):
         return None
     if not column.integral:
         return _numeric(column)
-    amount, code = names.suggests_amount(column.name), names.suggests_code(column.name)
+    form = column.form
+    measured = bool(form.prefix or form.suffix or form.thousands or form.multipliers or form.bounds)
+    amount, code = measured or names.suggests_amount(column.name), names.suggests_code(column.name)
     consecutive = np.nanmax(column.numbers) - np.nanmin(column.numbers) < 1.05 * column.distinct
     if (code or consecutive) and (row_id := _row_id(column)):
         return row_id
-    if column.distinct <= FEW_VALUES or (not amount and (code or column.distinct <= SOME_VALUES)):
-        return _categorical(column)
+    if column.distinct <= FEW_VALUES:
+        return _categorical(column, "whole numbers with few values")
+    if not amount and (code or column.distinct <= SOME_VALUES):
+        return _categorical(column, "named like a code" if code else "whole numbers with few values")
     return _numeric(column)
 
 
@@ -126,12 +189,27 @@ def _numeric(column: ColumnSample) -> JudgedColumn:
     assert column.numbers is not None
     finite = np.isfinite(column.numbers)
     values, counts = column.numbers[finite], column.counts[finite]
+    transform = transform_of(values, counts)
+    heavy_tailed = transform == "log"
+    why = f"{'numbers with a heavy tail' if heavy_tailed else 'numbers'}, {values.min():.6g} to {values.max():.6g}"
+    sentence = None
+    if names.plain(column.name) in MAYBE_WEIGHTS and values.min() >= 0:
+        sentence = (
+            f"{column.name!r} is a feature; if it is the weight of the example, pass "
+            f"`columns.{column.name}=weight`"
+        )
+    form = column.form
+    for mark in form.missing:
+        why += f", {mark!r} is missing"
+    return JudgedColumn(form.replace(transform=transform), why, sentence)
+
+
+def transform_of(values: NDArray[np.float64], counts: NDArray[np.int64]) -> Literal["standard", "log"]:
+    """Returns how distinct numbers, each of which occurs so often, are scaled: log for a heavy tail."""
     raw = _skewness(values, counts)
     logarithmic = _skewness(np.sign(values) * np.log1p(np.abs(values)), counts)
-    heavy_tailed = abs(raw) > HEAVY_TAIL and abs(logarithmic) < abs(raw)
-    note = f"{seen(column)}, {values.min():.6g} to {values.max():.6g}, skewness {raw:.1f}"
-    transform: Literal["log", "standard"] = "log" if heavy_tailed else "standard"
-    return JudgedColumn(NumericColumn(transform=transform, decimal=column.decimal), note)
+    heavy_tailed = len(values) > FEW_VALUES and abs(raw) > HEAVY_TAIL and abs(logarithmic) < abs(raw)
+    return "log" if heavy_tailed else "standard"
 
 
 def _skewness(values: NDArray[np.float64], counts: NDArray[np.int64]) -> float:
@@ -142,19 +220,15 @@ def _skewness(values: NDArray[np.float64], counts: NDArray[np.int64]) -> float:
 
 
 def _multi_hot(column: ColumnSample) -> JudgedColumn | None:
-    separator = separator_of(column)
-    return JudgedColumn(MultiHotColumn(separator=separator), seen(column)) if separator else None
-
-
-def _grouped(column: ColumnSample) -> JudgedColumn | None:
-    """Finds numbers whose thousands are grouped by commas, which would look like bags; ids of three digits each
-    are a bag."""
-    matched = pc.match_substring_regex(column.values, _GROUPED)
-    grouped = pc.match_substring(column.values, ",")
-    shorter = pc.match_substring_regex(column.values, _FIRST_GROUP_SHORTER)
-    if not (pc.all(matched).as_py() and pc.any(grouped).as_py() and pc.any(shorter).as_py()):
+    bag = bag_of(column)
+    if bag is None:
         return None
-    return JudgedColumn(IgnoredColumn(), GROUPED_NUMBERS)
+    sentence = (
+        f"{column.name!r} holds bags of values with weights: the values are read, the weights are not"
+        if bag.weight_mark
+        else None
+    )
+    return JudgedColumn(bag, f"several values between {bag.separator!r}", sentence)
 
 
 def _row_id(column: ColumnSample) -> JudgedColumn | None:
@@ -166,8 +240,13 @@ def _row_id(column: ColumnSample) -> JudgedColumn | None:
     return JudgedColumn(IgnoredColumn(), "different in nearly every row, like a row id")
 
 
-def _categorical(column: ColumnSample) -> JudgedColumn:
-    return JudgedColumn(CategoricalColumn(), seen(column))
+def _categorical(column: ColumnSample, why: str = "text") -> JudgedColumn:
+    kept = column.not_missing
+    if kept:
+        why += f"; {' and '.join(map(repr, kept))} read as a value"
+    elif column.words_missing:
+        why += f"; {' and '.join(map(repr, column.words_missing))} read as missing"
+    return JudgedColumn(CategoricalColumn(not_missing=kept), why)
 
 
 _RULES: tuple[Callable[[ColumnSample], JudgedColumn | None], ...] = (
@@ -175,8 +254,9 @@ _RULES: tuple[Callable[[ColumnSample], JudgedColumn | None], ...] = (
     _nested,
     _stamp,
     _constant,
+    _index,
+    _hashed,
     _number,
-    _grouped,
     _multi_hot,
     _row_id,
     _categorical,

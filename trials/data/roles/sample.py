@@ -12,17 +12,17 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dhen.errors import UserError
-from trials.data.log_schema import POINT, DecimalMark
+from trials.data.log_schema import MISSING_MARKS, NumericColumn
 from trials.data.raw.files import RawLog
 from trials.data.raw.readers import BadRows, read_batches, repeated
-from trials.data.raw.text import as_text, coded, is_list, numbers_of
+from trials.data.raw.text import PLAIN_NUMBER, as_text, coded, is_list
+from trials.data.roles.number_forms import number_form
 
 SAMPLE_ROWS = 100_000
 """Number of rows looked at, from the start of the log."""
-MOSTLY = 0.01
-"""Fraction of values that may be no numbers in a column of numbers."""
-_NO_THOUSANDS = r",(\d{0,2}|\d{4,})$|^[+-]?(0|\d{4})\d*,"
-"""A comma that does not group thousands."""
+_WORDS = ("NA", "N/A", "n/a", "None", "none", "nil", "?")
+"""Usual marks of a missing value that may be words of a person's, too."""
+_CODE_OF_TWO = r"^[A-Z]{2}$"
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class ColumnSample:
     complete: bool = True
     """Whether these are all rows of the log."""
     commas: bool = False
-    """The file's fields are separated by semicolons, as they are where numbers have a decimal comma."""
+    """Whether the file's fields are separated by semicolons, as they are where numbers have a decimal comma."""
 
     @property
     def kind(self) -> pa.DataType:
@@ -47,9 +47,48 @@ class ColumnSample:
         return len(self.raw)
 
     @cached_property
-    def _coded(self) -> pa.DictionaryArray:
+    def _written(self) -> pa.DictionaryArray:
+        """The values with all marks of missing ones but the empty text."""
         raw = self.raw.flatten() if is_list(self.kind) else self.raw
-        return coded(raw.cast(pa.string()) if pa.types.is_null(raw.type) else raw)
+        if pa.types.is_nested(raw.type) or pa.types.is_null(raw.type):
+            raw = pa.nulls(len(raw), pa.string())
+        return coded(raw, ("",))
+
+    @cached_property
+    def not_missing(self) -> tuple[str, ...]:
+        """Usual marks of a missing value that are values here: NA among codes of two letters, and words where
+        another cell is empty, which shows how a missing value is written."""
+        values = self._written.dictionary
+        words = [mark for mark in _WORDS if pc.is_in(pa.array([mark]), values)[0].as_py()]
+        others = values.filter(pc.invert(pc.is_in(values, pa.array(MISSING_MARKS))))
+        if not words or not len(others):
+            return ()
+        codes = len(others) > 1 and pc.all(pc.match_substring_regex(others, _CODE_OF_TWO)).as_py()
+        if codes and "NA" in words:
+            return ("NA",)
+        if not self._written.null_count or is_list(self.kind):
+            return ()
+        numbers = number_form(others, np.ones(len(others), dtype=np.int64), semicolons=self.commas)
+        return tuple(words) if numbers is None else ()
+
+    @property
+    def words_missing(self) -> tuple[str, ...]:
+        """Words that could be values, and are read as missing."""
+        found = pc.is_in(pa.array(_WORDS), self._written.dictionary).to_pylist()
+        return tuple(
+            mark for mark, there in zip(_WORDS, found, strict=True) if there and mark not in self.not_missing
+        )
+
+    @cached_property
+    def _coded(self) -> pa.DictionaryArray:
+        marks = [mark for mark in MISSING_MARKS if mark not in self.not_missing]
+        return coded(self._written, marks)
+
+    @property
+    def codes(self) -> NDArray[np.int32]:
+        """Place of each row's value among `values` (of a list column, of each element's), -1 where missing."""
+        codes: NDArray[np.int32] = self._coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        return codes
 
     @property
     def values(self) -> pa.Array:
@@ -79,27 +118,27 @@ class ColumnSample:
 
     @property
     def numbers(self) -> NDArray[np.float64] | None:
-        """The distinct values as numbers, or None where they are none.
-
-        A few that are no numbers (NaN here) do not make a column text: when the log is prepared they raise an
-        error that names their line.
-        """
+        """The distinct values as numbers, NaN where they are none, or None for a column that is not one of
+        numbers."""
         return self._as_numbers[0]
 
     @property
-    def decimal(self) -> DecimalMark:
-        """The mark before the decimals of its numbers."""
+    def row_numbers(self) -> NDArray[np.float64]:
+        """The number of each row (N) of a column of numbers, NaN where it has none."""
+        assert self.numbers is not None
+        found: NDArray[np.float64] = np.append(self.numbers, np.nan)[self.codes]
+        return found
+
+    @property
+    def form(self) -> NumericColumn:
+        """How its numbers are written."""
         return self._as_numbers[1]
 
     @cached_property
-    def _as_numbers(self) -> tuple[NDArray[np.float64] | None, DecimalMark]:
-        comma = self.commas and pc.any(pc.match_substring_regex(self.values, _NO_THOUSANDS)).as_py()
-        marks: tuple[DecimalMark, ...] = (POINT, ",") if comma else (POINT,)
-        for mark in marks:
-            numbers, unreadable = numbers_of(self.values, mark)
-            if np.dot(unreadable, self.counts) <= MOSTLY * self.known and np.isfinite(numbers).any():
-                return numbers, mark
-        return None, POINT
+    def _as_numbers(self) -> tuple[NDArray[np.float64] | None, NumericColumn]:
+        if pa.types.is_nested(self.kind):
+            return None, PLAIN_NUMBER
+        return number_form(self.values, self.counts, semicolons=self.commas) or (None, PLAIN_NUMBER)
 
     @property
     def integral(self) -> bool:
@@ -136,7 +175,7 @@ def draw_sample(
     """
     batches: list[pa.RecordBatch] = []
     rows, complete = 0, True
-    for batch in read_batches(log, columns, BadRows(skip=skip_bad_rows)):
+    for batch in read_batches(log, columns, BadRows(skip=skip_bad_rows), marks=("",)):
         if rows >= limit:
             complete = False
             break

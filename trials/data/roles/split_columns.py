@@ -49,7 +49,7 @@ class FoundSplit:
         sentence = (
             f"the column {self.name!r} looks like a split too: it is no feature, and {chosen!r} is used"
         )
-        judged = JudgedColumn(IgnoredColumn(), f"a split ({self.judged.note}); {chosen!r} is used")
+        judged = JudgedColumn(IgnoredColumn(), f"a split ({self.judged.why}); {chosen!r} is used")
         return FoundSplit(name=self.name, judged=judged, rule=None, sentence=sentence)
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trials.data.log_schema import StampFormat
-from trials.data.raw.stamps import DATED, stamps_of
+from trials.data.log_schema import StampFormat, TimestampColumn
+from trials.data.raw.stamps import DATED, ISO_DATED, MISSING_STAMP, MONTH_NAME, Stamps, stamps_of
 from trials.data.roles import names
 from trials.data.roles.sample import ColumnSample
 
@@ -24,47 +24,77 @@ _DATES: tuple[tuple[StampFormat, int], ...] = (
     ("yyyymmddhh", 10),
     ("yyyymmddhhmmss", 14),
 )
-_ISO = r"^\d{4}[-/]\d{1,2}[-/]\d{1,2}"
+_MOSTLY = 0.02
+"""Fraction of the values that may be no time stamps, which are missing then."""
 _WITH_POINTS = r"^\d+\.\d+\."
 """Nobody writes the month first and points."""
+_ZERO_OR_WORD = r"^[-0 :./TZ]*$|^[^\d]*$"
+"""A date of zeros, or text without digits."""
 
 
-def stamp_formats_of(column: ColumnSample) -> list[StampFormat]:
-    """Returns the formats in which a column of time stamps can be read, which are two where the day could be the
-    month in all values; none for any other column.
+def stamp_columns_of(column: ColumnSample) -> list[TimestampColumn]:
+    """Returns the ways in which a column of time stamps can be read, which are two if the day could be the month
+    in all values; none for any other column.
 
-    Numbers are time stamps only where the name suggests it: an id can look like any of them.
+    Numbers are time stamps only if the name suggests it: an id can look like any of them.
     """
     if pa.types.is_timestamp(column.kind) or pa.types.is_date(column.kind):
-        return ["iso"]
+        return [TimestampColumn()]
     if not column.distinct or pa.types.is_nested(column.kind):
         return []
-    if column.numbers is None:
-        return [name for name in _written_as(column) if _all_readable(column, name)]
-    found = _numeric_format(column) if names.suggests_time(column.name) else None
-    return [found] if found else []
+    if column.numbers is not None:
+        found = _numeric_format(column) if names.suggests_time(column.name) else None
+        return [TimestampColumn(format=found)] if found else []
+    words = column.values.filter(pc.match_substring_regex(column.values, _ZERO_OR_WORD)).to_pylist()
+    # a zero date is missing in any case; words are, if nearly all else is a stamp
+    missing = tuple(str(word) for word in words if not any(c.isdigit() for c in word))[:10]
+    ways = [TimestampColumn(format=name, missing=missing) for name in _written_as(column)]
+    unreadable = [_unreadable_share(column, way) for way in ways]
+    return [
+        way
+        for way, share in zip(ways, unreadable, strict=True)
+        if share <= _MOSTLY and share == min(unreadable)
+    ]
+
+
+def stamps_in(column: ColumnSample, way: TimestampColumn) -> Stamps:
+    """Returns the milliseconds (N) of the sample's rows, `MISSING_STAMP` where missing or unreadable."""
+    return stamps_of(column.raw, way.format, way.marks)[0]
 
 
 def _written_as(column: ColumnSample) -> tuple[StampFormat, ...]:
-    """Returns the formats that all values of a column of text look like."""
-    if _all_match(column, _ISO):
+    """Returns the formats that nearly all values of a column of text look like."""
+    if _mostly_match(column, ISO_DATED) or _mostly_match(column, r"^\d{4}-?\d{2}-?\d{2}T\d{4}"):
         return ("iso",)
-    if not _all_match(column, DATED):
-        return ()
-    return ("day_first",) if _all_match(column, _WITH_POINTS) else ("day_first", "month_first")
+    if _mostly_match(column, DATED):
+        return ("day_first",) if _mostly_match(column, _WITH_POINTS) else ("day_first", "month_first")
+    return ("month_name",) if _mostly_match(column, MONTH_NAME) and _mostly_match(column, r"\d.*\d") else ()
 
 
-def _all_match(column: ColumnSample, pattern: str) -> bool:
-    return bool(pc.all(pc.match_substring_regex(column.values, pattern)).as_py())
+def _mostly_match(column: ColumnSample, pattern: str) -> bool:
+    written = pc.invert(pc.match_substring_regex(column.values, _ZERO_OR_WORD)).to_numpy(zero_copy_only=False)
+    matched = pc.match_substring_regex(column.values, pattern).to_numpy(zero_copy_only=False)
+    stamps = int(np.dot(matched, column.counts))
+    return stamps >= (1 - _MOSTLY) * np.dot(written, column.counts) and stamps > 0.5 * column.known
 
 
 def _numeric_format(column: ColumnSample) -> StampFormat | None:
     assert column.numbers is not None
-    low, high = np.nanmin(column.numbers), np.nanmax(column.numbers)
-    lengths = set(pc.utf8_length(column.values).to_pylist())
+    # no single zero or slip decides
+    low, high = np.quantile(column.numbers[np.isfinite(column.numbers)], (0.02, 0.98), method="nearest")
+    lengths = pc.value_counts(pc.utf8_length(column.values))
+    usual = int(
+        lengths.field("values")[
+            pc.index(lengths.field("counts"), pc.max(lengths.field("counts"))).as_py()
+        ].as_py()
+    )
     hourly = "hour" in names.words_of(column.name)
     for name, digits in sorted(_DATES, key=lambda date: date[0].endswith("hh") != hourly):
-        if lengths == {digits} and column.integral and _all_readable(column, name):
+        if (
+            usual == digits
+            and column.integral
+            and _unreadable_share(column, TimestampColumn(format=name)) <= _MOSTLY
+        ):
             years = 1 if name == "yymmddhh" else 10 ** (digits - 4)
             if name == "yymmddhh" or (low // years >= 1990 and high // years <= 2050):
                 return name
@@ -73,5 +103,16 @@ def _numeric_format(column: ColumnSample) -> StampFormat | None:
     )
 
 
-def _all_readable(column: ColumnSample, name: StampFormat) -> bool:
-    return not stamps_of(column.values, name)[1].any()
+def _unreadable_share(column: ColumnSample, way: TimestampColumn) -> float:
+    """Returns the share of the values that are neither a time stamp nor a mark of a missing one."""
+    unreadable = stamps_of(column.values, way.format, way.marks)[1]
+    return float(np.dot(unreadable, column.counts)) / max(1, column.known)
+
+
+def rises(stamps: Stamps) -> bool:
+    """Tells whether time stamps (N) rise or fall along the file, but for a few that came late."""
+    present = stamps[stamps != MISSING_STAMP]
+    moments, rank = np.unique(present, return_inverse=True)
+    if len(present) < 20 or len(moments) < 3:
+        return False
+    return bool(abs(np.corrcoef(rank, np.arange(len(rank)))[0, 1]) > 0.9)

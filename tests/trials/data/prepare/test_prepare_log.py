@@ -384,9 +384,9 @@ BAD = [
         "unreadable values of 'price', taken for missing: 1",
     ),
     Bad(
-        put("event_time", 9, "soon"),
+        lambda columns: columns["event_time"].__setitem__(slice(9, 60), ["soon"] * 51),
         r"line 11: column 'event_time' holds 'soon', which is no time stamp",
-        "unreadable values of 'event_time', taken for missing: 1",
+        "unreadable values of 'event_time', taken for missing: 51",
     ),
     Bad(
         put("click", 3, ""),

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trials.data.raw.text import MISSING_MARKS, as_text, coded, numbers_of
+from trials.data.log_schema import MISSING_MARKS, NumericColumn
+from trials.data.raw.text import as_text, coded, numbers_of
 
 
 def test_equal_values_get_equal_codes_whatever_their_spaces() -> None:
@@ -78,11 +79,11 @@ def test_numbers(text: str, number: float | None) -> None:
     ],
 )
 def test_numbers_with_a_decimal_comma(text: str, number: float) -> None:
-    numbers, bad = numbers_of(pa.array([text, "3.14", "1,2,3", "1.23,4", None]), ",")
+    numbers, bad = numbers_of(pa.array([text, "3.14", "1,2,3", "1.23,4", None]), NumericColumn(decimal=","))
     assert bad.tolist() == [False, True, True, True, False]
     assert numbers[0] == number
     assert np.isnan(numbers[1:]).all()
-    assert numbers_of(pa.array([18.72]), ",")[0].tolist() == [18.72]
+    assert numbers_of(pa.array([18.72]), NumericColumn(decimal=","))[0].tolist() == [18.72]
 
 
 @pytest.mark.parametrize("mark", MISSING_MARKS)

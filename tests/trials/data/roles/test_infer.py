@@ -102,13 +102,6 @@ def test_labels_are_found_by_name(name: str, clicks: Columns, write_csv: Callabl
     assert infer_schema([write_csv(clicks)]).label == name
 
 
-def test_of_several_time_stamps_the_finest_splits(clicks: Columns, write_csv: Callable[..., Path]) -> None:
-    clicks["signup_date"] = [stamp[:10] for stamp in clicks["event_time"]]
-    inferred = infer(open_log([write_csv(clicks)]))
-    assert inferred.schema.timestamp == "event_time"
-    assert "'event_time' has more" in inferred.notes["signup_date"]
-
-
 def test_two_time_stamps_cannot_split(clicks: Columns, write_csv: Callable[..., Path]) -> None:
     clicks["event_time"] = ["2024-01-01", "2024-01-02"] * 300
     schema = infer_schema([write_csv(clicks)])

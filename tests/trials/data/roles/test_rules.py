@@ -112,9 +112,9 @@ def test_multi_hot_text(separator: str, other: str) -> None:
 
 def test_numbers_whose_thousands_are_grouped_are_no_bags() -> None:
     amounts = pa.array([f"{value:,}".encode() for value in RNG.integers(1, 100_000, ROWS)])
-    grouped = judge(ColumnSample("price", amounts))
-    assert grouped.column.role == "ignore"
-    assert "grouped by commas; written without them" in grouped.note
+    grouped = judge(ColumnSample("price", amounts)).column
+    assert isinstance(grouped, NumericColumn)
+    assert grouped.thousands == ","
     bags = [",".join(map(str, 100 + RNG.choice(15, RNG.integers(1, 5)))) for _ in range(ROWS)]
     assert judged("interests", bags) == MultiHotColumn(separator=",")
 
@@ -154,21 +154,24 @@ def test_time_stamps(name: str, values: Any, expected: str) -> None:
 def test_dates_whose_day_could_be_the_month_are_left_to_the_user() -> None:
     unclear = judge(ColumnSample("seen", pa.array([f"0{day}/11/2026".encode() for day in range(1, 9)])))
     assert unclear.column.role == "ignore"
-    assert "day_first or month_first" in unclear.note
+    assert "day_first (or month_first)" in str(unclear.sentence)
 
 
 def test_decimal_commas_are_looked_for_where_fields_end_with_semicolons() -> None:
-    prices = [f"{value},{value % 90 + 10}" for value in whole(0, 500)]
+    bags = [",".join(map(str, RNG.integers(10, 99, RNG.integers(1, 4)))) for _ in range(ROWS)]
+    assert isinstance(judged("price", bags), CategoricalColumn | MultiHotColumn)
+    prices = [f"{value},{value % 90 + 10}" if value % 9 else str(value) for value in whole(0, 500)]
     column = pa.array([price.encode() for price in prices])
     assert isinstance(judge(ColumnSample("price", column)).column, CategoricalColumn | MultiHotColumn)
     number = judge(ColumnSample("price", column, commas=True)).column
     assert isinstance(number, NumericColumn)
     assert number.decimal == ","
     thousands = [f"{value % 9 + 1},{value:03d}" for value in whole(0, 999)]
-    for other, numeric in (("7,125", False), ("0,125", True), ("-0,125", True), ("1250,125", True)):
+    for other, decimal in (("7,125", "."), ("0,125", ","), ("-0,125", ","), ("1250,125", ",")):
         values = pa.array([value.encode() for value in (*thousands, other)])
-        judgement = judge(ColumnSample("price", values, commas=True))
-        assert isinstance(judgement.column, NumericColumn) == numeric, other
+        number = judge(ColumnSample("price", values, commas=True)).column
+        assert isinstance(number, NumericColumn)
+        assert number.decimal == decimal, other
 
 
 def test_numbers_are_time_stamps_only_by_name() -> None:
