@@ -17,8 +17,8 @@ from search.config import LogConfig, StudyConfig, check_directory
 from search.dataset import log_getter, open_log
 from search.execution.parallelism import Parallelism, most_servers, study_parallelism
 from search.logs import logged_to
-from search.run_directory import DRIVER_LOG, only_driver, only_writer, study_name
-from search.terminal import print_notes, step_progress
+from search.run_directory import DRIVER_LOG, STUDY_FILE, only_driver, only_writer, study_name
+from search.terminal import print_columns, print_notes, step_progress
 from trials.address import LOCAL
 from trials.data.cache import PreparedLog
 from trials.hosts.connect import connected
@@ -114,6 +114,10 @@ def open_session(
             check_directory(directory, study)
         with step_progress(console) as progress:
             log = open_log(config, progress)
+        if not (directory / STUDY_FILE).exists() and not all(
+            map(PreparedLog.is_prepared, map(Path, config.data))
+        ):
+            print_columns(console, log.manifest.findings)
         print_notes(console, log.notes)
         session_launcher = HostsLauncher(hosts) if hosts else launcher
         with logged_to(directory / DRIVER_LOG):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,16 +18,17 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
+from dashboards import log_columns
 from dashboards.sentences.summary import ended
 from dashboards.terminal.progress import progress_line
-from dashboards.terminal.tables import trial_line, trial_table
+from dashboards.terminal.tables import plain_table, trial_line, trial_table
 from dashboards.units import duration, si
 from search.cli import INTERRUPTED, Terminated
 from search.study_state import StudyState
 from trials.data.remote import COPYING
 from trials.events import Progress
 from trials.record import TrialKind, TrialRecord
-from trials.study_record import Stage, StudyRecord
+from trials.study_record import ColumnFinding, Stage, StudyRecord
 
 REFRESH_SECONDS = 0.25
 TABLE_WIDTH = 140
@@ -90,6 +91,14 @@ class StudyView:
 def print_table(table: Table) -> None:
     """Prints a table on stdout, as wide as the terminal, or wide enough where there is none."""
     Console(width=None if sys.stdout.isatty() else TABLE_WIDTH).print(table)
+
+
+def print_columns(console: Console, findings: Sequence[ColumnFinding]) -> None:
+    """Prints the table of a log's columns; nothing if a person wrote the schema."""
+    if findings:
+        headings, left = log_columns.headings(findings), log_columns.left_aligned(findings)
+        console.print(plain_table(headings, log_columns.rows(findings), left))
+        console.print(log_columns.EXPLANATION, soft_wrap=True, markup=False, highlight=False, style="dim")
 
 
 def print_notes(console: Console, notes: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ import plotly.io
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from dashboards import accuracy, attempts
+from dashboards import accuracy, attempts, log_columns
 from dashboards.figures.axes import axes_figure, axes_info
 from dashboards.figures.course.gain import gain_figure, gain_info
 from dashboards.figures.course.timeline import timeline_figure, timeline_info
@@ -125,6 +125,11 @@ def render(record: StudyRecord, *, notes: Sequence[str] = (), live: Live | None 
             front=front,
             figures=others,
             facts=facts(record),
+            log_notes=record.log.notes,
+            log_columns=log_columns.headings(record.log.findings),
+            log_left=log_columns.left_aligned(record.log.findings),
+            log_rows=log_columns.rows(record.log.findings),
+            log_explanation=log_columns.EXPLANATION,
             attempt_columns=attempts.COLUMNS,
             attempt_text_columns=attempts.TEXT_COLUMNS,
             attempt_rows=attempts.attempt_rows(record),

@@ -18,7 +18,7 @@ from trials.cluster.cluster import Link, PeakFlops
 from trials.cluster.part_costs import PartCosts
 from trials.record import NAN_AS_WORD, Metrics
 from trials.serving_limits import ForwardTime
-from trials.study_record import Comparison
+from trials.study_record import ColumnFinding, Comparison
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -36,22 +36,27 @@ def print_json(value: Value | Sequence[Value]) -> None:
 
 
 class PreparedSummary(Value):
-    """`prepare`: a log in its columnar cache."""
+    """`prepare`: a log in its columnar cache, or with `--check` what its first rows show."""
 
-    directory: str
-    fingerprint: str
-    rows: dict[str, int]
+    directory: str | None
+    """The cache's folder; null with `--check`, as all that only the whole log can show."""
+    fingerprint: str | None
+    rows: dict[str, int] | None
     """Number of rows by split."""
-    base_rate: dict[str, float]
+    base_rate: dict[str, float] | None
     """Fraction of positives by split."""
     tables: int
     """Number of embedding tables."""
-    table_rows: int
+    table_rows: int | None
     """Number of their rows together."""
     numeric: int
     """Number of numeric inputs."""
     notes: tuple[str, ...]
     """What was noticed and decided, in sentences."""
+    columns: tuple[ColumnFinding, ...]
+    """Why columns have their roles; none if the schema was given."""
+    unknown: tuple[str, ...] = ()
+    """What only the whole log can show, in sentences."""
 
 
 class GeneratedLog(Value):

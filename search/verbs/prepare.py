@@ -7,11 +7,14 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from dhen.errors import UserError
 from search.dataset import log_files
-from search.terminal import print_notes, step_progress
+from search.terminal import print_columns, print_notes, step_progress
 from search.verbs.output import PreparedSummary, json_option, print_json
 from trials.data.prepare.prepare_log import prepare
+from trials.data.raw.sources import open_log
 from trials.data.read_options import ReadOptions
+from trials.data.roles.infer import InferredSchema, infer
 from trials.data.schema_yaml import read_schema
 
 OUTPUT = PreparedSummary
@@ -30,6 +33,9 @@ Examples:
 @click.option("--schema", type=click.Path(path_type=Path), help="A schema.yaml that you edited.")
 @click.option("--label", help="The label column.")
 @click.option("--skip-bad-rows", is_flag=True, help="Leave out rows that cannot be read, and count them.")
+@click.option(
+    "--check", is_flag=True, help="Only say how the log would be read, from its first 100,000 rows."
+)
 @json_option("What was prepared, as JSON.")
 def command(
     sources: tuple[str, ...],
@@ -38,15 +44,24 @@ def command(
     schema: Path | None,
     label: str | None,
     skip_bad_rows: bool,
+    check: bool,
     as_json: bool,
 ) -> None:
     """Prepare LOG (files, a folder or a URL) once; studies, trainings and verifications reuse it."""
     console = Console(stderr=as_json)
+    options = ReadOptions(format=log_format, label=label, skip_bad_rows=skip_bad_rows)
+    if check:
+        if schema is not None or out is not None:
+            raise UserError("--check writes nothing and reads no schema.yaml: leave --out and --schema out.")
+        with step_progress(console) as progress:
+            files = log_files(sources, progress=progress)
+        _check(infer(open_log(files, options.format), options), console, as_json=as_json)
+        return
     with step_progress(console) as progress:
         log = prepare(
             log_files(sources, progress=progress),
             out=out,
-            options=ReadOptions(format=log_format, label=label, skip_bad_rows=skip_bad_rows),
+            options=options,
             schema=read_schema(schema) if schema else None,
             progress=progress,
         )
@@ -62,6 +77,7 @@ def command(
                 table_rows=log.features.total_rows,
                 numeric=summary.numeric,
                 notes=tuple(log.notes),
+                columns=log.manifest.findings,
             )
         )
         return
@@ -74,5 +90,38 @@ def command(
         f"{summary.numeric} numeric inputs",
         soft_wrap=True,
     )
+    print_columns(console, log.manifest.findings)
     print_notes(console, log.notes)
     console.print(f"prepared: {log.directory}", soft_wrap=True)
+
+
+def _check(inferred: InferredSchema, console: Console, *, as_json: bool) -> None:
+    """Says how a log would be read, and what its first rows cannot show."""
+    schema = inferred.schema
+    unknown = [
+        f"looked at {inferred.rows:,} of {'' if inferred.complete else 'about '}{inferred.rows_of_log:,} rows",
+        "only the whole log shows: rows and clicks of each part of the split, values that no row so far has, rows "
+        "that cannot be read",
+    ]
+    if schema.split.by == "order":
+        unknown.append(
+            "rows are split by position, or at random if the log turns out to be sorted (split.by=...)"
+        )
+    if as_json:
+        print_json(
+            PreparedSummary(
+                directory=None,
+                fingerprint=None,
+                rows=None,
+                base_rate=None,
+                tables=len(schema.tables),
+                table_rows=None,
+                numeric=len(schema.numeric),
+                notes=inferred.sentences,
+                columns=inferred.findings,
+                unknown=tuple(unknown),
+            )
+        )
+        return
+    print_columns(console, inferred.findings)
+    print_notes(console, (*inferred.sentences, *unknown))

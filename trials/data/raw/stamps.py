@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
-import dateutil.parser
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,6 +30,13 @@ ISO_DATED = r"^(?P<year>\d{4})[./-](?P<a>\d{1,2})[./-](?P<b>\d{1,2})" + _CLOCK
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 MONTH_NAME = rf"(?i)(?:^|[^a-z])(?:{'|'.join(_MONTHS)})[a-z]*[^a-z]"
 """The name of a month among other things."""
+_NAMED_MONTH = (
+    (r"^[\[A-Za-z, ]*(\d{1,2})[ /.-]+<(\d+)>[ /.,-]+(\d{4})[:, ]*([^\]]*)\]?$", r"\3-\2-\1 \4"),
+    (r"^[A-Za-z, ]*<(\d+)> (\d{1,2})(?:st|nd|rd|th)?,? (\d{4})[, ]*(.*)$", r"\3-\1-\2 \4"),
+    (r"^[A-Za-z, ]*<(\d+)> +(\d{1,2}) ([\d:]+) (?:([A-Z]{3}|[+-]\d{4}) )?(\d{4})$", r"\5-\1-\2 \3\4"),
+)
+"""Forms of 10/Nov/2026:13:55:36 +0000, of Nov 10, 2026 1:55 PM and of Tue Nov 10 13:55:36 UTC 2026, and what is
+made of them once their month is a number in angle brackets."""
 _ZERO = r"^[-0 :./TZ]*0[-0 :./TZ]*$"
 """A date of zeros, which MySQL writes for a missing one."""
 _EPOCH_MS = {"seconds": 1e3, "milliseconds": 1.0, "microseconds": 1e-3, "nanoseconds": 1e-6}
@@ -61,7 +66,7 @@ def stamps_of(
     values = clean(values, marks)
     values = pc.if_else(pc.match_substring_regex(values, _ZERO), pa.scalar(None, pa.string()), values)
     if stamp_format == "month_name":
-        ms = np.array([_one_ms(value, dateutil.parser.parse) for value in values.to_pylist()], dtype=np.int64)
+        ms = _dated_ms(_with_numbered_month(values), ISO_DATED, day_first=False)
     else:
         ms = (
             _iso_ms(values)
@@ -92,6 +97,15 @@ def month_numbers(column: pa.Array) -> NDArray[np.float64]:
     numbers = np.where((numbers >= 1) & (numbers <= 12) & (numbers % 1 == 0), numbers, np.nan)
     found: NDArray[np.float64] = np.append(numbers, np.nan)[codes]
     return found
+
+
+def _with_numbered_month(values: pa.Array) -> pa.Array:
+    """Returns dates that name their month with the year first and the month as a number."""
+    for number, name in enumerate(_MONTHS, start=1):
+        values = pc.replace_substring_regex(values, rf"(?i)\b{name}[a-z]*\.?", f"<{number}>")
+    for pattern, numbered in _NAMED_MONTH:
+        values = pc.replace_substring_regex(values, pattern, numbered)
+    return pc.utf8_trim_whitespace(values)
 
 
 def _filled(ms: pa.Array) -> Stamps:
@@ -177,18 +191,16 @@ def _iso_ms(values: pa.Array) -> Stamps:
             continue
     ms = _dated_ms(values, ISO_DATED, day_first=False)
     for place in np.flatnonzero(ms == MISSING_STAMP):  # rarer forms, such as 20261107T0930
-        ms[place] = _one_ms(values[place].as_py(), datetime.fromisoformat)
+        ms[place] = _one_iso_ms(values[place].as_py())
     return ms
 
 
-def _one_ms(text: str | None, parse: Callable[[str], datetime]) -> int:
-    """Reads one value by a parser of the standard library's kind."""
+def _one_iso_ms(text: str | None) -> int:
     if text is None:
         return MISSING_STAMP
     try:
-        # Apache writes 10/Nov/2026:13:55:36, a colon between the day and the hour
-        moment = parse(re.sub(r"^\[?(\d{1,2}/[A-Za-z]{3}/\d{4}):", r"\1 ", text).rstrip("]"))
-    except (ValueError, OverflowError):
+        moment = datetime.fromisoformat(text)
+    except ValueError:
         return MISSING_STAMP
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return round(moment.timestamp() * 1000)

@@ -58,8 +58,14 @@ class InferredSchema:
     schema: LogSchema
     findings: tuple[ColumnFinding, ...]
     """What was found of each column, in the log's order."""
-    sentences: tuple[str, ...] = ()
+    sentences: tuple[str, ...]
     """Sentences on what was decided and may be wanted otherwise, the most important first."""
+    rows: int
+    """Number of rows that were looked at."""
+    rows_of_log: int
+    """Number of rows of the log, which is an estimate if not all were looked at."""
+    complete: bool
+    """Whether all were looked at."""
 
 
 def infer_schema(sources: Sequence[Path], options: ReadOptions = READ_AS_FOUND) -> LogSchema:
@@ -105,6 +111,9 @@ def infer(log: RawLog, options: ReadOptions = READ_AS_FOUND) -> InferredSchema:
         schema=schema,
         findings=tuple(_finding(judged[name], sample.columns[name]) for name in log.columns),
         sentences=(*leaks, *times, *splits, *own, *_unused(judged, log)),
+        rows=sample.rows,
+        rows_of_log=sample.rows if sample.complete else rows,
+        complete=sample.complete,
     )
 
 

@@ -6,6 +6,7 @@ for clicks, is left out. Any other that all but tells the label alone stays, and
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -69,7 +70,10 @@ def settle_leaks(
 
 def _sentences(left_out: Mapping[str, str], telling: Mapping[str, float], unsure: list[str]) -> Iterator[str]:
     if left_out:
-        reasons = "; ".join(f"{name!r} ({why})" for name, why in left_out.items())
+        by_reason = defaultdict[str, list[str]](list)
+        for name, why in left_out.items():
+            by_reason[why].append(repr(name))
+        reasons = "; ".join(f"{', '.join(group)} ({why})" for why, group in by_reason.items())
         first = next(iter(left_out))
         yield (
             f"left out, since they are known only after the label: {reasons}; `columns.{first}=numeric` (or "
@@ -115,7 +119,7 @@ def _outcome(name: str, counts: _Counts) -> str | None:
     # the usual value of rows without a click has no exceptions among them, but some among clicks
     only_clicks = departs_without <= (1 - _PURE) * departs_with and departs_with >= LEAST_CLICKS
     if only_clicks and names.suggests_outcome(name):
-        return "named like an outcome, and departs from its usual value only where the label is 1"
+        return "named like an outcome, and unusual only where the label is 1"
     return None
 
 

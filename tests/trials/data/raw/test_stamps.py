@@ -44,6 +44,16 @@ HOUR = MS - (4 * 60 + 5) * 1000
         ("10/21/2014 03:04:05 PM", "month_first", MS + 12 * 3_600_000),
         ("10/21/2014 12:04:05 AM", "month_first", MS - 3 * 3_600_000),
         ("10/21/2014 12:00PM", "month_first", HOUR + 9 * 3_600_000),
+        ("2014-10-21 3:4:5", "iso", MS),
+        ("2014-10-21 3:04", "iso", HOUR + 4 * 60_000),
+        ("2014-10-21 5:04:05 +0200", "iso", MS),
+        ("20141021T030405", "iso", MS),
+        ("21/Oct/2014:03:04:05 +0000", "month_name", MS),
+        ("[21/Oct/2014:05:04:05 +0200]", "month_name", MS),
+        ("Tue Oct 21 03:04:05 UTC 2014", "month_name", MS),
+        ("Tue, 21 Oct 2014 03:04:05 GMT", "month_name", MS),
+        ("October 21st, 2014 3:04:05 AM", "month_name", MS),
+        ("21-Oct-2014", "month_name", HOUR - 3 * 3_600_000),
     ],
 )
 def test_formats(text: str, kind: str, expected: int) -> None:
