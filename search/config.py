@@ -12,55 +12,18 @@ from pydantic import Field, field_validator, model_validator
 from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
 from dhen.values import dump_yaml, load_yaml, parse, parse_yaml
+from search.log_config import LogConfig
 from search.run_directory import DRIVER_LOG, LOCK_FILE, STUDY_DB, STUDY_FILE
 from trials.address import LOCAL, LauncherName
 from trials.cluster.cluster import RANKS
 from trials.cluster.quantity import Bytes, Share, SignedBytes
-from trials.data.demo.spec import DemoLog
 from trials.data.period_length import DAY, parse_length
-from trials.data.read_options import ReadOptions
 from trials.job import TrainingConfig
 from trials.serving_limits import Limits, ServingConfig
 from trials.storage.database import without_password
 from trials.strategy import Prefer, StrategyName
 
 Count = Annotated[int, Field(ge=0)] | Literal["auto"]
-
-DEMO = "demo"
-"""The name of the built-in generated log, where a path of a log would stand."""
-
-
-class DemoConfig(DemoLog):
-    """The built-in demo log."""
-
-    rows: int = Field(default=200_000, ge=1000)
-    """Number of examples to generate, in time order over ten days."""
-
-
-class LogConfig(ReadOptions):
-    """The log of a study or a table, and how it is read."""
-
-    data: tuple[str, ...] = (DEMO,)
-    """Files or folders of the log, a prepared log, URLs of such, or `demo` for the built-in one; on the command
-    line `--data`."""
-    schema_file: str | None = None
-    """Path of a schema.yaml that `prepare` wrote and you edited; the schema is inferred where not given."""
-    demo: DemoConfig = DemoConfig()
-    """The built-in log, where `data` is `demo`."""
-
-    @field_validator("data", mode="before")
-    @classmethod
-    def _one_or_several_logs(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _of_the_built_in_log(self) -> LogConfig:
-        if self.demo != DemoConfig() and self.data != (DEMO,):
-            raise ValueError(
-                f"demo.KEY are of the built-in log, and data={','.join(self.data)} is another: leave one of the "
-                "two out"
-            )
-        return self
 
 
 class StudyConfig(LogConfig):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dhen.errors import UserError
 from dhen.fingerprint import fingerprint
-from search.config import DEMO, DemoConfig, LogConfig
+from search.log_config import DEMO, DemoConfig, LogConfig
 from trials.data.cache import PreparedLog
 from trials.data.demo.write import generate
 from trials.data.log_schema import LogSchema

@@ -13,9 +13,10 @@ from pathlib import Path
 from rich.console import Console
 
 from dhen.errors import UserError
-from search.config import LogConfig, StudyConfig, check_directory
+from search.config import StudyConfig, check_directory
 from search.dataset import log_getter, open_log
 from search.execution.parallelism import Parallelism, most_servers, study_parallelism
+from search.log_config import LogConfig
 from search.logs import logged_to
 from search.run_directory import DRIVER_LOG, STUDY_FILE, only_driver, only_writer, study_name
 from search.terminal import print_columns, print_notes, step_progress

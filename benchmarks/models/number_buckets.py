@@ -19,8 +19,8 @@ from benchmarks.models.one_network import network_flops, parsed, stacked, valida
 from benchmarks.shared.machine_and_tables import beside, machine, markdown, spread
 from dashboards.names import short_name
 from dhen.config import ModelConfig
-from search.config import DemoConfig
 from search.dataset import log_files
+from search.log_config import DemoConfig
 from trials.data.cache import PreparedLog
 from trials.data.log_schema import LogSchema
 from trials.data.prepare.prepare_log import prepare

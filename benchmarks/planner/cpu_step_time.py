@@ -32,9 +32,10 @@ import torch
 from benchmarks.planner.shared_step_time import ENOUGH, cases, measured, print_tables
 from benchmarks.shared.machine_and_tables import machine, markdown
 from dhen.model import build_model
-from search.config import DemoConfig, StudyConfig
+from search.config import StudyConfig
 from search.dataset import open_log
 from search.execution.jobs import job_on
+from search.log_config import DemoConfig
 from search.planning.plan_trial import declared_cluster
 from spaces.catalog_loader import load_space
 from trials.cluster.cluster import Cluster

@@ -23,8 +23,9 @@ import torch.distributed as dist
 
 from benchmarks.shared.machine_and_tables import markdown
 from dhen.model import build_model
-from search.config import DemoConfig, StudyConfig
+from search.config import StudyConfig
 from search.dataset import open_log
+from search.log_config import DemoConfig
 from trials.cluster.cluster import Cluster
 from trials.data.cache import Split
 from trials.data.loader import train_batches

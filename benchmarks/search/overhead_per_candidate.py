@@ -30,9 +30,10 @@ from rich.console import Console
 
 from benchmarks.shared.machine_and_tables import machine, markdown
 from benchmarks.shared.stopwatch import Stopwatch
-from search.config import DemoConfig, StudyConfig, write_config
+from search.config import StudyConfig, write_config
 from search.dataset import open_log
 from search.execution.trainer import Trainer
+from search.log_config import DemoConfig
 from search.planning.admission import Admission
 from search.run_directory import database_url
 from search.samplers.ask_tell import Proposals

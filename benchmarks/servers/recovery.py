@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from benchmarks.servers.watched_training import served_job, served_task, watched
 from benchmarks.shared.machine_and_tables import machine, markdown
-from search.config import LogConfig
 from search.dataset import open_log
+from search.log_config import LogConfig
 from trials.checkpoint.folders import checkpoints_in
 from trials.data.cache import PreparedLog
 from trials.events import Event, Failed, Progress, Replaced, Trained

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from benchmarks.servers.watched_training import DENSE, served_job, served_task, watched
 from benchmarks.shared.machine_and_tables import machine, markdown
-from search.config import LogConfig
 from search.dataset import open_log
+from search.log_config import LogConfig
 from trials.events import Event, Trained
 from trials.job import TablesConfig, TrainingConfig
 from trials.processes.launcher import Launcher, Run

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from search.config import DEMO, DemoConfig, LogConfig
 from search.dataset import open_log
+from search.log_config import DEMO, DemoConfig, LogConfig
 from trials.data.cache import PreparedLog
 
 

@@ -31,10 +31,10 @@ from benchmarks.shared.log_or_demo import log_or_demo
 from benchmarks.shared.machine_and_tables import machine, markdown
 from dhen.model import parse_model
 from dhen.values import parse
-from search.config import DEMO
 from search.execution.jobs import new_record
 from search.execution.train_one import train_one
 from search.execution.trainer import Trainer
+from search.log_config import DEMO
 from search.planning.attempts import Execution
 from trials.cluster.cluster import Cluster
 from trials.cluster.here import this_machine

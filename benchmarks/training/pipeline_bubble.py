@@ -33,8 +33,9 @@ from torch.distributed.pipelining import PipelineStage
 
 from benchmarks.shared.machine_and_tables import machine, markdown
 from dhen.model import build_model, parse_model
-from search.config import DemoConfig, StudyConfig
+from search.config import StudyConfig
 from search.dataset import open_log
+from search.log_config import DemoConfig
 from trials.cluster.load import load_cluster
 from trials.data.cache import PreparedLog
 from trials.data.loader import train_batches

@@ -26,8 +26,9 @@ from pydantic import Field
 from dhen.config import DhenConfig
 from dhen.errors import UserError
 from dhen.values import Value, load_yaml
-from search.config import LogConfig, StudyConfig
+from search.config import StudyConfig
 from search.execution.jobs import trained_job
+from search.log_config import LogConfig
 from search.pareto import eligible, pareto_front
 from search.read_study import read_study
 from search.reuse.shared_results import copy_weights

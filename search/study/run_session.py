@@ -12,9 +12,10 @@ from dhen.atomic_write import remove_left_behind
 from dhen.errors import UserError
 from search.budget.clock import StudyClock
 from search.bundles.export import export
-from search.config import DEMO, StudyConfig, check_directory, read_study_config, write_config
+from search.config import StudyConfig, check_directory, read_study_config, write_config
 from search.dataset import log_name
 from search.drivers.join import Joined
+from search.log_config import DEMO
 from search.run_directory import BEST, REPORT, STUDY_FILE, database_url
 from search.samplers import check_sampler
 from search.session import Session, open_session

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from dashboards.names import trial_name
 from dashboards.sentences.study_note import study_note
 from dhen.errors import UserError
-from search.config import DEMO, StudyConfig
+from search.config import StudyConfig
+from search.log_config import DEMO
 from trials.data.remote import is_url, shown_url
 from trials.mlflow.server import LOCAL, VARIABLE, check_server, open_server, server_errors
 from trials.mlflow.store import database, open_store, store_errors, store_uri

@@ -22,7 +22,7 @@ def _files_first(
     context: click.Context, parameter: click.Parameter, names: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Reads what the current folder holds under the name `demo` rather than the built-in log, and says so."""
-    from search.config import DEMO
+    from search.log_config import DEMO
 
     if names != (DEMO,) or not Path(DEMO).exists():
         return names

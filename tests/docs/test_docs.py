@@ -12,7 +12,8 @@ from generate_reference import PAGES, all_rows, rows
 from dhen.blocks import BLOCKS
 from search.analysis.reproduce.config import CONFIGS
 from search.cli import VERBS, cli
-from search.config import BUDGET_KEYS, DemoConfig, StudyConfig
+from search.config import BUDGET_KEYS, StudyConfig
+from search.log_config import DemoConfig
 from trials.job import TrainingConfig
 
 ROOT = Path(__file__).parent.parent.parent

@@ -9,7 +9,8 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from dhen.errors import UserError
 from dhen.values import parse
-from search.config import LogConfig, StudyConfig, set_override
+from search.config import StudyConfig, set_override
+from search.log_config import LogConfig
 from trials.cluster.quantity import Bytes
 from trials.job import TrainingConfig
 

@@ -26,8 +26,9 @@ from search.analysis.statistics.rank_correlation import (
     tau_interval,
     tau_of_best,
 )
-from search.config import LogConfig, StudyConfig
+from search.config import StudyConfig
 from search.dataset import open_log
+from search.log_config import LogConfig
 from search.read_study import read_study
 from trials.data.cache import PreparedLog
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from command_line import SMALL, Run, write_log
 
-from search.config import DemoConfig, StudyConfig
+from search.config import StudyConfig
 from search.dataset import log_files
 from search.execution.trainer import CHECKPOINTS
+from search.log_config import DemoConfig
 from search.read_study import read_study
 from search.run_directory import trial_folder
 from trials.checkpoint.checkpointer import STANDS, CheckpointInfo

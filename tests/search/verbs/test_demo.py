@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from command_line import Run
 
-from search.config import DemoConfig
 from search.dataset import log_files
+from search.log_config import DemoConfig
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
 
