@@ -197,6 +197,8 @@ class TimestampColumn(WrittenColumn):
     """Column of the month, if this one holds the year alone."""
     day: str | None = Field(default=None, exclude_if=lambda name: name is None)
     """Column of the day of the month, beside `month`."""
+    time: str | None = Field(default=None, exclude_if=lambda name: name is None)
+    """Column of the time of day, if this one holds the date alone."""
     derive: tuple[Cycle, ...] = CYCLES
     """Categorical tables made from it; a table is left out where the training rows do not span its cycle."""
 
@@ -208,8 +210,8 @@ class TimestampColumn(WrittenColumn):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Columns of the month and the day of a year; none if this column holds the whole time."""
-        return (self.month, self.day) if self.month and self.day else ()
+        """Columns of the month, the day and the time of day, as far as this column does not hold them."""
+        return tuple(name for name in (self.month, self.day, self.time) if name is not None)
 
 
 class WeightColumn(Value):
@@ -375,7 +377,7 @@ class LogSchema(Value):
         stamp = self.columns.get(self.timestamp or "")
         for name in stamp.parts if isinstance(stamp, TimestampColumn) else ():
             if name not in self.columns:
-                raise ValueError(f"{self.timestamp} is a year beside {name!r}, and no column has this name")
+                raise ValueError(f"{self.timestamp} goes with {name!r}, and no column has this name")
         ages = [name for name, column in self.numeric.items() if column.days_before]
         if ages and self.timestamp is None:
             raise ValueError(f"{ages[0]} is in days before the event, and no column has the role timestamp")

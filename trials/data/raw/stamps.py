@@ -57,6 +57,7 @@ def stamps_of(
         return _filled(ms), np.zeros(len(column), dtype=bool)
     if stamp_format in _EPOCH_MS:
         numbers, bad = numbers_of(column, NumericColumn(missing=tuple(marks)))
+        numbers = np.where(numbers == 0, np.nan, numbers)  # nobody clicked in 1970
         readable = np.isfinite(numbers) & (np.abs(numbers * _EPOCH_MS[stamp_format]) < 2.0**62)
         scaled = np.round(np.where(readable, numbers, 0.0) * _EPOCH_MS[stamp_format]).astype(np.int64)
         return np.where(readable, scaled, MISSING_STAMP), bad
@@ -85,6 +86,19 @@ def stamps_of_parts(
     whole = [np.where(known, part, 1).astype(np.int64) for part in (year, month, day)]
     ms, valid = _ms_of(whole[0], whole[1], whole[2], ())
     return np.where(known & valid, ms, MISSING_STAMP), known & ~valid
+
+
+def clocks_of(column: pa.Array) -> tuple[Stamps, NDArray[np.bool_]]:
+    """Returns times of day as milliseconds since midnight (N), `MISSING_STAMP` where missing or unreadable, and
+    which were unreadable (N)."""
+    if pa.types.is_time(column.type):
+        return _filled(column.cast(pa.time64("us")).cast(pa.int64())) // 1000, np.zeros(
+            len(column), dtype=bool
+        )
+    codes, values = distinct(column)
+    dated = pc.binary_join_element_wise("1970-01-01", clean(values), " ")
+    ms, bad = stamps_of(dated, "iso")
+    return np.append(ms, MISSING_STAMP)[codes], np.append(bad, False)[codes]
 
 
 def month_numbers(column: pa.Array) -> NDArray[np.float64]:

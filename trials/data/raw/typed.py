@@ -34,7 +34,15 @@ from trials.data.log_schema import (
 )
 from trials.data.raw.labels import LabelReader
 from trials.data.raw.readers import BadRows, RawBatch
-from trials.data.raw.stamps import DAY_MS, MISSING_STAMP, Stamps, month_numbers, stamps_of, stamps_of_parts
+from trials.data.raw.stamps import (
+    DAY_MS,
+    MISSING_STAMP,
+    Stamps,
+    clocks_of,
+    month_numbers,
+    stamps_of,
+    stamps_of_parts,
+)
 from trials.data.raw.text import (
     PLAIN_NUMBER,
     as_text,
@@ -54,7 +62,9 @@ FEW = 0.05
 def typed_columns(
     batch: RawBatch, schema: LogSchema, columns: Sequence[str], bad_rows: BadRows, pool: Executor
 ) -> dict[str, pa.Array]:
-    """Returns the named columns, typed, each in a thread of the pool; all but the label."""
+    """Returns the named columns, typed, each in a thread of the pool; all but the label, and those that are read
+    for another one alone, such as the time of day beside a date."""
+    columns = [name for name in columns if schema.columns[name].role != "ignore"]
 
     def one(name: str) -> pa.Array:
         return _typed(batch, name, schema, bad_rows)
@@ -77,7 +87,7 @@ def type_labelled(
     columns[schema.label] = pa.array(label)
     if schema.weight:
         missing = missing | _without_weight(batch, schema.weight, columns[schema.weight], bad_rows)
-    table = pa.RecordBatch.from_pydict({name: columns[name] for name in schema.used})
+    table = pa.RecordBatch.from_pydict({name: columns[name] for name in schema.used if name in columns})
     if not missing.any() or not bad_rows.skip:
         return table
     bad_rows.unlabeled += int(missing.sum())
@@ -132,11 +142,16 @@ def _stamps(
     batch: RawBatch, name: str, schema: LogSchema, column: TimestampColumn, bad_rows: BadRows
 ) -> Stamps:
     """Returns milliseconds (N) of a time stamp; unreadable ones are missing, as long as they are few."""
-    if column.parts:
-        year, month, day = (batch.table.column(part) for part in (name, *column.parts))
-        stamps, bad = stamps_of_parts(numbers_of(year)[0], month_numbers(month), numbers_of(day)[0])
+    raw, table = _raw(batch, name, schema), batch.table
+    if column.month and column.day:
+        month, day = month_numbers(table.column(column.month)), numbers_of(table.column(column.day))[0]
+        stamps, bad = stamps_of_parts(numbers_of(raw)[0], month, day)
     else:
-        stamps, bad = stamps_of(_raw(batch, name, schema), column.format, column.marks)
+        stamps, bad = stamps_of(raw, column.format, column.marks)
+    if column.time:
+        clock, unread = clocks_of(table.column(column.time))
+        known = (stamps != MISSING_STAMP) & (clock != MISSING_STAMP)
+        stamps, bad = np.where(known, stamps + np.where(known, clock, 0), MISSING_STAMP), bad | unread
     bad_rows.add_unreadable(batch, name, f"time stamp in the format {column.format}", bad, most=FEW)
     return stamps
 

@@ -6,11 +6,21 @@ The event's time is the stamp that rises along the file, as logs are written; el
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 
 from trials.data.log_schema import IgnoredColumn, NumericColumn, TimestampColumn
-from trials.data.raw.stamps import DAY_MS, HOUR_MS, MISSING_STAMP, Stamps, month_numbers, stamps_of_parts
+from trials.data.raw.stamps import (
+    DAY_MS,
+    HOUR_MS,
+    MISSING_STAMP,
+    Stamps,
+    clocks_of,
+    month_numbers,
+    stamps_of_parts,
+)
 from trials.data.roles import names
 from trials.data.roles.rules import JudgedColumn, transform_of
 from trials.data.roles.sample import ColumnSample, Sample
@@ -19,7 +29,7 @@ from trials.data.roles.stamp_formats import rises, stamps_in
 LATER = 0.001
 """Share of a stamp's values that may be later than the event, by clocks that differ."""
 _UNITS_MS = (DAY_MS, HOUR_MS, 60_000, 1_000)
-_DAY_WORDS = frozenset({"day", "date", "dom", "of", "month", "mday"})
+_DAY_WORDS = frozenset({"day", "date", "dom", "of", "dayof", "month", "mday"})
 
 
 def settle_time(judged: dict[str, JudgedColumn], sample: Sample) -> Iterator[str]:
@@ -43,6 +53,7 @@ def settle_time(judged: dict[str, JudgedColumn], sample: Sample) -> Iterator[str
         judged[event] = JudgedColumn(IgnoredColumn(), why, f"not used: {event!r} ({why})")
         return
     judged[event] = JudgedColumn(judged[event].column, f"the time of the event: {reason}")
+    _add_clock(judged, sample, event, stamps[event])
     for name in stamps.keys() - {event}:
         judged[name] = _beside(name, judged[name].column, stamps[name], event, stamps[event])
 
@@ -59,14 +70,14 @@ def _event(judged: dict[str, JudgedColumn], stamps: dict[str, Stamps]) -> tuple[
     rising = [name for name, each in stamps.items() if rises(each)]
     event = max(rising or stamps, key=lambda name: (names.suggests_event(name), distinct[name]))
     key = f"`columns.NAME=timestamp` chooses another of {', '.join(map(repr, stamps))}"
-    if rising and event != by_name and names.suggests_event(by_name):
+    if rising and event != by_name and names.suggests_event(by_name) > 0:
         why = "it is in the file's order"
         return (
             event,
             why,
             f"the time of the event is {event!r}, as {why}, not {by_name!r}, as its name suggests; {key}",
         )
-    if rising or names.suggests_event(event):
+    if rising or names.suggests_event(event) > 0:
         why = "in the file's order" if rising else "named like it"
         return event, why, f"the time of the event is {event!r}, {why}; {key}"
     why = "of the time stamps it has most values"
@@ -86,6 +97,26 @@ def _beside(name: str, column: object, stamps: Stamps, event: str, moments: Stam
     transform = transform_of(*np.unique(np.round(days, 3), return_counts=True))
     age = NumericColumn(days_before=column.format, missing=column.missing, transform=transform)
     return JudgedColumn(age, f"days before {event!r}")
+
+
+def _add_clock(judged: dict[str, JudgedColumn], sample: Sample, event: str, moments: Stamps) -> None:
+    """Adds the time of day to an event's date, if another column has it."""
+    if np.any(moments[moments != MISSING_STAMP] % DAY_MS):
+        return
+    for name, judgement in judged.items():
+        column = sample.columns[name]
+        if (
+            judgement.given
+            or not names.suggests_time(name)
+            or not column.distinct
+            or column.numbers is not None
+        ):
+            continue
+        if not pa.types.is_nested(column.kind) and not clocks_of(column.values)[1].any():
+            date = judged[event]
+            judged[event] = replace(date, column=date.column.replace(time=name))
+            judged[name] = JudgedColumn(IgnoredColumn(), f"the time of day of {event!r}", sentence="")
+            return
 
 
 def _join_date(judged: dict[str, JudgedColumn], sample: Sample) -> Iterator[str]:
@@ -124,5 +155,5 @@ def _holds(part: str, column: ColumnSample) -> bool:
     low, high = float(np.nanmin(column.numbers)), float(np.nanmax(column.numbers))
     if part == "year":
         return "year" in words and low > 1900 and high < 2100
-    named = part == "day" and bool(words & {"day", "date", "dom", "mday"}) and not words & {"week", "year"}
-    return named and low >= 1 and 7 < high <= 31
+    named = bool(words & {"day", "dayof", "date", "dom", "mday"}) and not words & {"week", "year"}
+    return part == "day" and named and low >= 1 and 7 < high <= 31

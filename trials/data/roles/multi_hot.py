@@ -11,15 +11,15 @@ import pyarrow.compute as pc
 from trials.data.log_schema import MultiHotColumn
 from trials.data.roles.sample import ColumnSample
 
-_CONTROL = tuple(map(chr, (0x1D, 0x03, 0x01, 0x02, 0x1E, 0x1F, 0x1C, 0x04, 0x05)))
+_CONTROL = tuple(map(chr, (0x1D, 0x03, 0x01, 0x02, 0x1E, 0x1F, 0x1C, 0x04, 0x05, 0x09)))
 """Separators that are never part of a value: those of Hive, MaxCompute and ASCII."""
 _DISTINCTIVE = ("|", "^", " > ", "#", "~")
 """Separators that hardly occur within a value."""
-_COMMON = (";", ",", "/", " ")
+_COMMON = (";", ",", "/", "&", "+", " ")
 """Separators that also occur in plain text: the values must then be made of far fewer parts."""
 _LEAST_SEVERAL = {_CONTROL: 0.01, _DISTINCTIVE: 0.05, _COMMON: 0.2}
 """Share of the rows that must have several values."""
-_WEIGHTED = r"^[^:=]+([:=])[+-]?(?:\d*\.\d+|\d+)(?:[eE][+-]?\d+)?$"
+_WEIGHTED = r"^(?P<value>[^:=]+)(?P<mark>[:=])[+-]?(?:\d*\.\d+|\d+)(?:[eE][+-]?\d+)?$"
 
 
 def bag_of(column: ColumnSample) -> MultiHotColumn | None:
@@ -43,13 +43,26 @@ def _separated_by(separator: str, column: ColumnSample, least_several: float) ->
     if several < least_several or (len(np.unique(numbers)) == 1 and separator not in _CONTROL):
         return None
     parts = parts.filter(whole)
-    weighted = pc.extract_regex(parts, _WEIGHTED.replace("([:=])", "(?P<mark>[:=])"))
-    has_fraction = pc.mean(pc.match_substring_regex(parts, r"\d\.\d")).as_py() or 0.0
-    mark = None
-    if weighted.null_count < 0.05 * len(parts) and has_fraction > 0.5:
-        mark = str(pc.struct_field(weighted, "mark").drop_null()[0])
+    mark = _weight_mark(parts, len(split_values))
+    if mark is not None:
         parts = pc.replace_substring_regex(parts, f"{re.escape(mark)}[^{mark}]*$", "")
     needed = 2.0 if separator in _COMMON else 0.0 if separator in _CONTROL else 1.0
     if column.distinct < needed * len(pc.unique(pa.array(parts))):
         return None
     return MultiHotColumn(separator=separator, weight_mark=mark)
+
+
+def _weight_mark(parts: pa.Array, bags: int) -> str | None:
+    """Returns what is between values and their weights; None if they have none.
+
+    Weights are fractions, or belong to values that come and go: keys that nearly all bags have, as in
+    `age:3|sex:1`, are a part of the value.
+    """
+    weighted = pc.extract_regex(parts, _WEIGHTED)
+    if weighted.null_count >= 0.05 * len(parts):
+        return None
+    fractions = pc.mean(pc.match_substring_regex(parts, r"\d\.\d")).as_py() or 0.0
+    most = pc.max(pc.value_counts(pc.struct_field(weighted, "value")).field("counts")).as_py()
+    if fractions <= 0.5 and most > 0.5 * bags:
+        return None
+    return str(pc.struct_field(weighted, "mark").drop_null()[0])

@@ -49,7 +49,14 @@ _AMOUNT_WORDS = _words(
 )
 _TIME_WORDS = _words("time timestamp ts date datetime dt hour day created at epoch")
 _EVENT_WORDS = _words("event click clicked impression request visit served shown")
-_MOMENT_WORDS = _words("time timestamp ts datetime hour")
+_MOMENT_WORDS = _words("time timestamp ts datetime hour epoch")
+_OTHER_MOMENT_WORDS = _words(
+    """
+    expire expires expiry expiration due deadline until end ends valid created creation registered registration
+    signup joined birth birthday dob updated modified login first last install installed release released published
+    start
+    """
+)
 _OUTCOME_WORDS = _words(
     """
     conversion converted conversions purchase purchased bought buy order ordered install installed attributed like
@@ -58,7 +65,8 @@ _OUTCOME_WORDS = _words(
     """
 )
 _INDEX_NAME = re.compile(
-    r"(?:unnamed: ?\d+|column_\d+|index|level_\d+|row_?(?:num|number|nr|no|index)?|x)?", re.I
+    r"(?:unnamed: ?\d+|column_\d+|index|idx|(?:__index_)?level_\d+_*|row_?(?:id|num|number|nr|no|index)?|x)?",
+    re.IGNORECASE,
 )
 _SPLIT_WORDS = _words("split splits fold folds kfold partition partitions subset subsets")
 _BESIDE_FOLDS = _words(
@@ -101,8 +109,11 @@ def suggests_index(name: str) -> bool:
 
 
 def suggests_event(name: str) -> int:
-    """Returns how surely the name is that of the moment of the event itself: 2, 1, or 0 for no hint."""
+    """Returns how surely the name is that of the moment of the event itself: 2, 1, 0 for no hint, or -1 for
+    another moment's, such as an account's creation."""
     words = words_of(name)
+    if words & _OTHER_MOMENT_WORDS:
+        return -1
     return 2 if words & _EVENT_WORDS else 1 if words and words <= _MOMENT_WORDS else 0
 
 

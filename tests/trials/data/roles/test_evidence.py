@@ -123,6 +123,15 @@ def test_a_date_in_three_columns(month: str, write_csv: WriteCsv) -> None:
     assert log.split("train").timestamp.max() < first["validation"] < first["test"]
 
 
+def test_a_date_beside_the_time_of_day(write_csv: WriteCsv) -> None:
+    when = moments(MINUTES)
+    columns = {"date": [moment[:10] for moment in when], "time": [moment[11:16] for moment in when]}
+    log = prepare([write_csv({**columns, "site": RNG.choice(list("ab"), ROWS), "click": CLICK.astype(int)})])
+    stamps = np.concatenate([log.split(name).timestamp for name in ("train", "validation", "test")])
+    assert np.array_equal(stamps, np.array(when, dtype="M8[ms]").astype(np.int64))
+    assert "hour_of_day" in log.schema.cycles
+
+
 def test_an_index_that_tells_the_label_is_not_used(inferred: Callable[..., InferredSchema]) -> None:
     index = np.where(CLICK, 10**6, 0) + RNG.choice(10**5, ROWS, replace=False)
     for name in ("", "Unnamed: 0", "index"):
