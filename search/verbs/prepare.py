@@ -28,7 +28,8 @@ Examples:
 @click.option("--format", "log_format", help="csv, tsv, parquet, criteo or avazu; found out if not given.")
 @click.option("--out", type=click.Path(path_type=Path), help="The prepared log's folder (default: a cache).")
 @click.option("--schema", type=click.Path(path_type=Path), help="A schema.yaml that you edited.")
-@click.option("--label", help="The label column.")
+@click.option("--label", help="The label: a column, or such as 'rating>=4' or clicks/impressions.")
+@click.option("--weight", help="The column of the example's weight, such as the impressions of a rate.")
 @click.option("--skip-bad-rows", is_flag=True, help="Leave out rows that cannot be read, and count them.")
 @json_option("What was prepared, as JSON.")
 def command(
@@ -37,6 +38,7 @@ def command(
     out: Path | None,
     schema: Path | None,
     label: str | None,
+    weight: str | None,
     skip_bad_rows: bool,
     as_json: bool,
 ) -> None:
@@ -46,7 +48,7 @@ def command(
         log = prepare(
             log_files(sources, progress=progress),
             out=out,
-            options=ReadOptions(format=log_format, label=label, skip_bad_rows=skip_bad_rows),
+            options=ReadOptions(format=log_format, label=label, weight=weight, skip_bad_rows=skip_bad_rows),
             schema=read_schema(schema) if schema else None,
             progress=progress,
         )

@@ -13,7 +13,7 @@ from dhen.fingerprint import fingerprint
 from trials.data.cache import MANIFEST, VERSION, Manifest
 from trials.data.encoding.encoding import Encoding
 from trials.data.example_weights import ClickTotals
-from trials.data.log_schema import SPLITS, LabelColumn, LogSchema
+from trials.data.log_schema import SPLITS, LogSchema
 from trials.data.prepare.collisions import HashCollisions
 from trials.data.prepare.fit import fit
 from trials.data.prepare.splits import plan_splits
@@ -69,7 +69,7 @@ class Request:
         )
         staged = 4 * tables + 36 * bags + 8 * numbers + 21
         cache = 4 * (tables + len(self.schema.bucketed)) + 40 * bags + 5 * numbers + 24
-        return estimate_rows(self.log) * (staged + cache)
+        return estimate_rows(self.log) * (staged + cache) * (2 if self.schema.pairs else 1)
 
 
 def build(request: Request, directory: Path, progress: Progress) -> None:
@@ -123,9 +123,16 @@ def _ne_floors(totals: Mapping[str, ClickTotals]) -> dict[str, float] | None:
 def _notes(staged: Staged, schema: LogSchema, resolved: LogSchema) -> list[str]:
     """Returns what was decided and is worth knowing."""
     notes = []
-    label = schema.columns[schema.label]
-    if isinstance(label, LabelColumn) and label.positive is not None:
-        notes.append(f"the label is 1 where {schema.label!r} is {label.positive!r}")
+    label = schema.label_column
+    if label.positive is not None or label.where is not None:
+        rule = label.where or f"is {label.positive!r}"
+        notes.append(f"the label is 1 where {schema.label!r} {rule}")
+    if label.share is not None:
+        kind = "a click rate or probability" if label.share == "rate" else "a number of clicks"
+        notes.append(
+            f"the label {schema.label!r} is {kind}: a row becomes two, with label 1 and 0, which share "
+            f"{repr(schema.weight) if schema.weight else 'a weight of 1'}"
+        )
     if staged.stamps and staged.stamps.missing and schema.split.by == "timestamp":
         notes.append(f"training rows for want of a time stamp: {staged.stamps.missing:,}")
     for cycle in schema.cycles:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from dhen.errors import UserError
-from trials.data.log_schema import LabelColumn, LogSchema
+from trials.data.log_schema import LogSchema
 from trials.data.prepare.splits import OPEN, StampCounts, check_names, named_splits
 from trials.data.raw.files import RawLog
 from trials.data.raw.labels import LabelReader
@@ -65,9 +65,7 @@ def stage(
     """
     if schema.split_column is None:  # before hours are spent on reading
         check_names(schema.split, [file.name for file in log.files], None, ())
-    column = schema.columns[schema.label]
-    assert isinstance(column, LabelColumn)
-    labels = LabelReader(schema.label, column.positive, log.describe())
+    labels = LabelReader(schema.label, schema.label_column, log.describe())
     stamps = StampCounts() if schema.timestamp else None
     files: list[str] = []
     open_rows: list[int] = []

@@ -18,10 +18,8 @@ from trials.data.prepare.fit import split_of
 from trials.data.prepare.npy import NpyWriter
 from trials.data.prepare.splits import SplitPlan
 from trials.data.prepare.staging import Progress, Staged
+from trials.data.raw.labels import PAIR
 from trials.data.rows import EncodedRows
-
-_EXTRA = {"weight": np.float32, "oracle": np.float64, "timestamp": np.int64}
-"""Columns kept beside the inputs, where the schema has one with the role."""
 
 
 class _SplitWriter:
@@ -51,10 +49,16 @@ class _SplitWriter:
         ]
         for _, offsets in self._bags:
             offsets.append(np.zeros(1, dtype=np.int64))
+        kept = (
+            ("weight", schema.batch_weight, np.float32),
+            ("oracle", schema.oracle, np.float64),
+            ("timestamp", schema.timestamp, np.int64),
+            ("pair", PAIR if schema.pairs else None, np.bool_),
+        )
         self._extra = {
-            name: NpyWriter(directory / f"{role}.npy", dtype)
-            for role, dtype in _EXTRA.items()
-            if (name := getattr(schema, role)) is not None
+            name: NpyWriter(directory / f"{file}.npy", dtype)
+            for file, name, dtype in kept
+            if name is not None
         }
         self._label = schema.label
 
@@ -80,7 +84,7 @@ def count_clicks(staged: Staged, plan: SplitPlan, schema: LogSchema) -> dict[str
     for file, first_open, batch in staged.batches():
         split = split_of(plan, schema, file, first_open, batch)
         label = batch.column(schema.label).to_numpy()
-        weight = batch.column(schema.weight).to_numpy() if schema.weight else None
+        weight = batch.column(schema.batch_weight).to_numpy() if schema.batch_weight else None
         oracle = batch.column(schema.oracle).to_numpy() if schema.oracle else None
         for i, clicks in enumerate(totals.values()):
             rows = split == i

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from dhen.errors import UserError, listed, unknown_name
 from trials.data.log_schema import (
     CategoricalColumn,
@@ -21,9 +23,10 @@ from trials.data.log_schema import (
     NumericColumn,
     SplitRule,
     TimestampColumn,
+    WeightColumn,
 )
 from trials.data.raw.files import Format, RawLog
-from trials.data.raw.labels import LabelReader, canonical, plain_label
+from trials.data.raw.labels import WAYS, LabelReader, canonical, label_of, plain_label
 from trials.data.raw.sources import CRITEO_COLUMNS, estimate_rows, open_log
 from trials.data.read_options import READ_AS_FOUND, ReadOptions
 from trials.data.roles import names
@@ -63,11 +66,20 @@ def infer_schema(sources: Sequence[Path], options: ReadOptions = READ_AS_FOUND) 
 def infer(log: RawLog, options: ReadOptions = READ_AS_FOUND) -> InferredSchema:
     """Infers the schema of a log as `infer_schema` does, with notes."""
     skip_bad_rows = options.skip_bad_rows
-    label = find_label(log, options.label)
+    label, rule, impressions = find_label(log, options.label)
+    weight = impressions or options.weight
+    if weight is not None and (weight not in log.columns or weight == label):
+        raise unknown_name("weight column", weight, [name for name in log.columns if name != label])
     sample = draw_sample(log, log.columns, skip_bad_rows=skip_bad_rows)
     if not sample.rows:
         raise UserError(f"{log.describe()}: the log holds no rows, only a header.")
-    judged = {name: _judge(log, name, label, sample) for name in log.columns}
+    judged = {name: _judge(log, name, sample) for name in log.columns if name != label}
+    judged[label] = _label(log, sample.columns[label], rule, options)
+    judged = {name: judged[name] for name in log.columns}
+    if weight is not None:
+        for name in (name for name, each in judged.items() if isinstance(each.column, WeightColumn)):
+            judged[name] = JudgedColumn(IgnoredColumn(), f"a weight; {weight!r} is used")
+        judged[weight] = JudgedColumn(WeightColumn(), seen(sample.columns[weight]))
     _keep_finest_stamp(judged, sample)
     stamped = any(isinstance(judgement.column, TimestampColumn) for judgement in judged.values())
     rule = SplitRule(by="timestamp" if stamped else "order")
@@ -95,25 +107,26 @@ def _unused(judged: Mapping[str, JudgedColumn], log: RawLog) -> Iterator[str]:
         yield f"not used: {listed(unused, MOST_NAMED)} ({note})"
 
 
-def find_label(log: RawLog, requested: str | None) -> str:
-    """Returns the label column: the one wanted, or the first by name.
+def find_label(log: RawLog, requested: str | None) -> tuple[str, LabelColumn, str | None]:
+    """Returns the label column, its rule and its column of impressions as `label_of` does; or the first by name.
 
     Raises:
         UserError: when there is none; it lists the columns.
     """
     if requested is not None:
-        if requested not in log.columns:
-            raise UserError(f"{log.describe()}: {unknown_name('label column', requested, log.columns)}")
-        return requested
+        try:
+            return label_of(requested, log.columns)
+        except UserError as error:
+            raise UserError(f"{log.describe()}: {error}") from None
     by_name = {names.plain(name): name for name in reversed(log.columns)}
     label = next((by_name[name] for name in names.LABELS if name in by_name), None)
     if label is None:
         raise UserError(
             f"{log.describe()}: no label column found (looked for {', '.join(names.LABELS)}). Name it with "
             "label=... (`dhen-search prepare --label`, where a command has no such key), one of: "
-            f"{listed(log.columns, MOST_LISTED)}."
+            f"{listed(log.columns, MOST_LISTED)}. {WAYS}."
         )
-    return label
+    return label, LabelColumn(), None
 
 
 def default_min_count(rows: int) -> int:
@@ -140,10 +153,8 @@ def _for_rows(column: Column, rows: int) -> Column:
     return column
 
 
-def _judge(log: RawLog, name: str, label: str, sample: Sample) -> JudgedColumn:
+def _judge(log: RawLog, name: str, sample: Sample) -> JudgedColumn:
     column = sample.columns[name]
-    if name == label:
-        return _label(log, column)
     if known_role := _known_role(log, name):
         return JudgedColumn(known_role, seen(column))
     judgement = judge(column)
@@ -152,21 +163,26 @@ def _judge(log: RawLog, name: str, label: str, sample: Sample) -> JudgedColumn:
     return judgement
 
 
-def _label(log: RawLog, column: ColumnSample) -> JudgedColumn:
+def _label(log: RawLog, column: ColumnSample, rule: LabelColumn, options: ReadOptions) -> JudgedColumn:
     """Returns the label column; of two values that do not say which is the click, the rarer one is taken for
-    it."""
+    it. One that was named is a rate where its values are from 0 to 1, and more than two, or weighted."""
+    if rule != LabelColumn():
+        return JudgedColumn(rule, seen(column))
+    if options.label is not None and column.numbers is not None:
+        known = column.numbers[~np.isnan(column.numbers)]
+        fractions = bool(np.any(known % 1)) and (len(known) > 2 or options.weight is not None)
+        if fractions and known.min() >= 0 and known.max() <= 1:
+            return JudgedColumn(LabelColumn(share="rate"), seen(column))
     values: Counter[str] = Counter()
     for value, count in zip(column.values.to_pylist(), column.counts.tolist(), strict=True):
         values[canonical(value)] += count
     positive = None
     if len(values) == 2 and None in map(plain_label, values):
         positive = min(values, key=lambda value: values[value])
-    LabelReader(column.name, positive, log.describe()).read(column.raw)  # more than two values: an error now
-    if positive is None:
-        return JudgedColumn(LabelColumn(), "")
-    return JudgedColumn(
-        LabelColumn(positive=positive), "the rarer value; change it if the other is the positive one"
-    )
+    rule = LabelColumn(positive=positive)
+    LabelReader(column.name, rule, log.describe()).read(column.raw)  # more than two values: an error now
+    note = "" if positive is None else "the rarer value; change it if the other is the positive one"
+    return JudgedColumn(rule, note)
 
 
 def _known_role(log: RawLog, name: str) -> Column | None:
