@@ -252,9 +252,9 @@ class SplitRule(Value):
     by: SplitBy = "order"
     """timestamp: validation is later than train and test later than validation, and rows with equal stamps
     stay together; order: the same by position in the log; random: by a seeded hash of file and row number; files:
-    by file name; column: by the values of the column with the role split; auto: once all rows were read, timestamp if
-    the log has one, random if the first 100,000 rows are of one class or the log is sorted by its label or by a
-    column that is neither a time nor a counter of rows, else order."""
+    by file name; column: by the values of the column with the role split. auto is decided once all rows are read:
+    timestamp if the log has one; random if the first 100,000 rows are of one class, or the log is sorted by its
+    label or by a column that is neither a time nor a counter of rows; else order."""
     validation: SplitPart = 0.1
     """Fraction of the rows for validation; with `by: files` a list of file names, with `by: column` of values.
     The name of a file in a folder that is the log is its path in there (`day1/part-0.parquet`). With

@@ -124,7 +124,8 @@ def _request(
     check_columns(schema, log.columns, source)
     if _label_differs(options, schema, log.columns):
         given = " ".join(f"{key}={text}" for key in ("label", "weight") if (text := getattr(options, key)))
-        own = (schema.label_column.where or "") + (f" weight={schema.weight}" if schema.weight else "")
+        weight = f" weight={schema.weight}" if schema.weight and options.weight else ""
+        own = (schema.label_column.where or "") + weight
         raise UserError(f"{given} is given, but {source} says label={schema.label}{own}: change one of them.")
     return Request(
         log=log,

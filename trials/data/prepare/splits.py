@@ -148,7 +148,7 @@ class SplitPlan:
     def draws(self, file: str, first_open: int, rows: int) -> NDArray[np.int64]:
         """Returns what consecutive open rows draw (N): a hash of the file's place in the log and the row's number
         in it, so that neither names nor batches change anything."""
-        place = np.uint64(1 + list(self.first_of_file).index(file))
+        place = np.array([list(self.first_of_file).index(file)], dtype=np.uint64)
         start = first_open - self.first_of_file[file]
         number = np.arange(start, start + rows).astype(np.uint64)
         return (mixed(mixed(place ^ SEED) + number) >> np.uint64(64 - DRAW_BITS)).astype(np.int64)
@@ -160,8 +160,9 @@ def plan_splits(
     stamps: StampCounts | None,
     first_of_file: Mapping[str, int] | None = None,
 ) -> SplitPlan:
-    """Makes a rule definite; `open_rows` are rows that no list names, and `stamps` theirs; `first_of_file` says how
-    many of them come before each file's, by its name and in the order of the log.
+    """Makes a rule definite; `open_rows` are rows that no list names, and `stamps` theirs.
+
+    `first_of_file`: how many of them come before each file's, by its name, in the order of the log.
 
     Raises:
         UserError: for too few rows, or too few distinct time stamps.

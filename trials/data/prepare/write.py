@@ -10,10 +10,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from dhen.errors import UserError
 from trials.data.encoding.encoding import Encoding
-from trials.data.example_weights import ClickTotals, WeightedRows
-from trials.data.log_schema import SPLITS, LogSchema
+from trials.data.log_schema import SPLITS
 from trials.data.prepare.fit import split_of
 from trials.data.prepare.npy import NpyWriter
 from trials.data.prepare.splits import SplitPlan
@@ -76,53 +74,6 @@ class _SplitWriter:
         pairs = [file for pair in self._bags for file in pair]
         for file in (self._labels, *self._inputs.values(), *pairs, *self._extra.values()):
             file.close()
-
-
-def count_clicks(staged: Staged, plan: SplitPlan, schema: LogSchema) -> dict[str, ClickTotals]:
-    """Counts the clicks of each split, from which base rate and NE floor follow."""
-    totals = {name: ClickTotals(schema.negative_sampling_rate) for name in SPLITS}
-    for file, first_open, batch in staged.batches():
-        split = split_of(plan, schema, file, first_open, batch)
-        label = batch.column(schema.label).to_numpy()
-        weight = batch.column(schema.batch_weight).to_numpy() if schema.batch_weight else None
-        oracle = batch.column(schema.oracle).to_numpy() if schema.oracle else None
-        for i, clicks in enumerate(totals.values()):
-            rows = split == i
-            clicks.add(
-                WeightedRows(
-                    labels=label[rows],
-                    weight=None if weight is None else weight[rows],
-                    oracle=None if oracle is None else oracle[rows],
-                )
-            )
-    return totals
-
-
-def check_classes(totals: Mapping[str, ClickTotals], schema: LogSchema) -> None:
-    """Checks that NE can be said of each split.
-
-    Raises:
-        UserError: when a split has no rows, or only clicks, or none.
-    """
-    for name, clicks in totals.items():
-        _check_split(name, clicks, schema)
-
-
-def _check_split(name: str, totals: ClickTotals, schema: LogSchema) -> None:
-    if 0.0 < totals.base_rate < 1.0:
-        return
-    if not totals.rows:
-        rows_found = "no rows"
-    elif totals.positive_rows in (0, totals.rows):
-        rows_found = (
-            f"{totals.rows:,} rows, all of them {'clicks' if totals.positive_rows else 'without a click'}"
-        )
-    else:
-        rows_found = f"{totals.rows:,} rows whose weights leave only one class"
-    raise UserError(
-        f"the {name} split (by {schema.split.by}) has {rows_found}: normalized entropy needs both classes. Give "
-        "the split more rows, or another rule (timestamp, order, files or column), under `split` in schema.yaml."
-    )
 
 
 def write_splits(

@@ -34,6 +34,7 @@ from trials.data.roles.rules import JudgedColumn, judge, seen
 from trials.data.roles.sample import ColumnSample, Sample, draw_sample
 from trials.data.roles.split_columns import FoundSplit, find_split
 
+UNDECIDED = SplitRule(by="auto")
 MOST_BUCKETS = 256
 ROWS_PER_BUCKET = 100
 MOST_NAMED = 5
@@ -89,7 +90,9 @@ def infer(log: RawLog, options: ReadOptions = READ_AS_FOUND) -> InferredSchema:
     rows = estimate_rows(log)
     schema = LogSchema(
         columns={name: _for_rows(judgement.column, rows) for name, judgement in judged.items()},
-        split=next((split.rule for split in found.values() if split.rule is not None), rule),
+        split=next(
+            (split.rule for split in found.values() if split.rule is not None), rule if stamped else UNDECIDED
+        ),
     )
     notes = {name: judgement.note for name, judgement in judged.items()}
     sentences = (*(split.sentence for split in found.values()), *_unused(judged, log))

@@ -64,19 +64,21 @@ def weights_of(log: PreparedLog) -> list[float]:
     ],
 )
 def test_a_comparison_is_the_label(
-    label: str, column: str, true: Callable[[Any], bool], rated: Columns, write_csv: WriteCsv, tmp_path: Path
+    label: str, column: str, true: Callable[[Any], bool], rated: Columns, write_csv: WriteCsv
 ) -> None:
-    options = ReadOptions(label=label)
-    log = prepare([write_csv(rated)], out=tmp_path / "log", options=options)
+    log = prepare([write_csv(rated)], options=ReadOptions(label=label))
     assert labels_of(log) == [int(true(value)) for value in rated[column]]
     assert column not in log.schema.inputs
-    # found again with and without the option, and by the schema that was written
-    assert prepare([write_csv(rated)], out=tmp_path / "log", options=options).fingerprint == log.fingerprint
-    again = prepare([write_csv(rated)], schema=read_schema(tmp_path / "log" / "schema.yaml"))
-    assert again.fingerprint == log.fingerprint
-    assert prepare([tmp_path / "log"], options=options).directory == log.directory
-    with pytest.raises(UserError, match=r"label=rating>=5 is given, but .* says label="):
-        prepare([write_csv(rated)], out=tmp_path / "log", options=ReadOptions(label="rating>=5"))
+
+
+def test_a_comparison_is_found_again(rated: Columns, write_csv: WriteCsv, tmp_path: Path) -> None:
+    path, out, options = write_csv(rated), tmp_path / "log", ReadOptions(label="rating >= 4")
+    log = prepare([path], out=out, options=options)
+    assert prepare([path], out=out).fingerprint == log.fingerprint, "by the schema that was written"
+    assert prepare([path], options=ReadOptions(label="rating>=4")).fingerprint == log.fingerprint
+    assert prepare([out], options=options).directory == log.directory
+    with pytest.raises(UserError, match=r"label=rating>=5 is given, but .* says label=rating>=4"):
+        prepare([path], out=out, options=ReadOptions(label="rating>=5"))
 
 
 def test_a_column_of_the_name_goes_before_a_comparison(rated: Columns, write_csv: WriteCsv) -> None:
