@@ -66,6 +66,9 @@ def blocks_of(log: PreparedLog, split: Split, column: str | None = None) -> Bloc
         by_value_N = _by_value(log, split, column, block_N, count)
         filled, block_N = np.unique(by_value_N, return_inverse=True)
         count, by = len(filled), column
+    if split.pair is not None:  # two rows that were one stay together
+        second = np.flatnonzero(split.pair)
+        block_N[second] = block_N[second - 1]
     if count < 2:
         raise UserError(f"blocks by {column!r}: all {split.name} rows have one value; name another column.")
     return Blocks(block_N=block_N, count=count, by=by)

@@ -31,7 +31,8 @@ Examples:
 @click.option("--format", "log_format", help="csv, tsv, parquet, criteo or avazu; found out if not given.")
 @click.option("--out", type=click.Path(path_type=Path), help="The prepared log's folder (default: a cache).")
 @click.option("--schema", type=click.Path(path_type=Path), help="A schema.yaml that you edited.")
-@click.option("--label", help="The label column.")
+@click.option("--label", help="The label: a column, or such as 'rating>=4' or clicks/impressions.")
+@click.option("--weight", help="The column of the example's weight, such as the impressions of a rate.")
 @click.option("--skip-bad-rows", is_flag=True, help="Leave out rows that cannot be read, and count them.")
 @click.option(
     "--check", is_flag=True, help="Only say how the log would be read, from its first 100,000 rows."
@@ -43,13 +44,14 @@ def command(
     out: Path | None,
     schema: Path | None,
     label: str | None,
+    weight: str | None,
     skip_bad_rows: bool,
     check: bool,
     as_json: bool,
 ) -> None:
     """Prepare LOG (files, a folder or a URL) once; studies, trainings and verifications reuse it."""
     console = Console(stderr=as_json)
-    options = ReadOptions(format=log_format, label=label, skip_bad_rows=skip_bad_rows)
+    options = ReadOptions(format=log_format, label=label, weight=weight, skip_bad_rows=skip_bad_rows)
     if check:
         if schema is not None or out is not None:
             raise UserError("--check writes nothing and reads no schema.yaml: leave --out and --schema out.")
@@ -103,7 +105,7 @@ def _check(inferred: InferredSchema, console: Console, *, as_json: bool) -> None
         "only the whole log shows: rows and clicks of each part of the split, values that no row so far has, rows "
         "that cannot be read",
     ]
-    if schema.split.by == "order":
+    if schema.split.by == "auto":
         unknown.append(
             "rows are split by position, or at random if the log turns out to be sorted (split.by=...)"
         )

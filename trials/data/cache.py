@@ -10,7 +10,7 @@ DIR/train|validation|test/
     bag0_ids.npy     int32 [nnz], int64 where the table is growing
                      bag0_offsets.npy int64 [N + 1]    and so on for each multi-hot table
     weight.npy       float32 [N]      oracle.npy       float64 [N]      timestamp.npy    int64 [N]
-                                                                        the last three where the log has them
+    pair.npy         bool [N]                                           the last four where the log has them
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ class Split:
     """Fraction of positives (weighted, corrected for negative sampling)."""
     chronological: bool
     """Whether the log has time stamps and its rows are in their order."""
+    pair: NDArray[np.bool_] | None = None
+    """Which rows (N) were one with the row before, of a log whose label is a share of clicks."""
 
     @property
     def rows(self) -> int:
@@ -191,11 +193,12 @@ class PreparedLog:
                 keys=_mapped(directory, "keys") if self.features.growing_columns else None,
                 share=_mapped(directory, "share") if self.features.bucketed else None,
             ),
-            weight=_mapped(directory, "weight") if self.schema.weight else None,
+            weight=_mapped(directory, "weight") if self.schema.batch_weight else None,
             oracle=_mapped(directory, "oracle") if self.schema.oracle else None,
             timestamp=_mapped(directory, "timestamp") if self.schema.timestamp else None,
             base_rate=self.manifest.base_rate[name],
             chronological=self.manifest.chronological,
+            pair=_mapped(directory, "pair") if self.schema.pairs else None,
         )
 
     def folder_of(self, name: str) -> Path:

@@ -6,6 +6,7 @@ It is inferred from a sample of the log (`trials.data.roles.infer`), written as 
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
@@ -30,6 +31,10 @@ StampFormat = Literal[
     "month_first",
     "month_name",
 ]
+COMPARISON = re.compile(r"(>=|<=|!=|==|>|<)\s*(.*\S)")
+"""A label's rule: an operator and what values are compared with."""
+PAIR_WEIGHT = "\0weight"
+"""Column of typed batches that has the weights of a log whose rows become two each; no file has such a name."""
 Cycle = Literal["hour_of_day", "day_of_week"]
 CYCLES: tuple[Cycle, ...] = ("hour_of_day", "day_of_week")
 
@@ -76,12 +81,36 @@ class WrittenColumn(Value):
 
 
 class LabelColumn(Value):
-    """The column that is predicted: exactly two values, no missing ones."""
+    """The column that is predicted, without missing values: exactly two values, or what `where` or `share` make
+    of it."""
 
     role: Literal["label"] = "label"
     """What the column is for."""
     positive: str | None = None
     """The value that counts as 1; null where it is obvious (1, true, yes, click ...)."""
+    where: str | None = Field(default=None, exclude_if=lambda rule: rule is None)
+    """A comparison with a number or a word, such as `>=4` or `!=canceled` (operators: >=, >, <=, <, ==, !=): the
+    label is 1 for the rows whose value fulfils it."""
+    share: Literal["count", "rate"] | None = Field(default=None, exclude_if=lambda share: share is None)
+    """count: the column counts clicks among as many impressions as the weight column has; rate: it is a click
+    rate or a probability. Either way a row becomes two, with label 1 and label 0, which share its weight (1 if no
+    column has it) so."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if sum(rule is not None for rule in (self.positive, self.where, self.share)) > 1:
+            raise ValueError("give one of `positive`, `where` and `share`")
+        if self.where is not None:
+            rule = COMPARISON.fullmatch(self.where)
+            if rule is None:
+                raise ValueError(f"a comparison is such as '>=4' or '!=canceled', received {self.where!r}")
+            if rule[1] not in ("==", "!=") and not re.fullmatch(
+                r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", rule[2]
+            ):
+                raise ValueError(
+                    f"{rule[1]} compares with a number, received {rule[2]!r}; words are compared by =="
+                )
+        return self
 
 
 class TableKind(Value):
@@ -272,7 +301,7 @@ SPLITS = ("train", "validation", "test")
 """The parts of a log, in the order in which they are numbered (0, 1, 2) while rows are dealt out."""
 
 
-SplitBy = Literal["timestamp", "order", "files", "column"]
+SplitBy = Literal["timestamp", "order", "random", "auto", "files", "column"]
 SplitPart = float | tuple[str, ...]
 """A fraction of the rows, or names of files or values of a column."""
 
@@ -297,13 +326,15 @@ class SplitRule(Value):
 
     by: SplitBy = "order"
     """timestamp: validation is later than train and test later than validation, and rows with equal stamps
-    stay together; order: the same by position in the log; files: by file name; column: by the values of the
-    column with the role split."""
+    stay together; order: the same by position in the log; random: by a seeded hash of file and row number; files:
+    by file name; column: by the values of the column with the role split. auto is decided once all rows are read:
+    timestamp if the log has one; random if the first 100,000 rows are of one class, or the log is sorted by its
+    label or by a column that is neither a time nor a counter of rows; else order."""
     validation: SplitPart = 0.1
     """Fraction of the rows for validation; with `by: files` a list of file names, with `by: column` of values.
     The name of a file in a folder that is the log is its path in there (`day1/part-0.parquet`). With
-    `by: timestamp` or `by: order`, one of validation and test may be a list too, of values where a column has the
-    role split, else of file names; the fraction is then of the other rows."""
+    the other rules one of validation and test may be a list too, of values where a column has the role split, else
+    of file names; the fraction is then of the other rows."""
     test: SplitPart = 0.1
     """Fraction of the rows for test, or a list, as for validation. Rows in neither are training rows."""
 
@@ -381,6 +412,15 @@ class LogSchema(Value):
         ages = [name for name, column in self.numeric.items() if column.days_before]
         if ages and self.timestamp is None:
             raise ValueError(f"{ages[0]} is in days before the event, and no column has the role timestamp")
+        if self.label_column.share == "count" and self.weight is None:
+            raise ValueError(
+                f"the label {self.label!r} counts clicks: give its column of impressions the role weight"
+            )
+        if self.pairs and self.negative_sampling_rate != 1.0:
+            raise ValueError(
+                f"the label {self.label!r} is a share of clicks, which has its negatives in it: "
+                f"negative_sampling_rate is 1, not {self.negative_sampling_rate:g}"
+            )
         if self.split.by == "timestamp" and self.timestamp is None:
             raise ValueError("split by timestamp needs a column with the role timestamp; or use `by: order`")
         if self.split.by == "column" and self.split_column is None:
@@ -425,6 +465,21 @@ class LogSchema(Value):
     def label(self) -> str:
         """Name of the label column."""
         return self._only("label")  # type: ignore[return-value]  # checked at birth
+
+    @property
+    def label_column(self) -> LabelColumn:
+        """What is said of the label column."""
+        return self.columns[self.label]  # type: ignore[return-value]
+
+    @property
+    def pairs(self) -> bool:
+        """Whether rows become two each, with label 1 and label 0, at preparation."""
+        return self.label_column.share is not None
+
+    @property
+    def batch_weight(self) -> str | None:
+        """Name of the column of typed batches that holds weights: of pairs, each row's own part."""
+        return PAIR_WEIGHT if self.pairs else self.weight
 
     @property
     def timestamp(self) -> str | None:

@@ -167,10 +167,10 @@ def check_periods(log: PreparedLog, length: str, ranks: int) -> None:
                 f"objective=next_period goes through the log in the order of time, and {after} begins before "
                 f"{before} ends: give split.by=timestamp, or leave the objective out."
             )
-    if not any(map(len, stamps)) and log.schema.split.by == "column":
+    if not any(map(len, stamps)) and log.schema.split.by in ("column", "random"):
         raise UserError(
-            "objective=next_period goes through the log in its order, and this one is split by a column and has "
-            "no time stamps: give split.by=order, or leave the objective out."
+            "objective=next_period goes through the log in its order, and this one is split by "
+            f"{log.schema.split.by} and has no time stamps: give split.by=order, or leave the objective out."
         )
     # validation is gone through by itself too, and ends with the end of a period
     parts = (AFTER_TRAINING[:1], AFTER_TRAINING)

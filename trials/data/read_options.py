@@ -19,9 +19,9 @@ class GivenSplit(Value):
     """What is said of the split beside a schema; what is not said is as the schema has it."""
 
     by: SplitBy | None = None
-    """How rows are split, as in the [schema](schema.md): timestamp, order, files or column. Null: by files where
-    both parts are lists (by column where one has the role split), else as the schema has it, which is by
-    timestamp where the log has one, else by order."""
+    """How rows are split, as in the [schema](schema.md): timestamp, order, random, auto, files or column. Null: by
+    files where both parts are lists (by column where one has the role split), else as the schema has it, which is
+    auto where it was inferred and the log has no time stamps."""
     validation: SplitPart | None = None
     """Fraction of the rows for validation, such as 0.15, or a list of names of files, or of values of the column
     that holds the split. Null: as the schema has it."""
@@ -90,7 +90,11 @@ class ReadOptions(Value):
     format: str | None = None
     """Format of the files: csv, tsv, parquet, criteo or avazu; detected where not given."""
     label: str | None = None
-    """Name of the label column; looked for by name where not given."""
+    """The label: a column of two values, a comparison (`rating>=4`, `status==delivered`), clicks among impressions
+    (`clicks/impressions`), or a rate or probability from 0 to 1. Looked for by name where not given."""
+    weight: str | None = None
+    """Name of the column of the example's weight, such as the impressions that a rate is of; where not given, one
+    that is called weight, example_weight or sample_weight."""
     split: GivenSplit = GivenSplit()
     """Which rows are train, validation and test, where it is not as the schema has it."""
     columns: dict[str, str | dict[str, Any]] = Field(default_factory=dict)

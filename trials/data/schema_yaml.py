@@ -20,7 +20,8 @@ from trials.study_record import ColumnFinding
 _HEAD = """\
 # What every column of the log is for. Edit, then prepare the log again with this file.
 #
-# role: label         what is predicted; `positive` names the value that counts as 1
+# role: label         what is predicted; `positive` names the value that counts as 1, or `where: '>=4'` compares;
+#                     share: count (clicks among as many as `weight` has) or rate (a click rate, a probability)
 #       categorical   an embedding table; values seen fewer than min_count times in the training rows share an id;
 #                     hash_buckets: null (a vocabulary), a number, or auto (hashed above 5 million values);
 #                     or table: {growing: {capacity: 1000000}}, whose values get rows while it trains
@@ -36,9 +37,10 @@ _HEAD = """\
 #       ignore        not used
 """
 _SPLIT_HEAD = """\
-# by: timestamp (validation later than train, test later than validation), order (position in the log),
-# files (validation and test are lists of file names), or column (lists of values of the column with role: split).
-# With timestamp and order one of the two may be a list, too: {by: order, validation: 0.1, test: [test.csv]}
+# by: timestamp (validation later than train, test later than validation), order (position in the log), random,
+# files (validation and test are lists of file names), or column (lists of values of the column with role: split);
+# auto: order or random, by what is seen of all rows.
+# With the first three one of the two may be a list, too: {by: order, validation: 0.1, test: [test.csv]}
 """
 _RATE_HEAD = "# the fraction of negatives that were kept in the log; 1.0 if none was dropped\n"
 

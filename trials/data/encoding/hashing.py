@@ -26,7 +26,7 @@ def hash64(values: pa.Array) -> Hashes:
     text, starts, lengths = _text(values)
     position = np.arange(len(text)) - np.repeat(starts, lengths)
     terms = (text.astype(np.uint64) + np.uint64(1)) * _powers(int(lengths.max(initial=0)))[position]
-    return _mixed(_sums(terms, starts, lengths))
+    return mixed(_sums(terms, starts, lengths))
 
 
 def second_hash(values: pa.Array) -> Hashes:
@@ -64,7 +64,8 @@ def _powers(count: int) -> Hashes:
     return np.cumprod(np.full(count, _BASE, dtype=np.uint64), dtype=np.uint64)
 
 
-def _mixed(h: Hashes) -> Hashes:
+def mixed(h: Hashes) -> Hashes:
+    """Returns 64-bit numbers (N) that look random, each of one given number: the finaliser of SplitMix64."""
     h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return h ^ (h >> np.uint64(31))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,17 +14,18 @@ from dhen.fingerprint import fingerprint
 from trials.data.cache import MANIFEST, VERSION, Manifest
 from trials.data.encoding.encoding import Encoding
 from trials.data.example_weights import ClickTotals
-from trials.data.log_schema import SPLITS, LabelColumn, LogSchema
+from trials.data.log_schema import SPLITS, LogSchema
+from trials.data.prepare.classes import check_classes, count_clicks, plan_of
 from trials.data.prepare.collisions import HashCollisions
 from trials.data.prepare.fit import fit
-from trials.data.prepare.splits import plan_splits
 from trials.data.prepare.staging import Progress, Staged, stage
-from trials.data.prepare.write import check_classes, count_clicks, write_splits
+from trials.data.prepare.write import write_splits
 from trials.data.raw.files import RawLog
 from trials.data.raw.readers import BadRows
 from trials.data.raw.sources import estimate_rows
 from trials.study_record import ColumnFinding
 
+_AUTO = re.compile(r"^(split: \{[^#\n]*by: auto[^#\n]*\}).*$", re.MULTILINE)
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 THREADS = min(16, CORES)
 """Number of threads in which columns are typed, counted and encoded side by side, on all cores that there are."""
@@ -72,7 +74,7 @@ class Request:
         )
         staged = 4 * tables + 36 * bags + 8 * numbers + 21
         cache = 4 * (tables + len(self.schema.bucketed)) + 40 * bags + 5 * numbers + 24
-        return estimate_rows(self.log) * (staged + cache)
+        return estimate_rows(self.log) * (staged + cache) * (2 if self.schema.pairs else 1)
 
 
 def build(request: Request, directory: Path, progress: Progress) -> None:
@@ -85,12 +87,14 @@ def build(request: Request, directory: Path, progress: Progress) -> None:
     staging = directory / "staged.arrow"
     with ThreadPoolExecutor(THREADS) as pool:
         staged = stage(request.log, schema, staging, bad_rows=bad_rows, pool=pool, progress=progress)
-        plan = plan_splits(schema.split, sum(staged.open_rows), staged.stamps)
+        schema, reason = _decided(request, staged)
+        plan = plan_of(staged, schema.split)
         totals = count_clicks(staged, plan, schema)
         if not request.joins_splits:
-            check_classes(totals, schema)
+            check_classes(totals, staged, schema)
         collisions = {name: HashCollisions() for name in schema.tables if schema.growing(name)}
-        encoding = request.encoding or fit(staged, plan, schema, pool, progress, collisions)
+        given = request.encoding.with_schema(schema) if request.encoding else None
+        encoding = given or fit(staged, plan, schema, pool, progress, collisions)
         write_splits(staged, plan, encoding, directory, pool, progress)
     staging.unlink()
     encoding.save(directory / "encoding")
@@ -100,13 +104,14 @@ def build(request: Request, directory: Path, progress: Progress) -> None:
         name=request.log.name,
         key=request.key,
         fingerprint=request.fingerprint(encoding.schema),
-        schema_fingerprint=fingerprint(schema.to_dict()),
+        schema_fingerprint=fingerprint(request.schema.to_dict()),
         rows={name: totals[name].rows for name in SPLITS},
         base_rate={name: totals[name].base_rate for name in SPLITS},
         chronological=staged.stamps is not None and staged.stamps.chronological,
         ne_floor=_ne_floors(totals) if schema.oracle else None,
         notes=(
             *request.sentences,
+            *([f"{reason}"] if reason else []),
             *bad_rows.notes(),
             *_notes(staged, schema, encoding.schema),
             *_collision_notes(collisions),
@@ -114,8 +119,26 @@ def build(request: Request, directory: Path, progress: Progress) -> None:
         findings=request.findings,
         sizes=dict(sorted(sizes.items())),
     )
-    (directory / "schema.yaml").write_text(request.schema_text, encoding="utf-8")
+    text = _AUTO.sub(rf"\1  # {schema.split.by} for this log", request.schema_text)
+    (directory / "schema.yaml").write_text(text, encoding="utf-8")
     (directory / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+
+def _decided(request: Request, staged: Staged) -> tuple[LogSchema, str]:
+    """Returns the schema with its rule for the split decided, and a sentence on it where it needs one."""
+    schema = request.schema
+    if schema.split.by != "auto":
+        return schema, ""
+    if schema.timestamp or request.joins_splits:  # joined, they are gone through in the order of the log
+        return schema.replace(split=schema.split.replace(by="timestamp" if schema.timestamp else "order")), ""
+    by, why = staged.row_order.rule()
+    ways = ("by their order", "at random")
+    way, other = ways if by == "order" else reversed(ways)
+    sentence = (
+        f"rows are split {way}, as the log has no time stamps and {why}; split.by="
+        f"{'random' if by == 'order' else 'order'} splits them {other}"
+    )
+    return schema.replace(split=schema.split.replace(by=by)), sentence if why else ""
 
 
 def _ne_floors(totals: Mapping[str, ClickTotals]) -> dict[str, float] | None:
@@ -127,9 +150,16 @@ def _ne_floors(totals: Mapping[str, ClickTotals]) -> dict[str, float] | None:
 def _notes(staged: Staged, schema: LogSchema, resolved: LogSchema) -> list[str]:
     """Returns what was decided and is worth knowing."""
     notes = []
-    label = schema.columns[schema.label]
-    if isinstance(label, LabelColumn) and label.positive is not None:
-        notes.append(f"the label is 1 where {schema.label!r} is {label.positive!r}")
+    label = schema.label_column
+    if label.positive is not None or label.where is not None:
+        rule = label.where or f"is {label.positive!r}"
+        notes.append(f"the label is 1 where {schema.label!r} {rule}")
+    if label.share is not None:
+        kind = "a click rate or probability" if label.share == "rate" else "a number of clicks"
+        notes.append(
+            f"the label {schema.label!r} is {kind}: a row becomes two, with label 1 and 0, which share "
+            f"{repr(schema.weight) if schema.weight else 'a weight of 1'}"
+        )
     if staged.stamps and staged.stamps.missing and schema.split.by == "timestamp":
         notes.append(f"training rows for want of a time stamp: {staged.stamps.missing:,}")
     for cycle in schema.cycles:

@@ -17,6 +17,7 @@ from trials.data.prepare.collisions import HashCollisions
 from trials.data.prepare.splits import TRAIN, SplitPlan
 from trials.data.prepare.staging import Progress, Staged
 from trials.data.prepare.statistics import Moments, Quantiles, StampRange, ValueCounts, repeats
+from trials.data.raw.labels import PAIR
 
 MAX_VOCABULARY = 5_000_000
 """Number of values that reach `min_count` above which `hash_buckets: auto` hashes."""
@@ -37,6 +38,8 @@ def fit(
     rows_done = 0
     for file, first_open, batch in staged.batches():
         train = split_of(plan, schema, file, first_open, batch) == TRAIN
+        if schema.pairs:  # of two rows that were one, values count once
+            train &= batch.column(PAIR).to_numpy() == 0
         fitting.add(batch if train.all() else batch.filter(pa.array(train)), pool)
         rows_done += batch.num_rows
         progress("fitting", rows_done, staged.rows)
@@ -49,7 +52,11 @@ def split_of(
     """Returns the split of each row (N) of a staged batch."""
     stamps = batch.column(schema.timestamp).to_numpy() if schema.timestamp else None
     values = batch.column(schema.split_column) if schema.split_column else None
-    return plan.of(file, first_open, batch.num_rows, stamps, values)
+    splits = plan.of(file, first_open, batch.num_rows, stamps, values)
+    if schema.pairs:
+        second = np.flatnonzero(batch.column(PAIR).to_numpy())
+        splits[second] = splits[second - 1]
+    return splits
 
 
 class _Fitting:

@@ -6,7 +6,7 @@ and appears whole or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,15 +14,16 @@ from dhen.errors import UserError
 from dhen.values import parse
 from trials.data.cache import PreparedLog
 from trials.data.encoding.encoding import Encoding
-from trials.data.log_schema import LogSchema, SplitRule
+from trials.data.log_schema import LabelColumn, LogSchema, SplitRule
 from trials.data.prepare.build import Request, build
 from trials.data.prepare.file_hashes import hash_files
 from trials.data.prepare.locked_directory import built, locked
 from trials.data.prepare.staging import Progress
 from trials.data.raw.files import RawLog
+from trials.data.raw.labels import label_of
 from trials.data.raw.sources import open_log
 from trials.data.read_options import READ_AS_FOUND, GivenSplit, ReadOptions
-from trials.data.roles.infer import find_label, infer
+from trials.data.roles.infer import infer
 from trials.data.schema_yaml import check_columns, read_schema, schema_to_yaml, with_roles
 from trials.study_record import ColumnFinding
 from trials.user_cache import user_cache
@@ -80,8 +81,9 @@ def _open_prepared(source: Path, out: Path | None, options: ReadOptions, *, give
     """Opens a log that is prepared already; `given`: whether a schema or an encoding was given for it."""
     log = PreparedLog.open(source)
     elsewhere = out is not None and Path(out).resolve() != source.resolve()
-    own_label = log.encoding.schema.label
-    as_found = READ_AS_FOUND.replace(label=own_label if options.label == own_label else None)
+    as_found = READ_AS_FOUND
+    if not _label_differs(options, log.schema, log.schema.columns):
+        as_found = as_found.replace(label=options.label, weight=options.weight)
     said = any(getattr(options, key) != getattr(as_found, key) for key in ReadOptions.model_fields)
     if given or elsewhere or said:
         raise UserError(
@@ -123,10 +125,11 @@ def _request(
     if encoding is None:
         schema = options.growing.applied_to(schema)
     check_columns(schema, log.columns, source)
-    if options.label is not None and find_label(log, options.label) != schema.label:
-        raise UserError(
-            f"the label is {options.label!r}, but {source} says {schema.label!r}: change one of them."
-        )
+    if _label_differs(options, schema, log.columns):
+        given = " ".join(f"{key}={text}" for key in ("label", "weight") if (text := getattr(options, key)))
+        weight = f" weight={schema.weight}" if schema.weight and options.weight else ""
+        own = (schema.label_column.where or "") + weight
+        raise UserError(f"{given} is given, but {source} says label={schema.label}{own}: change one of them.")
     return Request(
         log=log,
         file_hashes=tuple(hash_files([file.path for file in log.files], user_cache())),
@@ -137,6 +140,21 @@ def _request(
         findings=findings,
         sentences=sentences,
     )
+
+
+def _label_differs(options: ReadOptions, schema: LogSchema, columns: Collection[str]) -> bool:
+    """Says whether another label or weight is given than a schema has.
+
+    Raises:
+        UserError: for a label that is none of these columns, nor made of them.
+    """
+    weight = options.weight
+    if options.label is not None:
+        label, rule, impressions = label_of(options.label, columns)
+        weight = weight or impressions
+        if label != schema.label or rule not in (LabelColumn(), schema.label_column):
+            return True
+    return weight is not None and weight != schema.weight
 
 
 def _with_split(schema: LogSchema, given: GivenSplit) -> LogSchema:

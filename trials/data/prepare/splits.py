@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from dhen.errors import UserError, unknown_name
+from trials.data.encoding.hashing import mixed
 from trials.data.log_schema import SplitRule
 from trials.data.raw.stamps import MISSING_STAMP, Stamps
 from trials.data.raw.text import spelled
@@ -19,6 +20,10 @@ OPEN = 3
 """The mark of a row that no list names, where a fraction decides about such rows."""
 LAST = int(np.iinfo(np.int64).max)
 """A position that no row has."""
+DRAW_BITS = 31
+"""Bits of the numbers that rows draw where they are split at random."""
+SEED = np.uint64(0x5D588B656C078965)
+"""Seed of these, the same in every log."""
 MAX_CELLS = 1 << 16
 """Number of distinct time stamps that are counted singly; above, neighbours are counted together."""
 
@@ -117,7 +122,9 @@ class SplitPlan:
 
     rule: SplitRule
     starts: tuple[int, int] = (0, 0)
-    """Beginnings of validation and test among open rows: milliseconds, or positions among them."""
+    """Beginnings of validation and test among open rows: milliseconds, positions among them, or draws."""
+    first_of_file: Mapping[str, int] = field(default_factory=dict)
+    """Number of open rows before each file's, by its name, where rows are split at random."""
 
     def of(
         self, file: str, first_open: int, rows: int, stamps: Stamps | None, values: pa.DictionaryArray | None
@@ -131,14 +138,31 @@ class SplitPlan:
         if self.rule.by == "timestamp":
             assert stamps is not None
             position = stamps[is_open]  # a missing one is the lowest number there is
+        elif self.rule.by == "random":
+            position = self.draws(file, first_open, int(is_open.sum()))
         else:
             position = np.arange(first_open, first_open + is_open.sum())
         splits[is_open] = (position >= self.starts[0]).astype(np.uint8) + (position >= self.starts[1])
         return splits
 
+    def draws(self, file: str, first_open: int, rows: int) -> NDArray[np.int64]:
+        """Returns what consecutive open rows draw (N): a hash of the file's place in the log and the row's number
+        in it, so that neither names nor batches change anything."""
+        place = np.array([list(self.first_of_file).index(file)], dtype=np.uint64)
+        start = first_open - self.first_of_file[file]
+        number = np.arange(start, start + rows).astype(np.uint64)
+        return (mixed(mixed(place ^ SEED) + number) >> np.uint64(64 - DRAW_BITS)).astype(np.int64)
 
-def plan_splits(rule: SplitRule, open_rows: int, stamps: StampCounts | None) -> SplitPlan:
+
+def plan_splits(
+    rule: SplitRule,
+    open_rows: int,
+    stamps: StampCounts | None,
+    first_of_file: Mapping[str, int] | None = None,
+) -> SplitPlan:
     """Makes a rule definite; `open_rows` are rows that no list names, and `stamps` theirs.
+
+    `first_of_file`: how many of them come before each file's, by its name, in the order of the log.
 
     Raises:
         UserError: for too few rows, or too few distinct time stamps.
@@ -147,7 +171,7 @@ def plan_splits(rule: SplitRule, open_rows: int, stamps: StampCounts | None) -> 
         return SplitPlan(rule=rule)
     validation, test = rule.fractions
     if validation and test:
-        if open_rows < 3 and rule.by == "order":
+        if open_rows < 3 and rule.by != "timestamp":
             raise UserError(
                 f"the log has {open_rows} rows: train, validation and test need one each at least."
             )
@@ -160,6 +184,14 @@ def plan_splits(rule: SplitRule, open_rows: int, stamps: StampCounts | None) -> 
     if rule.by == "timestamp":
         assert stamps is not None
         return SplitPlan(rule=rule, starts=stamps.cuts(validation, test))
+    if rule.by == "random":
+        # cut where so many draws lie, not at shares of their range: a part of a small log is never empty
+        plan, drawn = SplitPlan(rule=rule, first_of_file=first_of_file or {}), StampCounts()
+        begins = [*plan.first_of_file.values(), open_rows]
+        for file, first, end in zip(plan.first_of_file, begins, begins[1:], strict=False):
+            for start in range(first, end, MAX_CELLS):
+                drawn.add(plan.draws(file, start, min(MAX_CELLS, end - start)))
+        return replace(plan, starts=drawn.cuts(validation, test))
     if not test:
         return SplitPlan(rule=rule, starts=(_start(1, open_rows, validation), LAST))
     test_start = _start(2 if validation else 1, open_rows, test)

@@ -14,12 +14,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from dhen.errors import UserError
-from trials.data.log_schema import LabelColumn, LogSchema
+from trials.data.log_schema import LogSchema
+from trials.data.prepare.row_order import RowOrder
 from trials.data.prepare.splits import OPEN, StampCounts, check_names, named_splits
 from trials.data.raw.files import RawLog
 from trials.data.raw.labels import LabelReader
 from trials.data.raw.readers import BadRows, read_batches
 from trials.data.raw.sources import estimate_rows
+from trials.data.raw.text import numbers_of
 from trials.data.raw.typed import type_labelled
 
 Progress = Callable[[str, int, int | None], None]
@@ -38,6 +40,17 @@ class Staged:
     """Number of rows of each batch that no list of the split rule names, so that a fraction decides."""
     stamps: StampCounts | None
     """Number of open rows of each time stamp, if the log has time stamps."""
+    row_order: RowOrder
+    """What the order of the open rows shows, if the split depends on it."""
+
+    @property
+    def first_of_file(self) -> dict[str, int]:
+        """Number of open rows before each file's, by its name."""
+        first, before = dict[str, int](), 0
+        for name, open_rows in zip(self.files, self.open_rows, strict=True):
+            first.setdefault(name, before)
+            before += open_rows
+        return first
 
     def batches(self) -> Iterator[tuple[str, int, pa.RecordBatch]]:
         """Yields each batch with its file's name and the number of open rows before it."""
@@ -65,10 +78,9 @@ def stage(
     """
     if schema.split_column is None:  # before hours are spent on reading
         check_names(schema.split, [file.name for file in log.files], None, ())
-    column = schema.columns[schema.label]
-    assert isinstance(column, LabelColumn)
-    labels = LabelReader(schema.label, column.positive, log.describe())
+    labels = LabelReader(schema.label, schema.label_column, log.describe())
     stamps = StampCounts() if schema.timestamp else None
+    row_order = RowOrder(schema)
     files: list[str] = []
     open_rows: list[int] = []
     split_values: set[str] = set()
@@ -87,8 +99,16 @@ def stage(
             is_open = named_splits(schema.split, files[-1], batch.num_rows, values) == OPEN
             open_rows.append(int(is_open.sum()))
             if stamps and schema.timestamp:
-                counted = is_open if schema.split.by == "timestamp" else None
+                counted = is_open if schema.split.by in ("timestamp", "auto") else None
                 stamps.add(batch.column(schema.timestamp).to_numpy(), counted)
+            if schema.split.by == "auto":
+                opened = batch if is_open.all() else batch.filter(pa.array(is_open))
+                columns = dict(zip(opened.schema.names, opened.columns, strict=True))
+                label = columns[schema.label].to_numpy()
+                if schema.pairs:  # the shares themselves, of which the typed columns have the parts
+                    shares = filter(None, (schema.label, schema.weight))
+                    columns |= {name: pa.array(numbers_of(raw.table.column(name))[0]) for name in shares}
+                row_order.add(columns, label)
             rows, read = rows + batch.num_rows, read + raw.table.num_rows
             progress("reading", read, max(expected, read))
     finally:
@@ -101,4 +121,11 @@ def stage(
     labels.check(read, skipping=bad_rows.skip)
     if schema.split_column is not None:
         check_names(schema.split, (), schema.split_column, split_values)
-    return Staged(path=path, rows=rows, files=tuple(files), open_rows=tuple(open_rows), stamps=stamps)
+    return Staged(
+        path=path,
+        rows=rows,
+        files=tuple(files),
+        open_rows=tuple(open_rows),
+        stamps=stamps,
+        row_order=row_order,
+    )

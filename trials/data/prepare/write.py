@@ -10,18 +10,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from dhen.errors import UserError
 from trials.data.encoding.encoding import Encoding
-from trials.data.example_weights import ClickTotals, WeightedRows
-from trials.data.log_schema import SPLITS, LogSchema
+from trials.data.log_schema import SPLITS
 from trials.data.prepare.fit import split_of
 from trials.data.prepare.npy import NpyWriter
 from trials.data.prepare.splits import SplitPlan
 from trials.data.prepare.staging import Progress, Staged
+from trials.data.raw.labels import PAIR
 from trials.data.rows import EncodedRows
-
-_EXTRA = {"weight": np.float32, "oracle": np.float64, "timestamp": np.int64}
-"""Columns kept beside the inputs, where the schema has one with the role."""
 
 
 class _SplitWriter:
@@ -51,10 +47,16 @@ class _SplitWriter:
         ]
         for _, offsets in self._bags:
             offsets.append(np.zeros(1, dtype=np.int64))
+        kept = (
+            ("weight", schema.batch_weight, np.float32),
+            ("oracle", schema.oracle, np.float64),
+            ("timestamp", schema.timestamp, np.int64),
+            ("pair", PAIR if schema.pairs else None, np.bool_),
+        )
         self._extra = {
-            name: NpyWriter(directory / f"{role}.npy", dtype)
-            for role, dtype in _EXTRA.items()
-            if (name := getattr(schema, role)) is not None
+            name: NpyWriter(directory / f"{file}.npy", dtype)
+            for file, name, dtype in kept
+            if name is not None
         }
         self._label = schema.label
 
@@ -72,53 +74,6 @@ class _SplitWriter:
         pairs = [file for pair in self._bags for file in pair]
         for file in (self._labels, *self._inputs.values(), *pairs, *self._extra.values()):
             file.close()
-
-
-def count_clicks(staged: Staged, plan: SplitPlan, schema: LogSchema) -> dict[str, ClickTotals]:
-    """Counts the clicks of each split, from which base rate and NE floor follow."""
-    totals = {name: ClickTotals(schema.negative_sampling_rate) for name in SPLITS}
-    for file, first_open, batch in staged.batches():
-        split = split_of(plan, schema, file, first_open, batch)
-        label = batch.column(schema.label).to_numpy()
-        weight = batch.column(schema.weight).to_numpy() if schema.weight else None
-        oracle = batch.column(schema.oracle).to_numpy() if schema.oracle else None
-        for i, clicks in enumerate(totals.values()):
-            rows = split == i
-            clicks.add(
-                WeightedRows(
-                    labels=label[rows],
-                    weight=None if weight is None else weight[rows],
-                    oracle=None if oracle is None else oracle[rows],
-                )
-            )
-    return totals
-
-
-def check_classes(totals: Mapping[str, ClickTotals], schema: LogSchema) -> None:
-    """Checks that NE can be said of each split.
-
-    Raises:
-        UserError: when a split has no rows, or only clicks, or none.
-    """
-    for name, clicks in totals.items():
-        _check_split(name, clicks, schema)
-
-
-def _check_split(name: str, totals: ClickTotals, schema: LogSchema) -> None:
-    if 0.0 < totals.base_rate < 1.0:
-        return
-    if not totals.rows:
-        rows_found = "no rows"
-    elif totals.positive_rows in (0, totals.rows):
-        rows_found = (
-            f"{totals.rows:,} rows, all of them {'clicks' if totals.positive_rows else 'without a click'}"
-        )
-    else:
-        rows_found = f"{totals.rows:,} rows whose weights leave only one class"
-    raise UserError(
-        f"the {name} split (by {schema.split.by}) has {rows_found}: normalized entropy needs both classes. Give "
-        "the split more rows, or another rule (timestamp, order, files or column), under `split` in schema.yaml."
-    )
 
 
 def write_splits(

@@ -58,6 +58,7 @@ class BadRows:
         """Number of line ends within rows that were left out: a quote that is never closed takes the lines after
         it."""
         self.unlabeled = 0
+        self.weightless = 0
         self.unreadable: Counter[str] = Counter()
 
     def add_unreadable(
@@ -88,6 +89,7 @@ class BadRows:
             "rows skipped for a wrong number of fields": self.ragged,
             "further lines within these, which a quote that is not closed takes": self.swallowed,
             "rows skipped for want of a label or a weight": self.unlabeled,
+            "rows left out, whose weight is 0": self.weightless,
             **{f"unreadable values of {name!r}, taken for missing": n for name, n in self.unreadable.items()},
         }
         return [f"{reason}: {count:,}" for reason, count in counts.items() if count]

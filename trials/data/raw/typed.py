@@ -2,7 +2,8 @@
 
 A typed batch is an Arrow record batch under the log's own column names; by role:
 
-    label        uint8, 0 or 1
+    label        uint8, 0 or 1; a share of clicks has a row of each, the second one marked in `labels.PAIR`, and
+                 their weights in `PAIR_WEIGHT`
     categorical  dictionary<int32, string> of the batch's own distinct values, null where missing
     split        the same
     multi_hot    list of such, without missing values
@@ -83,7 +84,12 @@ def type_labelled(
     """
     inputs = [name for name in schema.used if name != schema.label]
     columns = typed_columns(batch, schema, inputs, bad_rows, pool)
-    label, missing = labels.read(batch.table.column(schema.label))
+    if schema.pairs:
+        if schema.weight:
+            _without_weight(batch, schema.weight, columns[schema.weight], bad_rows)
+        return labels.in_pairs(batch, pa.RecordBatch.from_pydict(columns), schema.weight, bad_rows)
+    label, missing, unreadable = labels.read(batch.table.column(schema.label))
+    bad_rows.add_unreadable(batch, schema.label, "number", unreadable)
     columns[schema.label] = pa.array(label)
     if schema.weight:
         missing = missing | _without_weight(batch, schema.weight, columns[schema.weight], bad_rows)

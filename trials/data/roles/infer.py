@@ -24,11 +24,13 @@ from trials.data.log_schema import (
     NumericColumn,
     SplitRule,
     TimestampColumn,
+    WeightColumn,
 )
 from trials.data.raw.files import Format, RawLog
-from trials.data.raw.labels import LabelReader, canonical, plain_label
+from trials.data.raw.labels import WAYS, LabelReader, canonical, label_of, plain_label
 from trials.data.raw.sources import CRITEO_COLUMNS, estimate_rows, open_log
 from trials.data.raw.stamps import MISSING_STAMP
+from trials.data.raw.text import numbers_of
 from trials.data.read_options import READ_AS_FOUND, ReadOptions
 from trials.data.roles import names
 from trials.data.roles.event_time import settle_time
@@ -39,6 +41,7 @@ from trials.data.roles.split_columns import FoundSplit, find_split
 from trials.data.roles.stamp_formats import stamps_in
 from trials.study_record import ColumnFinding
 
+UNDECIDED = SplitRule(by="auto")
 MOST_BUCKETS = 256
 ROWS_PER_BUCKET = 100
 MOST_NAMED = 5
@@ -80,33 +83,44 @@ def infer_schema(sources: Sequence[Path], options: ReadOptions = READ_AS_FOUND) 
 
 def infer(log: RawLog, options: ReadOptions = READ_AS_FOUND) -> InferredSchema:
     """Infers the schema of a log as `infer_schema` does, with notes."""
-    label = find_label(log, options.label)
-    sample = draw_sample(log, log.columns, skip_bad_rows=options.skip_bad_rows)
-    if not sample.rows:
-        raise UserError(f"{log.describe()}: the log holds no rows, only a header.")
+    label, rule, impressions = find_label(log, options.label)
+    weight = impressions or options.weight
+    if weight is not None and (weight not in log.columns or weight == label):
+        raise unknown_name("weight column", weight, [name for name in log.columns if name != label])
     for name in options.columns:
         if name not in log.columns:
             raise UserError(f"columns.{name}: {unknown_name('column', name, log.columns)}")
-    judged = {
-        name: judge_as(sample.columns[name], options.columns[name])
-        if name in options.columns
-        else _judge(log, name, label, sample)
-        for name in log.columns
-    }
-    leaks = [*settle_leaks(judged, sample, sample_labels(log, sample.columns[label], judged[label]))]
+    sample = draw_sample(log, log.columns, skip_bad_rows=options.skip_bad_rows)
+    if not sample.rows:
+        raise UserError(f"{log.describe()}: the log holds no rows, only a header.")
+    judged: dict[str, JudgedColumn] = {}
+    for name, column in sample.columns.items():
+        if name == label:
+            judged[name] = _label(log, column, rule, options)
+        elif name in options.columns:
+            judged[name] = judge_as(column, options.columns[name])
+        else:
+            judged[name] = _judge(log, column, sample)
+    if weight is not None:
+        for name in (name for name, each in judged.items() if isinstance(each.column, WeightColumn)):
+            judged[name] = JudgedColumn(IgnoredColumn(), f"a weight; {weight!r} is used")
+        judged[weight] = JudgedColumn(WeightColumn(), "as you said", given=True)
+    leaks = [*settle_leaks(judged, sample, _sample_labels(log, sample.columns[label], judged[label]))]
     times = [*settle_time(judged, sample)]
     stamped = any(isinstance(judgement.column, TimestampColumn) for judgement in judged.values())
-    rule = SplitRule(by="timestamp" if stamped else "order")
-    found = _splits(log, label, sample, rule, skip_bad_rows=options.skip_bad_rows)
-    judged |= {name: split.judged for name, split in found.items() if name not in options.columns}
+    split = SplitRule(by="timestamp" if stamped else "order")
+    found = _splits(log, label, sample, split, skip_bad_rows=options.skip_bad_rows)
+    judged |= {name: each.judged for name, each in found.items() if name not in options.columns}
     _check_features(log, label, judged)
     rows = estimate_rows(log)
     schema = LogSchema(
         columns={name: _for_rows(judgement.column, rows) for name, judgement in judged.items()},
-        split=next((split.rule for split in found.values() if split.rule is not None), rule),
+        split=next(
+            (each.rule for each in found.values() if each.rule is not None), split if stamped else UNDECIDED
+        ),
     )
     own = [judgement.sentence for judgement in judged.values() if judgement.sentence]
-    splits = [split.sentence for split in found.values()]
+    splits = [each.sentence for each in found.values()]
     return InferredSchema(
         schema=schema,
         findings=tuple(_finding(judged[name], sample.columns[name]) for name in log.columns),
@@ -145,25 +159,26 @@ def _unused(judged: Mapping[str, JudgedColumn], log: RawLog) -> Iterator[str]:
         yield f"not used: {listed(unused, MOST_NAMED)} ({note})"
 
 
-def find_label(log: RawLog, requested: str | None) -> str:
-    """Returns the label column: the one wanted, or the first by name.
+def find_label(log: RawLog, requested: str | None) -> tuple[str, LabelColumn, str | None]:
+    """Returns the label column, its rule and its column of impressions as `label_of` does; or the first by name.
 
     Raises:
         UserError: when there is none; it lists the columns.
     """
     if requested is not None:
-        if requested not in log.columns:
-            raise UserError(f"{log.describe()}: {unknown_name('label column', requested, log.columns)}")
-        return requested
+        try:
+            return label_of(requested, log.columns)
+        except UserError as error:
+            raise UserError(f"{log.describe()}: {error}") from None
     by_name = {names.plain(name): name for name in reversed(log.columns)}
     label = next((by_name[name] for name in names.LABELS if name in by_name), None)
     if label is None:
         raise UserError(
             f"{log.describe()}: no label column found (looked for {', '.join(names.LABELS)}). Name it with "
             "label=... (`dhen-search prepare --label`, where a command has no such key), one of: "
-            f"{listed(log.columns, MOST_LISTED)}."
+            f"{listed(log.columns, MOST_LISTED)}. {WAYS}."
         )
-    return label
+    return label, LabelColumn(), None
 
 
 def default_min_count(rows: int) -> int:
@@ -190,11 +205,8 @@ def _for_rows(column: Column, rows: int) -> Column:
     return column
 
 
-def _judge(log: RawLog, name: str, label: str, sample: Sample) -> JudgedColumn:
-    column = sample.columns[name]
-    if name == label:
-        return _label(log, column)
-    if known_role := _known_role(log, name):
+def _judge(log: RawLog, column: ColumnSample, sample: Sample) -> JudgedColumn:
+    if known_role := _known_role(log, column.name):
         return JudgedColumn(known_role, f"a column of {log.format}")
     judgement = judge(column)
     if isinstance(judgement.column, IgnoredColumn) and not sample.complete:
@@ -202,27 +214,35 @@ def _judge(log: RawLog, name: str, label: str, sample: Sample) -> JudgedColumn:
     return judgement
 
 
-def _label(log: RawLog, column: ColumnSample) -> JudgedColumn:
+def _label(log: RawLog, column: ColumnSample, rule: LabelColumn, options: ReadOptions) -> JudgedColumn:
     """Returns the label column; of two values that do not say which is the click, the rarer one is taken for
-    it."""
+    it. One that was named is a rate where its values are from 0 to 1, and more than two, or weighted."""
+    if rule != LabelColumn():
+        return JudgedColumn(rule, "the label, by a rule")
+    if options.label is not None and column.numbers is not None:
+        known = column.numbers[~np.isnan(column.numbers)]
+        fractions = bool(np.any(known % 1)) and (len(known) > 2 or options.weight is not None)
+        if fractions and known.min() >= 0 and known.max() <= 1:
+            return JudgedColumn(LabelColumn(share="rate"), "the label: a rate")
     values: Counter[str] = Counter()
     for value, count in zip(column.values.to_pylist(), column.counts.tolist(), strict=True):
         values[canonical(value)] += count
     positive = None
     if len(values) == 2 and None in map(plain_label, values):
         positive = min(values, key=lambda value: values[value])
-    LabelReader(column.name, positive, log.describe()).read(column.raw)  # more than two values: an error now
-    if positive is None:
-        return JudgedColumn(LabelColumn(), "the label")
-    return JudgedColumn(
-        LabelColumn(positive=positive), "the rarer value; change it if the other is the positive one"
-    )
+    rule = LabelColumn(positive=positive)
+    LabelReader(column.name, rule, log.describe()).read(column.raw)  # more than two values: an error now
+    why = "the label" if positive is None else "the rarer value; change it if the other is the positive one"
+    return JudgedColumn(rule, why)
 
 
-def sample_labels(log: RawLog, column: ColumnSample, judgement: JudgedColumn) -> NDArray[np.float64]:
-    """Returns the labels of the sample's rows (N), NaN where missing."""
+def _sample_labels(log: RawLog, column: ColumnSample, judgement: JudgedColumn) -> NDArray[np.float64]:
+    """Returns the labels of the sample's rows (N), NaN where missing; of a share, whether there is a click."""
     assert isinstance(judgement.column, LabelColumn)
-    labels, missing = LabelReader(column.name, judgement.column.positive, log.describe()).read(column.raw)
+    if judgement.column.share is not None:
+        numbers, _ = numbers_of(column.raw)
+        return np.where(np.isnan(numbers), np.nan, numbers > 0)
+    labels, missing, _ = LabelReader(column.name, judgement.column, log.describe()).read(column.raw)
     return np.where(missing, np.nan, labels)
 
 

@@ -359,7 +359,7 @@ def test_other_directories_are_left_alone(clicks: Columns, write_csv: WriteCsv, 
     with pytest.raises(UserError, match="prepared already"):
         prepare([log.directory], out=tmp_path / "new")
     assert prepare([log.directory], options=ReadOptions(label="click")).directory == log.directory
-    for other in ({"label": "target"}, {"format": "tsv"}, {"skip_bad_rows": True}):
+    for other in ({"label": "country"}, {"weight": "price"}, {"format": "tsv"}, {"skip_bad_rows": True}):
         with pytest.raises(UserError, match="prepared already"):
             prepare([log.directory], options=ReadOptions.model_validate(other))
     assert PreparedLog.is_prepared(log.directory)
@@ -486,7 +486,7 @@ def test_an_encoding_of_before_ids_were_counted(clicks: Columns, write_csv: Writ
 def test_schemas_that_do_not_fit(clicks: Columns, write_csv: WriteCsv) -> None:
     path = write_csv(clicks)
     schema = infer_schema([path])
-    with pytest.raises(UserError, match="the label is 'country', but the schema says 'click'"):
+    with pytest.raises(UserError, match="label=country is given, but the schema says label=click: change"):
         prepare([path], schema=schema, options=ReadOptions(label="country"))
     unknown = LogSchema(columns={**schema.columns, "cuntry": CategoricalColumn()})
     with pytest.raises(UserError, match=r"'cuntry'. Did you mean 'country'"):

@@ -4,11 +4,12 @@ import pyarrow as pa
 import pytest
 
 from dhen.errors import UserError
+from trials.data.log_schema import LabelColumn
 from trials.data.raw.labels import LabelReader
 
 
 def reader(positive: str | None = None) -> LabelReader:
-    return LabelReader("click", positive, "log.csv")
+    return LabelReader("click", LabelColumn(positive=positive), "log.csv")
 
 
 @pytest.mark.parametrize(
@@ -24,7 +25,7 @@ def reader(positive: str | None = None) -> LabelReader:
     ],
 )
 def test_plain_labels(negative: str, positive: str) -> None:
-    labels, missing = reader().read(pa.array([positive, negative, f" {positive} "]))
+    labels, missing, _ = reader().read(pa.array([positive, negative, f" {positive} "]))
     assert labels.tolist() == [1, 0, 1]
     assert not missing.any()
 

@@ -47,7 +47,7 @@ def test_criteo_with_and_without_header(tmp_path: Path) -> None:
     schema = infer_schema([raw])
     assert [schema.columns[name] for name in ("I1", "I13")] == [NumericColumn(transform="log", buckets=2)] * 2
     assert {schema.columns[f"C{i}"].role for i in range(1, 27)} == {"categorical"}
-    assert schema.split.by == "order"
+    assert schema.split.by == "auto"
     columns = dict(infer_schema([named]).columns)
     assert columns.pop("extra").role == "ignore"
     assert columns == schema.columns
@@ -105,7 +105,7 @@ def test_labels_are_found_by_name(name: str, clicks: Columns, write_csv: Callabl
 def test_two_time_stamps_cannot_split(clicks: Columns, write_csv: Callable[..., Path]) -> None:
     clicks["event_time"] = ["2024-01-01", "2024-01-02"] * 300
     schema = infer_schema([write_csv(clicks)])
-    assert (schema.timestamp, schema.split.by) == (None, "order")
+    assert (schema.timestamp, schema.split.by) == (None, "auto")
 
 
 def test_only_the_first_rows_are_looked_at(
