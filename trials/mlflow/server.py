@@ -13,7 +13,7 @@ import re
 import socket
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,9 +70,13 @@ def check_server(uri: str, source: str) -> str:
         )
     if re.match(r"https?://[^/:?#]", shown):
         return shown.rstrip("/")
-    if kind in DATABASES and _is_database(shown):
-        file = sqlite_file(shown)
-        return str(sa.make_url(shown).set(database=str(file.absolute()))) if file else shown
+    with suppress(SQLAlchemyError, ValueError):  # ValueError: a port that is no number
+        if kind in DATABASES:
+            url = sa.make_url(shown)
+            if kind != "sqlite":
+                return shown
+            if url.database:
+                return str(url.set(database=str(Path(url.database).absolute())))
     if kind == DATABRICKS or kind in entry_points(group="mlflow.tracking_store").names:
         return shown
     if kind in ("", "file"):
@@ -134,13 +138,6 @@ def _kind(uri: str) -> str:
     if ":" not in uri:
         return uri if uri in (DATABRICKS, "databricks-uc", "uc") else ""
     return uri.partition(":")[0].partition("+")[0]
-
-
-def _is_database(uri: str) -> bool:
-    try:
-        return bool(sa.make_url(uri).database)
-    except (SQLAlchemyError, ValueError):  # ValueError: a port that is no number
-        return False
 
 
 def _reach_database(address: str) -> None:
