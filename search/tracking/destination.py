@@ -35,7 +35,7 @@ def with_destination(config: StudyConfig, directory: Path) -> StudyConfig:
 
 
 def server_of(config: StudyConfig) -> str | None:
-    """Returns the address of the tracking server, or database, of a study; None where runs stay in its directory."""
+    """Returns the address of a study's tracking server or database; None if runs stay in its directory."""
     return None if config.tracking == LOCAL else config.tracking
 
 

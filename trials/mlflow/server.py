@@ -38,7 +38,7 @@ WEB, DATABASES, DATABRICKS = ("http", "https"), ("sqlite", "postgresql", "mysql"
 """Kinds of servers, by the scheme of their address; `databricks` may also be the whole address."""
 DATABRICKS_SECONDS = "MLFLOW_DATABRICKS_ENDPOINT_HTTP_RETRY_TIMEOUT"
 BOUNDS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": 1, "MLFLOW_HTTP_REQUEST_TIMEOUT": 10, DATABRICKS_SECONDS: 5}
-"""Largest number of retries and of seconds of a request. MLflow's own are 7, 120 and 500, many minutes altogether."""
+"""Largest number of retries and of seconds of a request. MLflow's own are 7, 120 and 500: many minutes."""
 NO_ANSWER = (ConnectionError, TimeoutError, socket.gaierror)
 """Errors of this machine's own that say that the server does not answer."""
 UNREACHABLE = ("failed with exception", "failed with timeout exception")

@@ -162,7 +162,7 @@ def test_where_runs_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert goes_to("postgresql://ada:s3/cret@db/runs?sslmode=require&password=s3cret") == (
         "postgresql://ada@db/runs?sslmode=require"
     )
-    for refused in ("uc", "ftp://tracking.example", "tracking.example:5000", "postgresql://db:port/runs", "sqlite://"):
+    for refused in ("uc", "ftp://tracking.example", "tracking:5000", "postgresql://db:port/runs", "sqlite://"):
         with pytest.raises(UserError, match=f"{VARIABLE}={refused}: expected an address at which MLflow keeps"):
             goes_to(refused)
     for secret in ("http://ada:s3cret@tracking.example", "mysql://ada:s3cret@db/runs"):
