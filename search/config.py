@@ -168,10 +168,11 @@ class StudyConfig(LogConfig):
     name: str | None = None
     """Name of the study in the database and in MLflow; the run directory's name where not given."""
     tracking: str | None = None
-    """Address of an MLflow tracking server that has the study's runs in place of the run directory's `mlflow.db`,
-    such as http://tracking.example:5000; `local`: no server, whatever the environment says. Null:
-    `MLFLOW_TRACKING_URI` of the environment, where it is set. Names and passwords belong in
-    `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`, or `MLFLOW_TRACKING_TOKEN`."""
+    """Where MLflow keeps the study's runs in place of the run directory's `mlflow.db`: a tracking server such as
+    http://tracking.example:5000, a database (sqlite:///FILE, postgresql://USER@HOST/DATABASE, mysql, mssql),
+    `databricks` or databricks://PROFILE, or, if `MLFLOW_ALLOW_FILE_STORE` is true, a folder; `local`: the run
+    directory, whatever the environment has. Null: `MLFLOW_TRACKING_URI` of the environment, if it is set. That
+    variable may hold a password; `study.yaml` does not keep it."""
     register_model: bool = True
     """Whether the bundle of the best is registered as a model in MLflow at the end, under the study's name, with
     the alias `best`. It is copied: a bundle of many GiB takes its time and its place once more."""

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import fcntl
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,48 @@ DRIVER_WAITS_SECONDS = 0.5
 """Seconds that a driver waits for the lock: a reader that asks for a driver holds it for a moment, too."""
 READER_ASKS, READER_PAUSE_SECONDS = 3, 0.01
 """A reader that meets another reader at the lock asks again; only a driver holds it as long as all that."""
+
+NETWORK_FILE_SYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs"}
+    | {"sshfs", "s3fs", "rclone", "gcsfuse", "blobfuse2"}
+)
+    [
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "9p",
+        "afs",
+        "ceph",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "glusterfs",
+        "sshfs",
+        "s3fs",
+        "rclone",
+        "gcsfuse",
+        "blobfuse2",
+    ]
+)
+"""Types of file systems, without `fuse.` before them, on which the locks that SQLite relies on may fail."""
+
+
+def network_file_system(path: Path, mounts: str) -> str | None:
+    """Returns the type of the network file system that has a path; None on a local disk.
+
+    Args:
+        path: a file or a folder, which need not be there.
+        mounts: the text of /proc/mounts.
+    """
+    types = {}
+    for line in mounts.splitlines():
+        _, point, kind, *_ = line.split(" ")
+        types[re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), point)] = kind  # \040 is a space
+    parents = map(str, (path.resolve(), *path.resolve().parents))
+    kind = next((types[folder] for folder in parents if folder in types), "")
+    return kind if kind.removeprefix("fuse.") in NETWORK_FILE_SYSTEMS else None
 
 
 def database_url(directory: Path, storage: str | None) -> str:

@@ -16,7 +16,7 @@ from search.config import StudyConfig, check_directory, read_study_config, write
 from search.dataset import log_name
 from search.drivers.join import Joined
 from search.log_config import DEMO
-from search.run_directory import BEST, REPORT, STUDY_FILE, database_url
+from search.run_directory import BEST, REPORT, STUDY_FILE, database_url, network_file_system
 from search.samplers import check_sampler
 from search.session import Session, open_session
 from search.stopping import stopping_rule
@@ -26,7 +26,9 @@ from search.study.report_writer import ReportWriter
 from search.terminal import StudyView, resumable
 from search.tracking.destination import server_of, with_destination
 from spaces.catalog_loader import load_space
+from trials.mlflow.store import store_uri
 from trials.processes.launcher import Launcher
+from trials.storage.database import sqlite_file
 from trials.storage.disk_full import is_disk_full
 from trials.study_record import StudyRecord
 
@@ -65,16 +67,39 @@ def run_session(
     file, overrides = _split_words(words)
     directory = out or _default_directory(file, data)
     base = file or (directory / STUDY_FILE if _resumes(directory, data) else None)
-    config = with_destination(read_study_config(base, overrides, data=data or None))
+    config = with_destination(read_study_config(base, overrides, data=data or None), directory)
     if config.most_trials is None and config.minutes is None and not config.knows_when_to_stop:
         raise UserError("a study needs a budget: give trials=N, minutes=M, both, or search_until=auto.")
     _check_names(config)
+    _warn_of_network_file_system(directory, config, console)
     shared = not database_url(directory, config.storage).startswith("sqlite")
     with open_session(directory, config, launcher, console, shared=shared) as session:
         record = _search(config, session, console, clock)
     if not quiet:
         _say_what_came_of_it(record, config, directory, console)
     return record
+
+
+def _warn_of_network_file_system(directory: Path, config: StudyConfig, console: Console) -> None:
+    mounts = Path("/proc/mounts")
+    if not mounts.exists():  # no Linux
+        return
+    urls = {
+        "storage": database_url(directory, config.storage),
+        "tracking": server_of(config) or store_uri(directory),
+    }
+    for key, url in urls.items():
+        file = sqlite_file(url) if url.startswith("sqlite") else None
+        kind = network_file_system(file, mounts.read_text()) if file else None
+        if kind is not None:
+            console.print(
+                f"warning: {file} lies on a network file system ({kind}), whose locks may fail and then leave a "
+                f"SQLite database damaged. Give {key}= a file "
+                "on a local disk (sqlite:////PATH) or a server, or choose another --out.",
+                style="yellow",
+                soft_wrap=True,
+                markup=False,
+            )
 
 
 def join_session(
@@ -110,7 +135,10 @@ def join_session(
 def _say_what_came_of_it(record: StudyRecord, config: StudyConfig, directory: Path, console: Console) -> None:
     for sentence in sentences(record):
         console.print(sentence, soft_wrap=True, markup=False)
-    browse = server_of(config) or f"dhen-search ui {directory}"
+    server = server_of(config)
+    browse = f"dhen-search ui {directory}"
+    if server:
+        browse = f"mlflow ui --backend-store-uri {server}" if server.startswith("sqlite") else server
     console.print(f"report: {directory / REPORT}\nbrowse: {browse}", soft_wrap=True)
     if record.front:
         console.print(

@@ -1,4 +1,4 @@
-"""Where a study's runs go: the MLflow store of its run directory, or a tracking server."""
+"""Where a study's runs go: the MLflow store of its run directory, or a tracking server or database."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 
-def with_destination(config: StudyConfig) -> StudyConfig:
+def with_destination(config: StudyConfig, directory: Path) -> StudyConfig:
     """Returns settings that say where runs go: as they say themselves, else as the environment does.
 
     Raises:
-        UserError: where that is no address of a tracking server, or holds a password.
+        UserError: if MLflow keeps no runs there, or the settings' address holds a password.
     """
     source, given = ("tracking", config.tracking) if config.tracking else (VARIABLE, os.environ.get(VARIABLE))
     if not given or given == LOCAL:
         return config
-    return config.replace(tracking=check_server(given, source))
+    server = check_server(given, source)
+    return config.replace(tracking=None if server == store_uri(directory) else server)
 
 
 def server_of(config: StudyConfig) -> str | None:
-    """Returns the address of the tracking server of a study; None where runs stay in its directory."""
+    """Returns the address of a study's tracking server or database; None if runs stay in its directory."""
     return None if config.tracking == LOCAL else config.tracking
 
 
@@ -66,15 +67,15 @@ def registry(bundle: Path, tracking: str | None) -> Iterator[tuple[MlflowClient,
     source, given = ("--tracking", tracking) if tracking else (VARIABLE, os.environ.get(VARIABLE))
     beside = bundle.absolute().parent
     directory = Path(given) if given else beside if database(beside).exists() else None
-    if given and "://" in given:
+    if directory is not None and database(directory).exists():
+        with store_errors(directory):
+            yield open_store(directory), store_uri(directory)
+    elif given:
         server = check_server(given, source)
         with server_errors(server):
             yield open_server(server), server
-    elif directory is not None and database(directory).exists():
-        with store_errors(directory):
-            yield open_store(directory), store_uri(directory)
     else:
         raise UserError(
             f"{bundle}: name with --tracking where to register the model, a tracking server such as "
-            f"http://tracking.example:5000 or a run directory such as runs/demo; received {given or 'none'}."
+            "http://tracking.example:5000 or a run directory such as runs/demo."
         )

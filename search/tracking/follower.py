@@ -67,7 +67,7 @@ class MlflowFollower:
         later = ""
         if server_of(self._config):
             later = (
-                " The study goes on; MLflow is brought up to date when the server answers again, at the latest by "
+                " The study goes on; MLflow is brought up to date when it answers again, at the latest by "
                 f"the next `dhen-search run --out {self._directory}` or `dhen-search report {self._directory}`."
             )
         warning = f"warning: MLflow is behind: {error}{later}"

@@ -16,7 +16,7 @@ from filelock import lock_descriptor, unlock_descriptor
 from dhen.errors import UserError
 from search import run_directory
 from search.read_study import HEAD, read_study
-from search.run_directory import LOCK_FILE, is_driven, only_driver
+from search.run_directory import LOCK_FILE, is_driven, network_file_system, only_driver
 from trials.storage.ledger import Ledger
 
 DRIVE = """
@@ -106,3 +106,21 @@ def test_time_in_which_nothing_ran_is_none_of_a_study_s(study: Path, monkeypatch
         assert read_study(study).elapsed_seconds == before
         monkeypatch.setattr(Ledger, "facts", going_on)
         assert read_study(study).elapsed_seconds == before
+
+
+def test_a_network_file_system_is_known_by_its_mount() -> None:
+    mounts = """\
+/dev/vda / ext4 rw 0 0
+host:/export /nfs nfs4 rw 0 0
+me@host: /home/me/my\\040files fuse.sshfs rw 0 0
+/dev/vdb /nfs/scratch xfs rw 0 0
+"""
+    for path, kind in {
+        "/runs/mine/study.db": None,
+        "/nfs": "nfs4",
+        "/nfs/runs/study.db": "nfs4",
+        "/nfs2/runs": None,
+        "/nfs/scratch/study.db": None,
+        "/home/me/my files/study.db": "fuse.sshfs",
+    }.items():
+        assert network_file_system(Path(path), mounts) == kind

@@ -10,6 +10,7 @@ import contextlib
 import ipaddress
 import itertools
 import logging
+import os
 import secrets
 import socket
 import threading
@@ -278,7 +279,8 @@ class Hosts:
                 "they must be alike."
             )
         nodes = self.head.ask(nodes_alive)
-        if not facts.asks_for_token and not all(_is_loopback(node.address) for node in nodes):
+        accepted = facts.asks_for_token or os.environ.get(WITHOUT_TOKEN) == "1"
+        if not accepted and not all(_is_loopback(node.address) for node in nodes):
             return NO_TOKEN
         return None
 
@@ -360,10 +362,13 @@ class Hosts:
         )
 
 
+WITHOUT_TOKEN = "DHEN_SEARCH_RAY_WITHOUT_TOKEN"
+"""The variable that, as 1, accepts a cluster that others reach and that asks nobody for a token."""
 NO_TOKEN = (
     "Ray asks nobody for a token there, so whoever reaches the cluster's ports could run anything. Start all "
     "nodes with RAY_AUTH_MODE=token and one token for all (`ray get-auth-token --generate` writes "
-    "~/.ray/auth_token), and set the same here."
+    "~/.ray/auth_token), and set the same here. If only trusted machines reach the cluster, as behind a network "
+    f"policy of Kubernetes, {WITHOUT_TOKEN}=1 accepts it."
 )
 
 

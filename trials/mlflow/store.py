@@ -82,7 +82,7 @@ def open_store(directory: Path) -> MlflowClient:
     check_store(directory)
     with store_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        _make_store(database(directory))
+        make_store(database(directory))
         return open_client(store_uri(directory))
 
 
@@ -99,6 +99,7 @@ def open_client(uri: str) -> MlflowClient:
 
         logging.getLogger("mlflow").setLevel(logging.CRITICAL)
         logging.getLogger("alembic").setLevel(logging.WARNING)
+        logging.getLogger("databricks").setLevel(logging.CRITICAL)
         client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
         client.search_experiments(max_results=1)
         return client
@@ -119,7 +120,7 @@ def store_errors(directory: Path) -> Iterator[None]:
         raise _store_error(directory, error) from error
 
 
-def _make_store(path: Path) -> None:
+def make_store(path: Path) -> None:
     """Makes a store that is whole or not there: MLflow could not go on with one whose making was cut short.
 
     MLflow makes the first one by all migrations that there ever were, in some seconds; an empty one is kept in the

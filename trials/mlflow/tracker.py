@@ -24,7 +24,7 @@ from dhen.errors import UserError
 from trials.mlflow.log_dataset import dataset_input
 from trials.mlflow.runs import KEY, RunContents, marks, run_key, study_sheet, trial_sheet
 from trials.mlflow.series import seeds_of
-from trials.mlflow.server import open_server, server_errors
+from trials.mlflow.server import is_database, open_server, server_errors
 from trials.mlflow.store import LOCK_SECONDS, artifacts, database, local_path, open_store, store_errors
 from trials.mlflow.view import VIEWS, view_link, view_tags
 from trials.record import TrialKind, TrialRecord
@@ -198,8 +198,11 @@ class Tracker:
         if self._experiment[0] == record.name:
             return
         identity, location = _identity(record), None
-        if self._server is None:
+        if self._server is None or is_database(
+            self._server
+        ):  # by default the working directory would have files
             location = artifacts(self._directory).absolute().as_uri()
+        if self._server is None:
             experiment = self.client.get_experiment_by_name(record.name)
             _check_location(experiment, self._directory)
         else:

@@ -73,7 +73,7 @@ class Database:
         """Is told that the server is waited for, and that it answers again."""
         self._statements: dict[tuple[str, tuple[str, ...]], Any] = {}
         with self._errors_in_words():
-            self._engine = sa.create_engine(url, **_options(url))
+            self._engine = sa.create_engine(url, **engine_options(url))
             if self._engine.dialect.name not in DIALECTS:
                 raise UserError(
                     f"{without_password(url)}: a database of the kind {self._engine.dialect.name!r}; "
@@ -220,7 +220,7 @@ def without_password(url: str) -> str:
     return re.sub(r"(password=)[^&\s']*", r"\1***", shown)
 
 
-def _options(url: str) -> dict[str, Any]:
+def engine_options(url: str) -> dict[str, Any]:
     """Returns what SQLAlchemy needs to know: SQLite waits for a lock, other databases check their connections."""
     if url.startswith("sqlite"):
         return {"connect_args": {"timeout": SQLITE_TIMEOUT_SECONDS}}

@@ -42,7 +42,7 @@ from trials.events import START_MARK, Failed
 from trials.hosts.agent import StudyThere
 from trials.hosts.connect import connected
 from trials.hosts.head import Head
-from trials.hosts.hosts import MARK, NO_TOKEN, Hosts, Node
+from trials.hosts.hosts import MARK, NO_TOKEN, WITHOUT_TOKEN, Hosts, Node
 from trials.hosts.placement import Shape, part_of_a_device
 from trials.hosts.run import HostsLauncher, HostsRun
 from trials.record import Outcome
@@ -319,6 +319,10 @@ def test_what_a_node_may_have_that_shuts_it_out(
     reached = Node("a", "10.0.0.1", 1.0, 0.0)
     monkeypatch.setattr("trials.hosts.hosts.nodes_alive", lambda: [reached])
     assert hosts.objection(open_to_all) == NO_TOKEN
+    with monkeypatch.context() as accepted:
+        accepted.setenv(WITHOUT_TOKEN, "1")
+        assert hosts.objection(open_to_all) is None
+    assert f"{WITHOUT_TOKEN}=1" in NO_TOKEN
     assert hosts.objection(facts) is None
 
     import ray

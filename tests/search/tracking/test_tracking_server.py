@@ -142,13 +142,92 @@ def test_a_server_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Mon
     assert "does not answer" in said.getvalue()
 
 
-def test_where_runs_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "http://tracking.example:5000/")
-    assert with_destination(StudyConfig()).tracking == "http://tracking.example:5000"
-    assert with_destination(StudyConfig(tracking="https://other.example")).tracking == "https://other.example"
-    assert with_destination(StudyConfig(tracking="local")).tracking == "local"
-    for given in ("http://ada:s3cret@tracking.example", "sqlite:///runs.db", "tracking.example"):
+def test_where_runs_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+
+    def goes_to(given: str) -> str | None:
         monkeypatch.setenv(VARIABLE, given)
-        with pytest.raises(UserError, match=VARIABLE) as error:
-            with_destination(StudyConfig())
+        return with_destination(StudyConfig(), tmp_path / "run").tracking
+
+    web = "http://tracking.example:5000"
+    assert goes_to(f"{web}/") == web
+    for own in ("https://other.example", "local"):
+        assert with_destination(StudyConfig(tracking=own), tmp_path).tracking == own
+    for taken in (
+        "databricks",
+        "databricks://profile",
+        "mysql+pymysql://ada@db/runs",
+        "mssql+pyodbc://ada@dsn",
+    ):
+        assert goes_to(taken) == taken
+    assert goes_to("sqlite:///runs.db") == f"sqlite:///{tmp_path}/runs.db"
+    assert goes_to("sqlite:///run/mlflow.db") is None  # the study's own store
+    assert goes_to("http://ada:s3cret@tracking.example") == "http://tracking.example"
+    assert goes_to("postgresql://ada:s3/cret@db/runs?sslmode=require&password=s3cret") == (
+        "postgresql://ada@db/runs?sslmode=require"
+    )
+    for refused in (
+        "uc",
+        "ftp://tracking.example",
+        "tracking:5000",
+        "postgresql://db:port/runs",
+        "sqlite://",
+    ):
+        with pytest.raises(
+            UserError, match=f"{VARIABLE}={refused}: expected an address at which MLflow keeps"
+        ):
+            goes_to(refused)
+    for secret in ("http://ada:s3cret@tracking.example", "mysql://ada:s3cret@db/runs"):
+        with pytest.raises(UserError, match=f"this address in {VARIABLE}") as error:
+            with_destination(StudyConfig(tracking=secret), tmp_path)
         assert "s3cret" not in str(error.value)
+    for folder in ("mlruns", "file:mlruns", (tmp_path / "mlruns").as_uri()):
+        with pytest.raises(UserError, match=f"sqlite:///{tmp_path}/mlruns/mlflow.db, or set MLFLOW_ALLOW"):
+            goes_to(folder)
+        with monkeypatch.context() as allowed:
+            allowed.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+            assert goes_to(folder) == (tmp_path / "mlruns").as_uri()
+
+
+@pytest.mark.parametrize("place", ["sqlite:///runs.db", "mlruns"])
+def test_a_database_or_a_folder_has_the_runs_of_all_studies(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv(VARIABLE, place)
+    said = io.StringIO()
+    for name in "ab":
+        record = made_up(1, name=name)
+        config = with_destination(StudyConfig(), tmp_path / name)
+        follower = MlflowFollower(tmp_path / name, config, Console(file=said, width=400))
+        assert follower.sync(record), said.getvalue()
+        written = 1 + len(record.trials) + len(record.retrainings)
+        assert len(runs(str(config.tracking), name)) == written
+        if place != "mlruns":  # files lie with the study, and not in the working directory
+            assert (tmp_path / name / "artifacts").is_dir()
+            assert not (tmp_path / "mlruns").exists()
+
+
+@pytest.mark.parametrize(
+    ("uri", "told"),
+    [
+        ("databricks", "DATABRICKS_HOST and DATABRICKS_TOKEN, or a profile of"),
+        (
+            "postgresql://ada@127.0.0.1:1/runs",
+            "the database postgresql://ada@127.0.0.1:1/runs cannot be used",
+        ),
+    ],
+)
+def test_what_cannot_be_reached_is_told_at_once(
+    uri: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(VARIABLE, uri.replace("ada@", "ada:s3cret@"))
+    said = io.StringIO()
+    config = with_destination(StudyConfig(), tmp_path)
+    assert not MlflowFollower(tmp_path, config, Console(file=said, width=800)).sync(made_up(1))
+    assert told in said.getvalue()
+    assert "s3cret" not in said.getvalue()
+    assert len(said.getvalue().splitlines()) == 1
