@@ -67,7 +67,7 @@ def infer_schema(sources: Sequence[Path], options: ReadOptions = READ_AS_FOUND) 
 def infer(log: RawLog, options: ReadOptions = READ_AS_FOUND) -> InferredSchema:
     """Infers the schema of a log as `infer_schema` does, with notes."""
     skip_bad_rows = options.skip_bad_rows
-    label, rule, impressions = find_label(log, options.label)
+    label, label_rule, impressions = find_label(log, options.label)
     weight = impressions or options.weight
     if weight is not None and (weight not in log.columns or weight == label):
         raise unknown_name("weight column", weight, [name for name in log.columns if name != label])
@@ -75,7 +75,7 @@ def infer(log: RawLog, options: ReadOptions = READ_AS_FOUND) -> InferredSchema:
     if not sample.rows:
         raise UserError(f"{log.describe()}: the log holds no rows, only a header.")
     judged = {name: _judge(log, name, sample) for name in log.columns if name != label}
-    judged[label] = _label(log, sample.columns[label], rule, options)
+    judged[label] = _label(log, sample.columns[label], label_rule, options)
     judged = {name: judged[name] for name in log.columns}
     if weight is not None:
         for name in (name for name, each in judged.items() if isinstance(each.column, WeightColumn)):
