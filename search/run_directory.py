@@ -34,26 +34,6 @@ NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs"}
     | {"sshfs", "s3fs", "rclone", "gcsfuse", "blobfuse2"}
 )
-    [
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb3",
-        "smbfs",
-        "9p",
-        "afs",
-        "ceph",
-        "lustre",
-        "gpfs",
-        "beegfs",
-        "glusterfs",
-        "sshfs",
-        "s3fs",
-        "rclone",
-        "gcsfuse",
-        "blobfuse2",
-    ]
-)
 """Types of file systems, without `fuse.` before them, on which the locks that SQLite relies on may fail."""
 
 

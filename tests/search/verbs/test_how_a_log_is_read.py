@@ -78,3 +78,31 @@ def test_a_given_test_file_beside_a_fraction_for_validation(
     dhen_search("prepare", train, "--out", tmp_path / "prepared")
     prepared = ("run", "--data", tmp_path / "prepared", "--out", tmp_path / "no", *SMALL)
     assert "prepared already" in dhen_search(*prepared, "split.validation=0.2", code=2).stderr
+
+
+def test_labels_that_are_no_column_of_two_values(dhen_search: Run, tmp_path: Path) -> None:
+    rng = random.Random(1)
+    shown = [rng.randrange(9) for _ in range(300)]
+    log, out = tmp_path / "log.csv", tmp_path / "out"
+    rows = (f"s{n % 7},{rng.randint(0, n)},{n},{rng.random():.3f},{rng.randint(1, 5)}" for n in shown)
+    log.write_text("\n".join(("site,clicks,impressions,ctr,rating", *rows)) + "\n")
+
+    def prepared(*words: str) -> str:
+        return str(dhen_search("prepare", log, "--out", out / words[1].replace("/", "-"), *words).stdout)
+
+    assert "the label is 1 where 'rating' >=4" in prepared("--label", "rating>=4")
+    assert "'clicks' is a number of clicks: a row becomes two" in prepared("--label", "clicks/impressions")
+    assert "which share 'impressions'" in prepared("--label", "ctr", "--weight", "impressions")
+    refused = dhen_search("prepare", log, "--label", "rating", "--weight", "impressions", code=2).stderr
+    assert "label='rating>=4'" in refused
+
+
+def test_a_log_sorted_by_its_label_is_split_at_random(dhen_search: Run, shop: Path, tmp_path: Path) -> None:
+    head, *rows = (line for line in shop.read_text().splitlines() if line != "s1,0.5")
+    log = tmp_path / "sorted.csv"
+    log.write_text("\n".join((head, *sorted(rows, key=lambda row: row[-1]))) + "\n")
+    said = dhen_search("prepare", log, "--label", "purchased", "--out", tmp_path / "out").stdout
+    assert "rows are split at random, as the log has no time stamps and it is sorted by its label" in said
+    log.write_text("\n".join((head, *rows[:100], *(f"{row[:-1]}0" for row in rows[100:]))) + "\n")
+    words = ("prepare", log, "--label", "purchased", "--out", tmp_path / "few")
+    assert "split.by=random split.validation=0.1" in dhen_search(*words, code=2).stderr

@@ -66,7 +66,7 @@ def label_of(text: str, columns: Collection[str]) -> tuple[str, LabelColumn, str
     """
     if text in columns:
         return text, LabelColumn(), None
-    unknown = text
+    unknown = _OPERATORS.split(text)[0].strip()
     for sign in _OPERATORS.finditer(text):
         name, value = text[: sign.start()].strip(), text[sign.end() :].strip()
         if name not in columns:
@@ -77,8 +77,6 @@ def label_of(text: str, columns: Collection[str]) -> tuple[str, LabelColumn, str
             rule = ("==" if sign[0] == "=" else sign[0]) + value
             return name, parse(LabelColumn, {"where": rule}, f"label={text}"), None
         unknown = value
-    if unknown == text:
-        unknown = _OPERATORS.split(text)[0].strip()
     raise UserError(f"{unknown_name('label column', unknown, columns)} {WAYS}.")
 
 
@@ -121,7 +119,8 @@ class LabelReader:
             raise self._error(
                 f"more than two values: {_listed(self.counts)}",
                 f"A label has exactly two values: say which are clicks, label='{name}>=4', that it counts them, "
-                f"label={name}/impressions, or that it is a rate, label={name} weight=impressions",
+                f"label={name}/impressions, or that it is a rate from 0 to 1, label={name} weight=impressions (or "
+                "without a weight, if it is a probability)",
             )
         found = [self._label(value) if count else 0 for value, count in zip(values, rows, strict=True)]
         labels = np.array([*found, 0], dtype=np.uint8)
