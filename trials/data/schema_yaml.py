@@ -39,6 +39,10 @@ _SPLIT_HEAD = """\
 # files (validation and test are lists of file names), or column (lists of values of the column with role: split).
 # With timestamp and order one of the two may be a list, too: {by: order, validation: 0.1, test: [test.csv]}
 """
+_CSV_HEAD = """\
+# how the files are written, if not with commas, double quotes and a header; keys: delimiter, quote, escape, skip
+# (lines before the header), header (false: columns are c0, c1, ...)
+"""
 _RATE_HEAD = "# the fraction of negatives that were kept in the log; 1.0 if none was dropped\n"
 
 
@@ -46,10 +50,11 @@ def schema_to_yaml(schema: LogSchema, notes: Mapping[str, str] | None = None) ->
     """Returns the text of a `schema.yaml`; `notes` are comments by column name."""
     data = schema.to_dict()
     entries = [_entry(name, column, (notes or {}).get(name)) for name, column in data["columns"].items()]
+    csv = f"{_CSV_HEAD}csv: {_flow(schema.csv.said)}\n" if "csv" in data else ""
     return (
         f"{_HEAD}columns:\n{''.join(entries)}\n"
         f"{_SPLIT_HEAD}split: {_flow(data['split'])}\n"
-        f"{_RATE_HEAD}negative_sampling_rate: {schema.negative_sampling_rate}\n"
+        f"{_RATE_HEAD}negative_sampling_rate: {schema.negative_sampling_rate}\n{csv}"
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,7 @@ import pyarrow.csv as pacsv
 from numpy.typing import NDArray
 
 from dhen.errors import UserError
+from trials.data.log_schema import CsvDialect
 from trials.data.raw.files import Format, RawFile, RawLog, open_parquet, open_stream
 from trials.data.raw.text import MISSING_MARKS, from_bytes, plain
 
@@ -149,6 +151,37 @@ def _read_parquet(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> I
             raise UserError(f"{file.path}: cannot be read to its end ({error}).") from None
 
 
+class EscapesAlone(io.RawIOBase):
+    r"""A text in which every escape character is one to Arrow's parser, which drops it before any character: those
+    before letters are doubled, so that `\N` is still a missing value and `a\b` is not `ab`."""
+
+    def __init__(self, stream: Any, dialect: CsvDialect) -> None:
+        """Takes an open stream of bytes."""
+        escape = re.escape(dialect.escape)
+        marks = re.escape("".join((dialect.escape, dialect.quote, dialect.delimiter, "\r\n")))
+        self._pattern = re.compile(f"({escape}[{marks}])|{escape}".encode())
+        self._escape, self._stream = dialect.escape.encode(), stream
+        self._read, self._rest = bytearray(), b""
+
+    def readable(self) -> bool:
+        """It is, for Arrow."""
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """Returns the next bytes of the text; none at its end."""
+        while len(self._read) < size and (chunk := self._stream.read(size)):
+            text = self._rest + chunk
+            escapes = len(text) - len(text.rstrip(self._escape))
+            end = len(text) - escapes % 2  # the last one may escape what comes next
+            self._read += self._pattern.sub(lambda found: found[1] or 2 * self._escape, text[:end])
+            self._rest = text[end:]
+        if len(self._read) < size:
+            self._read, self._rest = self._read + self._rest, b""
+        given = bytes(self._read[:size])
+        del self._read[:size]
+        return given
+
+
 def _read_text(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> Iterator[pa.RecordBatch]:
     def leave_out(row: pacsv.InvalidRow) -> str:
         bad_rows.ragged += 1
@@ -156,9 +189,10 @@ def _read_text(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> Iter
         return "skip"
 
     parse = pacsv.ParseOptions(
-        delimiter=file.delimiter,
-        quote_char='"' if file.quoting else False,
-        newlines_in_values=file.quoting,
+        delimiter=file.dialect.delimiter,
+        quote_char=file.dialect.quote or False,
+        escape_char=file.dialect.escape or False,
+        newlines_in_values=bool(file.dialect.quote or file.dialect.escape),
         invalid_row_handler=leave_out if bad_rows.skip else None,
     )
     fields = dict.fromkeys([*columns, file.fields[-1]])  # the last one shows whether all quotes were closed
@@ -178,7 +212,8 @@ def _read_text(file: RawFile, columns: Sequence[str], bad_rows: BadRows) -> Iter
         with open_stream(file.path) as stream:
             stream.read(file.header_bytes)
             last_column = pa.array([])
-            for table in pacsv.open_csv(stream, read, parse, convert):
+            text = EscapesAlone(stream, file.dialect) if file.dialect.escape else stream
+            for table in pacsv.open_csv(text, read, parse, convert):
                 last_column = table.column(file.fields[-1])
                 own = _as_bytes_were(table) if bad_rows.skip else table
                 yield own.select(columns)

@@ -57,7 +57,7 @@ def infer_schema(sources: Sequence[Path], options: ReadOptions = READ_AS_FOUND) 
         UserError: for files that cannot be read, when there is no label column or one with more than two
             values, or when no column is a feature.
     """
-    return infer(open_log(sources, options.format), options).schema
+    return infer(open_log(sources, options.format, options.csv), options).schema
 
 
 def infer(log: RawLog, options: ReadOptions = READ_AS_FOUND) -> InferredSchema:
@@ -78,6 +78,7 @@ def infer(log: RawLog, options: ReadOptions = READ_AS_FOUND) -> InferredSchema:
     schema = LogSchema(
         columns={name: _for_rows(judgement.column, rows) for name, judgement in judged.items()},
         split=next((split.rule for split in found.values() if split.rule is not None), rule),
+        csv=log.csv,
     )
     notes = {name: judgement.note for name, judgement in judged.items()}
     sentences = (*(split.sentence for split in found.values()), *_unused(judged, log))

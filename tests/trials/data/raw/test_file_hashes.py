@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trials.data.prepare import file_hashes
-from trials.data.prepare.file_hashes import hash_files
+from trials.data.raw import file_hashes
+
 
 
 def test_hashes_are_of_content_and_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
