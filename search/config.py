@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from dhen.atomic_write import write_atomically
-from dhen.errors import UserError
+from dhen.errors import UserError, unknown_name
 from dhen.values import dump_yaml, load_yaml, parse, parse_yaml
 from search.run_directory import DRIVER_LOG, LOCK_FILE, STUDY_DB, STUDY_FILE
 from trials.address import LOCAL, LauncherName
@@ -481,6 +481,22 @@ def read_study_config(file: Path | None, overrides: Iterable[str], **options: An
     return parse(StudyConfig, data, str(file) if file else "study")
 
 
+def read_options(
+    words: Iterable[str], keys: Collection[str] = tuple(ReadOptions.model_fields), **given: Any
+) -> ReadOptions:
+    """Returns how a log is read, from options of the command line and `key=value` words.
+
+    Raises:
+        UserError: for words without `=`, keys that are not among `keys`, and wrong values.
+    """
+    data = {key: value for key, value in given.items() if value is not None}
+    for word in words:
+        set_override(data, word)
+        if (key := word.partition("=")[0].partition(".")[0]) not in keys:
+            raise unknown_name("key", key, keys)
+    return parse(ReadOptions, data, "how the log is read")
+
+
 def set_override(data: dict[str, Any], word: str) -> None:
     """Applies one `dotted.key=value` to nested data; values are read as YAML.
 
@@ -498,6 +514,9 @@ def set_override(data: dict[str, Any], word: str) -> None:
         if not isinstance(inner, dict):
             raise UserError(f"{word!r}: {name!r} has no keys below it.")
         data = inner
+    if path == ["csv"] and len(text) < 2 and not text.isalnum():  # a mark such as ~ or |, or none
+        data[last] = text
+        return
     try:  # 0x2 are ranks, no number in hexadecimal
         data[last] = text if text.startswith("0x") else parse_yaml(text) if text else None
     except ValueError as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from search.config import read_options
 from search.dataset import log_files
 from search.terminal import print_notes, step_progress
 from search.verbs.output import PreparedSummary, json_option, print_json
@@ -22,9 +23,10 @@ OUTPUT = PreparedSummary
 Examples:
   dhen-search prepare log.csv.gz --out prepared
   dhen-search prepare log.csv.gz --schema prepared/schema.yaml --out prepared2
+  dhen-search prepare log.csv csv.header=no label=c9
 """
 )
-@click.argument("sources", nargs=-1, required=True, metavar="LOG ...")
+@click.argument("sources", nargs=-1, required=True, metavar="LOG ... [key=value ...]")
 @click.option("--format", "log_format", help="csv, tsv, parquet, criteo or avazu; found out if not given.")
 @click.option("--out", type=click.Path(path_type=Path), help="The prepared log's folder (default: a cache).")
 @click.option("--schema", type=click.Path(path_type=Path), help="A schema.yaml that you edited.")
@@ -40,13 +42,18 @@ def command(
     skip_bad_rows: bool,
     as_json: bool,
 ) -> None:
-    """Prepare LOG (files, a folder or a URL) once; studies, trainings and verifications reuse it."""
+    """Prepare LOG (files, a folder or a URL) once; studies, trainings and verifications reuse it.
+
+    Keys: label, format, csv.KEY, split.KEY, growing.KEY, skip_bad_rows.
+    """
     console = Console(stderr=as_json)
+    words = [word for word in sources if _is_key(word)]
+    given = {"format": log_format, "label": label, "skip_bad_rows": skip_bad_rows or None}
     with step_progress(console) as progress:
         log = prepare(
-            log_files(sources, progress=progress),
+            log_files([source for source in sources if source not in words], progress=progress),
             out=out,
-            options=ReadOptions(format=log_format, label=label, skip_bad_rows=skip_bad_rows),
+            options=read_options(words, **given),
             schema=read_schema(schema) if schema else None,
             progress=progress,
         )
@@ -76,3 +83,9 @@ def command(
     )
     print_notes(console, log.notes)
     console.print(f"prepared: {log.directory}", soft_wrap=True)
+
+
+def _is_key(word: str) -> bool:
+    """Tells `label=y` from a folder such as `dt=2026-11-02`."""
+    key, equals, _ = word.partition("=")
+    return bool(equals) and key.partition(".")[0] in ReadOptions.model_fields and not Path(word).exists()

@@ -306,6 +306,9 @@ def shown(mark: str) -> str:
     return mark if mark.isprintable() and mark != " " else repr(mark)[1:-1] if mark != " " else "a space"
 
 
+PLAIN_CSV = CsvDialect()
+
+
 class GivenDialect(Value):
     """How text files are written, as far as it is said; what is null is found out, file by file."""
 
@@ -314,8 +317,8 @@ class GivenDialect(Value):
     quote: str | None = Field(default=None, max_length=1)
     """Character around fields that hold a delimiter; none (`csv.quote=`) if quotes are part of the text."""
     escape: str | None = Field(default=None, max_length=1)
-    r"""Character that takes its meaning from the quote or the delimiter after it: `\`, as Spark, Hive and MySQL write;
-    none (`csv.escape=`) if quotes inside quotes are doubled."""
+    r"""Character that takes its meaning from the quote or the delimiter after it: `\`, as Spark, Hive and MySQL
+    write; none (`csv.escape=`) if quotes inside quotes are doubled."""
     skip: int | None = Field(default=None, ge=0)
     """Number of lines before the header, or before the first row if there is no header."""
     header: bool | None = None
@@ -348,6 +351,10 @@ class GivenDialect(Value):
         return other.replace(**self.said)
 
 
+UNSAID = GivenDialect()
+"""Nothing is said: all is found out."""
+
+
 class LogSchema(Value):
     """The roles of all columns of a log, in its order; columns it does not name are not used."""
 
@@ -357,7 +364,7 @@ class LogSchema(Value):
     """Which rows are train, validation and test."""
     negative_sampling_rate: float = Field(default=1.0, gt=0.0, le=1.0)
     """The fraction of negatives that were kept when the log was written; 1 when all were."""
-    csv: GivenDialect = Field(default=GivenDialect(), exclude_if=lambda csv: csv == GivenDialect())
+    csv: GivenDialect = Field(default=UNSAID, exclude_if=lambda csv: csv == UNSAID)
     """How text files of the log are written, if it is not with commas, double quotes and a header."""
 
     @model_validator(mode="after")
@@ -408,7 +415,7 @@ class LogSchema(Value):
                     )
 
     def of_rows(self) -> dict[str, Any]:
-        """Returns the schema as plain data without what is of files: equal for equal rows, however they are written."""
+        """Returns the schema as plain data without `csv`: equal for equal rows, however they are written."""
         return {key: value for key, value in self.to_dict().items() if key != "csv"}
 
     def _only(self, role: str) -> str | None:

@@ -12,7 +12,16 @@ from pydantic import Field, field_validator, model_validator
 from dhen.errors import unknown_name
 from dhen.schema import Growing, Ttl
 from dhen.values import Value, parse
-from trials.data.log_schema import MIN_COUNT, GivenDialect, LogSchema, SplitBy, SplitPart, TableKind, one_form
+from trials.data.log_schema import (
+    MIN_COUNT,
+    UNSAID,
+    GivenDialect,
+    LogSchema,
+    SplitBy,
+    SplitPart,
+    TableKind,
+    one_form,
+)
 
 
 class GivenSplit(Value):
@@ -89,7 +98,7 @@ class ReadOptions(Value):
 
     format: str | None = None
     """Format of the files: csv, tsv, parquet, criteo or avazu; detected where not given."""
-    csv: GivenDialect = GivenDialect()
+    csv: GivenDialect = UNSAID
     """How text files are written, where it is not as it is found out."""
     label: str | None = None
     """Name of the label column; looked for by name where not given."""

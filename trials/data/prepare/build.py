@@ -13,7 +13,7 @@ from dhen.fingerprint import fingerprint
 from trials.data.cache import MANIFEST, VERSION, Manifest
 from trials.data.encoding.encoding import Encoding
 from trials.data.example_weights import ClickTotals
-from trials.data.log_schema import SPLITS, CsvDialect, LabelColumn, LogSchema
+from trials.data.log_schema import PLAIN_CSV, SPLITS, LabelColumn, LogSchema
 from trials.data.prepare.collisions import HashCollisions
 from trials.data.prepare.fit import fit
 from trials.data.prepare.splits import plan_splits
@@ -60,7 +60,7 @@ class Request:
             encoding,
             self.skip_bad_rows,
         ]
-        dialects = [file.dialect.to_dict() for file in files if file.dialect != CsvDialect()]
+        dialects = [file.dialect.to_dict() for file in files if file.dialect != PLAIN_CSV]
         return fingerprint([*deciding, *dialects])
 
     @property

@@ -1,4 +1,4 @@
-"""The dialect of a text file: what stands between fields, how they are quoted and escaped, and where the header is.
+"""The dialect of a text file: what stands between fields, how they are quoted, and where the header is.
 
 DuckDB's sniffer proposes, our own parser judges: of all readings the one counts in which most records are equally
 long. Lines are Latin-1, in which each byte is a character.
@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dhen.errors import UserError, listed
-from trials.data.log_schema import CsvDialect, GivenDialect
+from dhen.errors import UserError
+from trials.data.log_schema import PLAIN_CSV, UNSAID, CsvDialect, GivenDialect
 from trials.data.raw.files import records_of
 from trials.data.raw.labels import plain_label
 
@@ -66,7 +66,7 @@ def find_dialect(path: Path, lines: Sequence[str], given: GivenDialect, usual: G
     if declared and given.delimiter is None:
         given = given.replace(delimiter=declared[1])
     body = lines[given.skip or bool(declared) :]
-    readings = _readings(body[:_MOST_LINES], body, given, usual or GivenDialect())
+    readings = _readings(body[:_MOST_LINES], body, given, usual or UNSAID)
     best = max(readings, key=lambda reading: reading.share)
     if usual is None and best.width < 2 and given.delimiter is None:
         _check_several(path, body, readings)
@@ -185,9 +185,13 @@ def _reading(lines: Sequence[str], dialect: CsvDialect) -> _Reading:
             break
         except csv.Error:
             widths.append(0)
-    later = Counter(filter(None, widths[len(widths) // 2 :]))  # lines before the header come early
-    width = max(later, key=lambda each: (later[each], each), default=0)
-    return _Reading(dialect, widths.count(width) / len(widths) if width > 1 else 0.0, width)
+    known = [width for width in widths if width]
+    later = Counter(known[len(known) // 2 :])  # lines before the header come early
+    width = max(later, key=lambda each: (later[each], widths.count(each)), default=0)
+    alike = widths.count(width) if width > 1 else 0
+    if not quote:  # a quote or two that are never closed are damage
+        alike = max(0, alike - 2 - len(widths) // 50)
+    return _Reading(dialect, alike / max(1, len(widths)), width)
 
 
 def _skipped(
@@ -270,7 +274,7 @@ def _check_several(path: Path, lines: Sequence[str], readings: Sequence[_Reading
     if other is None:
         return
     shown_readings = []
-    for dialect, rows in ((readings[other].dialect, records[other]), (CsvDialect(), records[0])):
+    for dialect, rows in ((readings[other].dialect, records[other]), (PLAIN_CSV, records[0])):
         said = {"delimiter": dialect.delimiter} | dialect.model_dump(exclude_defaults=True)
         shown_readings.append((said, "", rows[0][2], [fields for *_, fields in rows[1:]]))
     raise _ambiguous(path, "it seems to have one column", shown_readings)

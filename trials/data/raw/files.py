@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from dhen.errors import UserError, listed
 from dhen.values import Value
-from trials.data.log_schema import CsvDialect, GivenDialect
+from trials.data.log_schema import PLAIN_CSV, UNSAID, CsvDialect, GivenDialect
 
 COMPRESSIONS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
 """Arrow's names of the compressions that are read, by a file's first bytes."""
@@ -50,6 +50,9 @@ class FileFacts(Value):
     mixed_line_ends: bool = False
 
 
+UNREAD = FileFacts()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawFile:
     """One file of a log."""
@@ -60,13 +63,13 @@ class RawFile:
     """Names of what a row of the file holds, in its order."""
     folder: Path | None = None
     """The folder that was named as the log, where the file itself was not."""
-    dialect: CsvDialect = CsvDialect()
+    dialect: CsvDialect = PLAIN_CSV
     unnamed: frozenset[str] = frozenset()
     """Those of the fields that have no name in the header, and are called by their place."""
     header_bytes: int = 0
     """Bytes of decompressed text before the first row of data."""
     header_lines: int = 0
-    facts: FileFacts = FileFacts()
+    facts: FileFacts = UNREAD
 
     @property
     def name(self) -> str:
@@ -112,7 +115,7 @@ class RawLog:
     """All files of a log, in order."""
 
     files: tuple[RawFile, ...]
-    csv: GivenDialect = GivenDialect()
+    csv: GivenDialect = UNSAID
     """What was said of how its text is written, and what all files share that is not plain."""
 
     @property
@@ -144,7 +147,7 @@ class RawLog:
         for file in self.files:
             if file.format is Format.CRITEO:
                 continue
-            if file.dialect != CsvDialect():
+            if file.dialect != PLAIN_CSV:
                 by_note[f"read with {file.dialect.described()}"].append(file.name)
             if not file.facts.utf8:
                 by_note["values that are no UTF-8 are read as Latin-1"].append(file.name)

@@ -242,7 +242,10 @@ def _as_bytes_were(table: pa.RecordBatch) -> pa.RecordBatch:
 def _check_last_field(file: RawFile, last_column: pa.Array) -> None:
     """Checks that no quote was left open: it swallows the rest of the file, the end of its last line included."""
     if len(last_column) and last_column[-1].is_valid and last_column[-1].as_py().endswith(b"\n"):
-        raise UserError(f"{file.path}: a quote in column {file.fields[-1]!r} is never closed.")
+        raise UserError(
+            f"{file.path}: a quote in column {file.fields[-1]!r} is never closed. If quotes are part of the "
+            "text, give csv.quote= (nothing behind it)."
+        )
 
 
 def _ragged_row(file: RawFile, error: str) -> UserError | None:
@@ -257,4 +260,9 @@ def _ragged_row(file: RawFile, error: str) -> UserError | None:
 
 
 def _remedy(error: str) -> str:
-    return " Perhaps a quoted field is never closed." if "straddl" in error or "out of sync" in error else ""
+    return (
+        " Perhaps a quoted field is never closed. If quotes are part of the "
+        "text, give csv.quote= (nothing behind it)."
+        if "straddl" in error or "out of sync" in error
+        else ""
+    )

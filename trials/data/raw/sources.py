@@ -19,7 +19,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from dhen.errors import UserError, unknown_name
-from trials.data.log_schema import CsvDialect, GivenDialect
+from trials.data.log_schema import PLAIN_CSV, UNSAID, CsvDialect, GivenDialect
 from trials.data.raw.dialect import escapes, find_dialect
 from trials.data.raw.file_hashes import facts_of
 from trials.data.raw.files import (
@@ -45,7 +45,7 @@ CHUNK_BYTES = 1 << 16
 """Bytes unpacked at a time; what follows the last whole chunk of a file's beginning is not counted."""
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _WITH_DIALECT = (Format.CSV, Format.TSV, Format.AVAZU)
-_PLAIN = set(CsvDialect().to_dict().items())
+_PLAIN = set(PLAIN_CSV.to_dict().items())
 _CRITEO = CsvDialect(delimiter="\t", quote="", header=False)
 _CRITEO_FIELDS = re.compile(r"(?:[01]\t)?(?:-?\d*\t){13}(?:[0-9a-f]{0,8}\t){25}[0-9a-f]{0,8}")
 _UNREAD = {
@@ -63,7 +63,7 @@ _FROM_JSON_LINES = (
 def open_log(
     sources: Sequence[Path],
     log_format: str | None = None,
-    csv: GivenDialect = GivenDialect(),
+    csv: GivenDialect = UNSAID,
     usual: GivenDialect | None = None,
 ) -> RawLog:
     """Finds the files, their format, their dialects and their columns. Files are read whole for it, once.
