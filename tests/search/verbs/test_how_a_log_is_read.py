@@ -78,3 +78,32 @@ def test_a_given_test_file_beside_a_fraction_for_validation(
     dhen_search("prepare", train, "--out", tmp_path / "prepared")
     prepared = ("run", "--data", tmp_path / "prepared", "--out", tmp_path / "no", *SMALL)
     assert "prepared already" in dhen_search(*prepared, "split.validation=0.2", code=2).stderr
+
+
+def test_a_file_without_header_needs_a_word(dhen_search: Run, tmp_path: Path) -> None:
+    path = tmp_path / "access.csv"
+    path.write_text("".join(f"{i % 7},{i * i},{i % 5},{i % 2}\n" for i in range(300)))
+    asked = dhen_search("prepare", path, "--out", tmp_path / "log", code=2).stderr
+    assert "csv.header=no label=c3\n      'c0': 0, 1, 2; 'c1': 0, 1, 4" in asked
+    words = ("csv.header=no", "label=c3")
+    assert "read with no header" in dhen_search("prepare", path, *words, "--out", tmp_path / "log").stdout
+    text = (tmp_path / "log" / "schema.yaml").read_text()
+    assert "csv: {header: false}" in text
+    dhen_search("prepare", path, "--out", tmp_path / "log")  # by its own schema.yaml
+    assert (tmp_path / "log" / "schema.yaml").read_text() == text
+
+    train = ("train", "dcn_v2", "--data", path, "--out", tmp_path / "bundle", *QUICK)
+    dhen_search(*train, *words)
+    (tmp_path / "rows.csv").write_text("3;'9';1\n")  # by what the bundle knows, in a dialect of its own
+    scored = dhen_search(
+        "predict",
+        tmp_path / "bundle",
+        "csv.quote='",
+        "--data",
+        tmp_path / "rows.csv",
+        "--out",
+        tmp_path / "s.csv",
+    )
+    assert "1 rows scored" in scored.stdout
+    refused = dhen_search("predict", tmp_path / "bundle", "split.by=order", *scored.args[2:], code=2).stderr
+    assert "unknown key 'split'" in refused

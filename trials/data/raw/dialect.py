@@ -67,7 +67,7 @@ def find_dialect(path: Path, lines: Sequence[str], given: GivenDialect, usual: G
         given = given.replace(delimiter=declared[1])
     body = lines[given.skip or bool(declared) :]
     readings = _readings(body[:_MOST_LINES], body, given, usual or UNSAID)
-    best = max(readings, key=lambda reading: reading.share)
+    best = max(readings, key=lambda reading: (reading.share, reading.width))
     if usual is None and best.width < 2 and given.delimiter is None:
         _check_several(path, body, readings)
     records = list(records_of(iter(lines[:_MOST_LINES]), best.dialect))
@@ -111,13 +111,10 @@ def _readings(
                 readings.append(_reading(sample, dialect))
         return any(reading.share > 0.8 for reading in readings)
 
-    def variants(said: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        yield said
-        if any("\\" in line for line in sample):
-            yield said | {"quote": '"', "escape": "\\"}
-        yield said | {"quote": '"', "escape": ""}
-        yield said | {"quote": ""}
-        yield said | {"quote": "", "escape": "\\"}
+    def variants(said: dict[str, Any]) -> list[dict[str, Any]]:
+        escapes = ("", "\\") if any("\\" in line for line in sample) else ("",)
+        quotes = dict.fromkeys((said.get("quote", '"'), '"', ""))
+        return [said, *(said | {"quote": quote, "escape": escape} for quote in quotes for escape in escapes)]
 
     kept = {key: usual.said[key] for key in ("delimiter", "quote", "escape") if key in usual.said}
     if kept:
@@ -127,16 +124,16 @@ def _readings(
         return readings
     for part in (body, body[len(body) // 4 :]):  # without lines before the header, if there are
         found = _sniffed(part, fixed)
-        if found is not None and judge(*variants(found)):
+        if found is not None and judge(*variants(found[0])):
             return readings
-    marks = [mark for mark in first if mark.isascii() and not mark.isalnum() and mark not in _WITHIN_WORDS]
-    for mark in dict.fromkeys([*_COMMON, *marks]):
-        judge(*variants({"delimiter": mark}))
+    for mark in dict.fromkeys([*_COMMON, *first, *sample[len(sample) // 2]]):
+        if mark in _COMMON or (mark.isascii() and not mark.isalnum() and mark not in _WITHIN_WORDS):
+            judge(*variants({"delimiter": mark}))
     return readings
 
 
-def _sniffed(lines: Sequence[str], fixed: dict[str, str], **more: str) -> dict[str, Any] | None:
-    """Returns what DuckDB finds, as fields of a CsvDialect; None if it finds nothing."""
+def _sniffed(lines: Sequence[str], fixed: dict[str, str]) -> tuple[dict[str, str], bool] | None:
+    """Returns what DuckDB finds, as fields of a CsvDialect, and whether it sees a header; None if nothing."""
     import duckdb
 
     settings = {"autoinstall_known_extensions": False, "autoload_known_extensions": False, "threads": 1}
@@ -156,12 +153,8 @@ def _sniffed(lines: Sequence[str], fixed: dict[str, str], **more: str) -> dict[s
             return None
     assert found is not None
     delimiter, quote, escape, header = found
-    return {
-        "delimiter": delimiter,
-        "quote": quote if len(quote) == 1 else '"',
-        "escape": escape if escape == "\\" else "",
-        "header": header,
-    }
+    marks = {"quote": quote if len(quote) == 1 else '"', "escape": escape if escape == "\\" else ""}
+    return {"delimiter": delimiter, **marks}, bool(header)
 
 
 def _reading(lines: Sequence[str], dialect: CsvDialect) -> _Reading:
@@ -241,7 +234,7 @@ def _has_header(
     if 2 * again <= sum(value.strip() != "" for value in first):
         fixed = {key: getattr(dialect, key) for key in ("delimiter", "quote", "escape")}
         found = _sniffed(lines, fixed)
-        if found is not None and found["header"]:
+        if found is not None and found[1]:
             return True
     label = next(
         (name for name, column in _columns(_placed(len(first)), [first, *rows]) if _is_label(column)), "..."
