@@ -482,7 +482,7 @@ def read_study_config(file: Path | None, overrides: Iterable[str], **options: An
 
 
 def read_options(
-    words: Iterable[str], keys: Collection[str] = tuple(ReadOptions.model_fields), **given: Any
+    words: Iterable[str], keys: Collection[str] = tuple(ReadOptions.model_fields), /, **given: Any
 ) -> ReadOptions:
     """Returns how a log is read, from options of the command line and `key=value` words.
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -77,7 +78,7 @@ def command(
     check_network(source)
     of_files = [word for word in overrides if word.startswith("csv.")]
     settings = online_settings(source, [word for word in overrides if word not in of_files])
-    given = {"format": log_format, "skip_bad_rows": skip_bad_rows or None}
+    given: dict[str, Any] = {"format": log_format, "skip_bad_rows": skip_bad_rows or None}
     if settings.servers is not None:
         check_servers(source.job(), settings.servers)
     with resumable(console, out), only_trainer(out), step_progress(console) as progress:

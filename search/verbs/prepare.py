@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -48,7 +49,7 @@ def command(
     """
     console = Console(stderr=as_json)
     words = [word for word in sources if _is_key(word)]
-    given = {"format": log_format, "label": label, "skip_bad_rows": skip_bad_rows or None}
+    given: dict[str, Any] = {"format": log_format, "label": label, "skip_bad_rows": skip_bad_rows or None}
     with step_progress(console) as progress:
         log = prepare(
             log_files([source for source in sources if source not in words], progress=progress),

@@ -91,19 +91,3 @@ def test_a_file_without_header_needs_a_word(dhen_search: Run, tmp_path: Path) ->
     assert "csv: {header: false}" in text
     dhen_search("prepare", path, "--out", tmp_path / "log")  # by its own schema.yaml
     assert (tmp_path / "log" / "schema.yaml").read_text() == text
-
-    train = ("train", "dcn_v2", "--data", path, "--out", tmp_path / "bundle", *QUICK)
-    dhen_search(*train, *words)
-    (tmp_path / "rows.csv").write_text("3;'9';1\n")  # by what the bundle knows, in a dialect of its own
-    scored = dhen_search(
-        "predict",
-        tmp_path / "bundle",
-        "csv.quote='",
-        "--data",
-        tmp_path / "rows.csv",
-        "--out",
-        tmp_path / "s.csv",
-    )
-    assert "1 rows scored" in scored.stdout
-    refused = dhen_search("predict", tmp_path / "bundle", "split.by=order", *scored.args[2:], code=2).stderr
-    assert "unknown key 'split'" in refused

@@ -105,7 +105,7 @@ def _request(
     csv = options.csv
     if known is not None and encoding is None and not of_another_log:
         csv = csv.over(known.csv)  # it was said of these files
-    log = open_log(sources, options.format, csv, known and known.csv)
+    log = open_log(sources, options.format, csv, known.csv if known is not None else None)
     notes: Mapping[str, str] = {}
     sentences: tuple[str, ...] = ()
     if encoding is not None:

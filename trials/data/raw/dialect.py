@@ -23,6 +23,8 @@ from trials.data.raw.labels import plain_label
 _COMMON = ",;\t|"
 _WITHIN_WORDS = set("_-.+/\\\"'()[]{}\r\n")
 """Characters that separate no fields: they stand in names and numbers."""
+_MARKS = {"delimiter": "delim", "quote": "quote", "escape": "escape"}
+"""Fields of a dialect that the sniffer finds, and what it calls them."""
 _MOST_LINES = 2000
 """Number of lines from which a dialect is judged; the sniffer sees all of the file's beginning."""
 _NUMBER = re.compile(r"[+-]?(\d+([.,:/ T-]\d+)*|\.\d+)([eE][+-]?\d+)?")
@@ -101,7 +103,7 @@ def _readings(
     """Returns how well each dialect fits that is likely; of equal ones the first is the likeliest."""
     first = next((line for line in sample if line.strip()), "")
     common = [mark for mark in _COMMON if mark in first]
-    fixed = {key: given.said[key] for key in ("delimiter", "quote", "escape") if key in given.said}
+    fixed: dict[str, str] = {key: given.said[key] for key in _MARKS if key in given.said}
     readings: list[_Reading] = []
 
     def judge(*dialects: dict[str, Any]) -> bool:
@@ -116,7 +118,7 @@ def _readings(
         quotes = dict.fromkeys((said.get("quote", '"'), '"', ""))
         return [said, *(said | {"quote": quote, "escape": escape} for quote in quotes for escape in escapes)]
 
-    kept = {key: usual.said[key] for key in ("delimiter", "quote", "escape") if key in usual.said}
+    kept: dict[str, str] = {key: usual.said[key] for key in _MARKS if key in usual.said}
     if kept:
         judge(kept)
     plain = len(common) == 1 and not any(mark in line for line in body for mark in "\"'\\#")
@@ -136,10 +138,12 @@ def _sniffed(lines: Sequence[str], fixed: dict[str, str]) -> tuple[dict[str, str
     """Returns what DuckDB finds, as fields of a CsvDialect, and whether it sees a header; None if nothing."""
     import duckdb
 
-    settings = {"autoinstall_known_extensions": False, "autoload_known_extensions": False, "threads": 1}
-    names = {"delimiter": "delim", "quote": "quote", "escape": "escape"}
-    options = {names[key]: value for key, value in fixed.items()}
-    words = "".join(f", {key}='{value.replace(chr(39), 2 * chr(39))}'" for key, value in options.items())
+    settings: dict[str, str | bool | int | float | list[str]] = {
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "threads": 1,
+    }
+    words = "".join(f", {_MARKS[key]}='{mark.replace(chr(39), 2 * chr(39))}'" for key, mark in fixed.items())
     with tempfile.NamedTemporaryFile(suffix=".csv") as file, duckdb.connect(config=settings) as connection:
         file.write("".join(line.rstrip("\r\n") + "\n" for line in lines).encode())
         file.flush()
@@ -232,12 +236,13 @@ def _has_header(
     if not again and not numbers:
         return True
     if 2 * again <= sum(value.strip() != "" for value in first):
-        fixed = {key: getattr(dialect, key) for key in ("delimiter", "quote", "escape")}
-        found = _sniffed(lines, fixed)
+        found = _sniffed(lines, {key: getattr(dialect, key) for key in _MARKS})
         if found is not None and found[1]:
             return True
+    whole = [row for row in (first, *rows) if len(row) == len(first)]
+    columns = dict(zip(_placed(len(first)), zip(*whole, strict=True), strict=False))
     label = next(
-        (name for name, column in _columns(_placed(len(first)), [first, *rows]) if _is_label(column)), "..."
+        (name for name in reversed(columns) if set(map(plain_label, columns[name])) == {0, 1}), "..."
     )
     said = dialect.model_dump(exclude_defaults=True)
     raise _ambiguous(
@@ -248,16 +253,6 @@ def _has_header(
             (said | {"header": True}, "", first, rows),
         ],
     )
-
-
-def _is_label(column: Sequence[str]) -> bool:
-    return {plain_label(value) for value in column} == {0, 1}
-
-
-def _columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yields names and values of the columns, the last one first."""
-    columns = zip(*(row for row in rows if len(row) == len(names)), strict=True)
-    return reversed(list(zip(names, columns, strict=False)))
 
 
 def _check_several(path: Path, lines: Sequence[str], readings: Sequence[_Reading]) -> None:

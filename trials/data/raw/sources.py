@@ -244,7 +244,7 @@ def _names(fields: Sequence[str]) -> tuple[tuple[str, ...], frozenset[str]]:
             number += 1
             name = f"{own}.{number}"
         names[name] = not field
-    return tuple(names), frozenset(name for name, lacking in names.items() if lacking)
+    return tuple(names), frozenset(name for name in names if names[name])
 
 
 def _without_doubles(path: Path, names: tuple[str, ...]) -> tuple[str, ...]:
