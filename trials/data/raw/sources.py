@@ -148,7 +148,7 @@ def _open_file(
             head = stream.read(HEAD_BYTES)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error}).") from None
-    file_format = requested or _detect(path, head, told=bool(csv.said))
+    file_format = requested or _detect(path, head, as_csv=bool(csv.said))
     if file_format is Format.PARQUET:
         names = tuple(open_parquet(path).schema_arrow.names)
         return RawFile(path=path, format=file_format, fields=_without_doubles(path, names))
@@ -159,7 +159,7 @@ def _open_file(
     return _text_file(path, head, requested, csv, usual, before)
 
 
-def _detect(path: Path, head: bytes, *, told: bool) -> Format:
+def _detect(path: Path, head: bytes, *, as_csv: bool) -> Format:
     if head.startswith(b"PAR1"):
         return Format.PARQUET
     if b"\0" in head[:4096] and not head.startswith(_UTF16):
@@ -169,7 +169,7 @@ def _detect(path: Path, head: bytes, *, told: bool) -> Format:
         raise UserError(
             f"{path}: {told}. Known formats: {', '.join(Format)}, plain or by {', '.join(COMPRESSIONS.values())}."
         )
-    if not told and _looks_like_criteo(head):
+    if not as_csv and _looks_like_criteo(head):
         return Format.CRITEO
     return Format.CSV
 

@@ -132,6 +132,21 @@ def test_quotes_that_are_text(tmp_path: Path) -> None:
         read(path)
 
 
+def test_files_beside_a_log_without_header(tmp_path: Path) -> None:
+    path = tmp_path / "access.csv"
+    path.write_text("".join(f"{i % 7},{i * i},{i % 5},{i % 2}\n" for i in range(300)))
+    with pytest.raises(UserError, match=r"csv\.header=no label=c3\n      'c0': 0, 1, 2; 'c1': 0, 1, 4"):
+        prepare([path])
+    log = prepare([path], options=ReadOptions(label="c3", csv=GivenDialect(header=False)))
+    assert log.encoding.schema.csv == GivenDialect(header=False)
+    for text in ("3;9;1\n", "c1\tc0\tc2\n9\t3\t1\n"):  # one row without a header, and one with
+        (tmp_path / "one.csv").write_text(text)
+        (row,) = encode_rows([tmp_path / "one.csv"], log.encoding)
+        assert row.rows == 1
+    again = prepare([path], schema=log.encoding.schema, of_another_log=True)
+    assert again.fingerprint == log.fingerprint
+
+
 def test_one_column_that_may_be_several(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("user+click\n" + "a-0\nb-1\n" * 9)
