@@ -77,7 +77,7 @@ def find_dialect(path: Path, lines: Sequence[str], given: GivenDialect, usual: G
     skip = _skipped(records, width, given, usual, bool(declared))
     first_line, last_line, first = next((each for each in records if each[0] > skip), (1, 0, []))
     rows = [fields for line, _, fields in records if line > first_line and len(fields) == len(first)]
-    dialect = best.dialect.model_copy(update={"skip": skip})
+    dialect = best.dialect.replace(skip=skip)
     header = given.header if usual is None or given.header is not None else usual.header
     if usual is not None and given.header is None:  # a file beside a log without names may still have them
         header = header is not False or bool({name.strip() for name in first} & set(_placed(width)))
@@ -89,7 +89,7 @@ def find_dialect(path: Path, lines: Sequence[str], given: GivenDialect, usual: G
 
 def escapes(lines: Sequence[str], dialect: CsvDialect) -> bool:
     """Tells whether these lines, some of which have a quote after a backslash, are read better with escapes."""
-    escaped = dialect.model_copy(update={"escape": "\\"})
+    escaped = dialect.replace(escape="\\")
     return _reading(lines, escaped).share > _reading(lines, dialect).share
 
 
