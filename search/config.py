@@ -11,8 +11,8 @@ from pydantic import Field, field_validator, model_validator
 
 from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
-from dhen.values import dump_yaml, load_yaml, parse, parse_yaml
-from search.log_config import LogConfig
+from dhen.values import dump_yaml, load_yaml, parse
+from search.log_config import LogConfig, set_override
 from search.run_directory import DRIVER_LOG, LOCK_FILE, STUDY_DB, STUDY_FILE
 from trials.address import LOCAL, LauncherName
 from trials.cluster.cluster import RANKS
@@ -443,29 +443,6 @@ def read_study_config(file: Path | None, overrides: Iterable[str], **options: An
     for word in overrides:
         set_override(data, word)
     return parse(StudyConfig, data, str(file) if file else "study")
-
-
-def set_override(data: dict[str, Any], word: str) -> None:
-    """Applies one `dotted.key=value` to nested data; values are read as YAML.
-
-    Raises:
-        UserError: where the word is not of this form.
-    """
-    key, equals, text = word.partition("=")
-    if not equals or not key:
-        raise UserError(f"{word!r} is not of the form key=value, e.g. trials=30 or training.epochs=2.")
-    *path, last = key.split(".")
-    for name in path:
-        if data.get(name) is None:  # a section whose lines are all comments is there, and empty
-            data[name] = {}
-        inner = data[name]
-        if not isinstance(inner, dict):
-            raise UserError(f"{word!r}: {name!r} has no keys below it.")
-        data = inner
-    try:  # 0x2 are ranks, no number in hexadecimal
-        data[last] = text if text.startswith("0x") else parse_yaml(text) if text else None
-    except ValueError as error:
-        raise UserError(f"{word!r}: {error}") from None
 
 
 def check_directory(directory: Path, config: StudyConfig) -> None:

@@ -1,11 +1,14 @@
-"""LogConfig: the log of a study, and how it is read. Free of torch, so that `prepare` starts at once."""
+"""LogConfig: the log of a study and how it is read; `key=value` words. Free of torch, so `prepare` starts soon."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
+from dhen.errors import UserError, unknown_name
+from dhen.values import parse, parse_yaml
 from trials.data.demo.spec import DemoLog
 from trials.data.read_options import ReadOptions
 
@@ -44,3 +47,45 @@ class LogConfig(ReadOptions):
                 "two out"
             )
         return self
+
+
+def read_options(
+    words: Iterable[str], keys: Collection[str] = tuple(ReadOptions.model_fields), /, **given: Any
+) -> ReadOptions:
+    """Returns how a log is read, from options of the command line and `key=value` words.
+
+    Raises:
+        UserError: for words without `=`, keys that are not among `keys`, and wrong values.
+    """
+    data = {key: value for key, value in given.items() if value is not None}
+    for word in words:
+        set_override(data, word)
+        if (key := word.partition("=")[0].partition(".")[0]) not in keys:
+            raise unknown_name("key", key, keys)
+    return parse(ReadOptions, data, "how the log is read")
+
+
+def set_override(data: dict[str, Any], word: str) -> None:
+    """Applies one `dotted.key=value` to nested data; values are read as YAML.
+
+    Raises:
+        UserError: where the word is not of this form.
+    """
+    key, equals, text = word.partition("=")
+    if not equals or not key:
+        raise UserError(f"{word!r} is not of the form key=value, e.g. trials=30 or training.epochs=2.")
+    *path, last = key.split(".")
+    for name in path:
+        if data.get(name) is None:  # a section whose lines are all comments is there, and empty
+            data[name] = {}
+        inner = data[name]
+        if not isinstance(inner, dict):
+            raise UserError(f"{word!r}: {name!r} has no keys below it.")
+        data = inner
+    if path == ["csv"] and len(text) < 2 and not text.isalnum():  # a mark such as ~ or |, or none
+        data[last] = text
+        return
+    try:  # 0x2 are ranks, no number in hexadecimal
+        data[last] = text if text.startswith("0x") else parse_yaml(text) if text else None
+    except ValueError as error:
+        raise UserError(f"{word!r}: {error}") from None

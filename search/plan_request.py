@@ -17,9 +17,9 @@ from dhen.model import catalog, named_model, parse_model
 from dhen.schema import FeatureSchema
 from dhen.values import load_yaml, parse
 from search.bundles.bundle import is_bundle, read_bundle
-from search.config import CONFIGURATION_KEYS, HELD_KEYS, LOG_KEYS, set_override
+from search.config import CONFIGURATION_KEYS, HELD_KEYS, LOG_KEYS
 from search.dataset import open_log
-from search.log_config import LogConfig
+from search.log_config import LogConfig, set_override
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import BF16_GAIN, Precision
 from trials.job import TrainingConfig

@@ -10,10 +10,11 @@ from dhen.atomic_write import atomic_file
 from search.bundles.bundle import Bundle
 from search.bundles.scorer import BATCH_ROWS, Scorer
 from trials.data.encoding.encode_rows import encode_rows
+from trials.data.read_options import ReadOptions
 
 
 def score_rows(
-    bundle: Bundle, files: Sequence[Path], out: Path, *, format: str | None, on_rows: Callable[[int], None]
+    bundle: Bundle, files: Sequence[Path], out: Path, *, options: ReadOptions, on_rows: Callable[[int], None]
 ) -> int:
     """Writes `row,score` in input order to a CSV file, which appears whole or not at all.
 
@@ -21,7 +22,7 @@ def score_rows(
         bundle: the bundle whose encoding and weights are used.
         files: raw rows.
         out: the CSV file.
-        format: format of the files; None where it is to be detected.
+        options: how the files are read.
         on_rows: is called with how many rows are scored so far.
 
     Returns:
@@ -35,7 +36,7 @@ def score_rows(
     with atomic_file(out) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(("row", "score"))
-        for rows in encode_rows(files, bundle.encoding, format=format, batch_size=BATCH_ROWS):
+        for rows in encode_rows(files, bundle.encoding, options=options, batch_size=BATCH_ROWS):
             scores_B = scorer.score_encoded(rows)
             writer.writerows((scored + i, f"{score:.9g}") for i, score in enumerate(scores_B))
             scored += len(scores_B)

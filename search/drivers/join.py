@@ -11,7 +11,8 @@ from sqlalchemy.exc import ArgumentError
 
 from dhen.errors import UserError
 from dhen.values import parse
-from search.config import ADDRESSES, StudyConfig, set_override, written_config
+from search.config import ADDRESSES, StudyConfig, written_config
+from search.log_config import set_override
 from search.read_study import HEAD, run_directory_of, stored_studies
 from trials.address import LOCAL
 from trials.storage.database import without_password

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from dhen.errors import UserError, unknown_name
 from dhen.values import Value, parse
 from search.bundles.bundle import Bundle
-from search.config import set_override
+from search.log_config import set_override
 from trials.data.period_length import DAY, parse_length
 from trials.job import Job, TablesConfig, TrainingConfig
 from trials.training.progressive import FIXED, in_order_of_time

@@ -10,8 +10,7 @@ from rich.console import Console
 
 from dhen.errors import UserError
 from dhen.values import parse
-from search.config import set_override
-from search.log_config import DemoConfig
+from search.log_config import DemoConfig, set_override
 from search.terminal import step_progress
 from search.verbs.output import GeneratedLog, json_option, print_json
 from trials.data.demo.write import generate

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -16,6 +17,7 @@ from dashboards.units import byte_size
 from search.bundles.bundle import read_bundle
 from search.bundles.increments import Increment, only_trainer
 from search.dataset import log_files
+from search.log_config import read_options
 from search.online.online_training import CHECKPOINTS, OnlineTraining, check_network, opened, time_of
 from search.online.settings import check_servers, online_settings
 from search.online.table_servers import SERVERS, TableServers
@@ -25,7 +27,6 @@ from search.verbs.output import OnlineBundle, OnlineIncrement, json_option, prin
 from trials.data.cache import PreparedLog
 from trials.data.periods import Periods
 from trials.data.prepare.prepare_log import prepare
-from trials.data.read_options import ReadOptions
 from trials.job import TrainingConfig
 
 OUTPUT = OnlineBundle
@@ -67,7 +68,7 @@ def command(
 ) -> None:
     """Train a bundle's network on newer rows, period by period in the order of time: each period is scored, then
     trained on once, and leaves an increment. Keys: period (1d, 6h, 30m, or a number of rows), servers,
-    training.KEY.
+    training.KEY, csv.KEY.
 
     --out begins as a copy of BUNDLE. It is a bundle at every moment: `predict` uses its newest version. The same
     command goes on after Ctrl-C, and with newer --data later.
@@ -75,14 +76,16 @@ def command(
     console = Console(stderr=as_json)
     source = read_bundle(bundle)
     check_network(source)
-    settings = online_settings(source, overrides)
+    of_files = [word for word in overrides if word.startswith("csv.")]
+    settings = online_settings(source, [word for word in overrides if word not in of_files])
+    given: dict[str, Any] = {"format": log_format, "skip_bad_rows": skip_bad_rows or None}
     if settings.servers is not None:
         check_servers(source.job(), settings.servers)
     with resumable(console, out), only_trainer(out), step_progress(console) as progress:
         log = prepare(
             log_files(data),
             encoding=source.encoding,
-            options=ReadOptions(format=log_format, skip_bad_rows=skip_bad_rows),
+            options=read_options(of_files, **given),
             joins_splits=True,
             progress=progress,
         )

@@ -22,7 +22,8 @@ from dashboards.report.page import write_figure
 from dashboards.terminal.plan_ladder import ladder_table, parts_table, reasons, selection
 from dashboards.units import byte_size
 from dhen.errors import UserError
-from search.config import HELD_KEYS, LOG_KEYS, held_config, set_override
+from search.config import HELD_KEYS, LOG_KEYS, held_config
+from search.log_config import set_override
 from search.plan_request import PlanRequest, fits_nowhere, in_least_shape, log_to_read, read_request
 from search.planning.attempts import plan_options
 from search.planning.plan_trial import declared_clusters, precision_here
@@ -102,7 +103,7 @@ def command(
     CONFIG.yaml holds `model`, `schema` (tables with name, rows, multi_hot, mean_ids; numeric: names or how
     many) and `training` (batch_size over all ranks, precision). Keys: model.KEY, schema.KEY, training.KEY, and
     as in a study ranks, hbm, prefer, technique (the one strategy to price), memory_margin and servers; with --data
-    also label, format, schema_file, split.KEY, growing, skip_bad_rows and demo.KEY.
+    also label, format, csv.KEY, schema_file, split.KEY, growing, skip_bad_rows and demo.KEY.
     """
     if (swept is None) != (out is None):
         raise UserError("--sweep and --out go together: --sweep depth=1..40 --out depth.html.")

@@ -11,6 +11,7 @@ from dhen.errors import UserError
 from search.bundles.bundle import read_bundle
 from search.bundles.score_rows import score_rows
 from search.dataset import log_files
+from search.log_config import read_options
 from search.terminal import step_progress
 from search.verbs.data_option import data_option
 from search.verbs.output import ScoredRows, json_option, print_json
@@ -21,16 +22,24 @@ OUTPUT = ScoredRows
 
 @click.command(epilog="Example: dhen-search predict runs/demo/best --data new.csv --out scores.csv")
 @click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("words", nargs=-1, metavar="[csv.KEY=value ...]")
 @data_option("Raw rows, files or a folder; no label needed.", required=True)
 @click.option("--format", "log_format", help="csv, tsv, parquet, criteo or avazu; found out if not given.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="CSV of row,score.")
 @json_option("File and rows as JSON.")
-def command(bundle: Path, data: tuple[str, ...], log_format: str | None, out: Path, as_json: bool) -> None:
+def command(
+    bundle: Path,
+    words: tuple[str, ...],
+    data: tuple[str, ...],
+    log_format: str | None,
+    out: Path,
+    as_json: bool,
+) -> None:
     """Write `row,score` in input order: the probability of a click, corrected for negative sampling.
 
     Unseen categories and missing values are scored as the encoding learned to.
     """
-    opened_bundle = read_bundle(bundle)
+    opened_bundle, options = read_bundle(bundle), read_options(words, ("csv", "format"), format=log_format)
     if out.is_dir():
         raise UserError(f"{out} is a folder; --out names the CSV file to write.")
     files = log_files(data)
@@ -42,7 +51,7 @@ def command(bundle: Path, data: tuple[str, ...], log_format: str | None, out: Pa
             opened_bundle,
             files,
             out,
-            format=log_format,
+            options=options,
             on_rows=lambda scored: progress("scoring", scored, None),
         )
     if as_json:

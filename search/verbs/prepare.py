@@ -9,6 +9,7 @@ from rich.console import Console
 
 from dhen.errors import UserError
 from search.dataset import log_files
+from search.log_config import read_options
 from search.terminal import print_columns, print_notes, step_progress
 from search.verbs.output import PreparedSummary, json_option, print_json
 from trials.data.prepare.prepare_log import prepare
@@ -25,9 +26,10 @@ OUTPUT = PreparedSummary
 Examples:
   dhen-search prepare log.csv.gz --out prepared
   dhen-search prepare log.csv.gz --schema prepared/schema.yaml --out prepared2
+  dhen-search prepare log.csv csv.header=no label=c9
 """
 )
-@click.argument("sources", nargs=-1, required=True, metavar="LOG ...")
+@click.argument("sources", nargs=-1, required=True, metavar="LOG ... [key=value ...]")
 @click.option("--format", "log_format", help="csv, tsv, parquet, criteo or avazu; found out if not given.")
 @click.option("--out", type=click.Path(path_type=Path), help="The prepared log's folder (default: a cache).")
 @click.option("--schema", type=click.Path(path_type=Path), help="A schema.yaml that you edited.")
@@ -49,19 +51,25 @@ def command(
     check: bool,
     as_json: bool,
 ) -> None:
-    """Prepare LOG (files, a folder or a URL) once; studies, trainings and verifications reuse it."""
+    """Prepare LOG (files, a folder or a URL) once; studies, trainings and verifications reuse it.
+
+    Keys: label, weight, columns.NAME, format, csv.KEY, split.KEY, growing.KEY, skip_bad_rows.
+    """
     console = Console(stderr=as_json)
-    options = ReadOptions(format=log_format, label=label, weight=weight, skip_bad_rows=skip_bad_rows)
+    words = [word for word in sources if _is_key(word)]
+    given = {"format": log_format, "label": label, "weight": weight, "skip_bad_rows": skip_bad_rows or None}
+    options = read_options(words, **given)
+    named = [source for source in sources if source not in words]
     if check:
         if schema is not None or out is not None:
             raise UserError("--check writes nothing and reads no schema.yaml: leave --out and --schema out.")
         with step_progress(console) as progress:
-            files = log_files(sources, progress=progress)
-        _check(infer(open_log(files, options.format), options), console, as_json=as_json)
+            files = log_files(named, progress=progress)
+        _check(infer(open_log(files, options.format, options.csv), options), console, as_json=as_json)
         return
     with step_progress(console) as progress:
         log = prepare(
-            log_files(sources, progress=progress),
+            log_files(named, progress=progress),
             out=out,
             options=options,
             schema=read_schema(schema) if schema else None,
@@ -127,3 +135,9 @@ def _check(inferred: InferredSchema, console: Console, *, as_json: bool) -> None
         return
     print_columns(console, inferred.findings)
     print_notes(console, (*inferred.sentences, *unknown))
+
+
+def _is_key(word: str) -> bool:
+    """Tells `label=y` from a folder such as `dt=2026-11-02`."""
+    key, equals, _ = word.partition("=")
+    return bool(equals) and key.partition(".")[0] in ReadOptions.model_fields and not Path(word).exists()

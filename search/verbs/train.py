@@ -19,7 +19,7 @@ from dhen.model import catalog, named_model, parse_model
 from dhen.values import parse
 from search.bundles.bundle import Member, check_place, is_bundle, read_bundle, write_bundle
 from search.bundles.export import bundle_info
-from search.config import HELD_KEYS, LOG_KEYS, StudyConfig, held_config, set_override
+from search.config import HELD_KEYS, LOG_KEYS, StudyConfig, held_config
 from search.dataset import log_files, open_log
 from search.execution.jobs import job_on, new_record, refit_job
 from search.execution.passes import (
@@ -34,6 +34,7 @@ from search.execution.passes import (
 from search.execution.scoring import score_one
 from search.execution.train_one import train_one
 from search.execution.trainer import Trainer
+from search.log_config import set_override
 from search.planning.attempts import execution, most_ranks, plan_options, ranks_here
 from search.planning.plan_trial import LOCAL, declared_clusters, planned
 from search.study.baseline import read_configuration
@@ -84,7 +85,7 @@ def command(
 ) -> None:
     """Train one configuration and write it as a bundle. Keys: seed, model.KEY, training.KEY, objective, period,
     refit, ranks, hbm, prefer, technique, memory_margin, servers, and how the log is read: label, format,
-    schema_file, split.KEY, growing, skip_bad_rows, demo.KEY.
+    csv.KEY, schema_file, split.KEY, growing, skip_bad_rows, demo.KEY.
 
     With refit=yes it is trained once more then, on the rows of training and validation together, for as many
     passes as it took to its best, and that is written.

@@ -18,10 +18,10 @@ from dhen.model import model_cost
 from search.bundles.bundle import Bundle, read_bundle
 from search.bundles.int8_cost import Int8Cost
 from search.bundles.log_of_bundle import log_of
+from search.log_config import read_options
 from search.verbs.data_option import data_option
 from search.verbs.output import VerifiedBundle, VerifiedSplit, json_option, print_json
 from trials.data.cache import PreparedLog
-from trials.data.read_options import ReadOptions
 from trials.record import Metrics
 from trials.serving_limits import ForwardTime
 from trials.training.evaluation import evaluate, logit_metrics
@@ -35,12 +35,18 @@ NE_TOLERANCE = {"fp32": 1e-4, "bf16": 5e-4}
 
 @click.command(epilog="Example: dhen-search verify runs/demo/best --data log.csv")
 @click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("words", nargs=-1, metavar="[csv.KEY=value ...]")
 @data_option("The log, to evaluate again: files, a folder, `demo`.")
 @click.option("--format", "log_format", help="csv, tsv, parquet, criteo or avazu; found out if not given.")
 @click.option("--skip-bad-rows", is_flag=True, help="As the log was prepared.")
 @json_option("What holds and what does not, as JSON.")
 def command(
-    bundle: Path, data: tuple[str, ...], log_format: str | None, skip_bad_rows: bool, as_json: bool
+    bundle: Path,
+    words: tuple[str, ...],
+    data: tuple[str, ...],
+    log_format: str | None,
+    skip_bad_rows: bool,
+    as_json: bool,
 ) -> None:
     """Check a bundle's files, costs and stored scores; with --data, evaluate it again and compare NE."""
 
@@ -57,7 +63,8 @@ def command(
     say(f"cost: {flops:,.0f} FLOPs per example, as at export")
     scores_within = opened.check()
     say(f"stored examples: scores within {scores_within:.1e} of those at export")
-    options = ReadOptions(format=log_format, skip_bad_rows=skip_bad_rows)
+    given = {"format": log_format, "skip_bad_rows": skip_bad_rows or None}
+    options = read_options(words, ("csv", *given), **given)
     log = log_of(opened, data, options) if data else None
     for note in log.notes if log else ():
         say(f"note: {note}")

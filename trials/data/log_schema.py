@@ -385,6 +385,81 @@ class SplitRule(Value):
         return part if isinstance(part, tuple) else ()
 
 
+class CsvDialect(Value):
+    """How a text file is written; the plain one where nothing is said."""
+
+    delimiter: str = ","
+    quote: str = '"'
+    escape: str = ""
+    skip: int = 0
+    header: bool = True
+
+    def described(self) -> str:
+        """Returns what is not plain, in words."""
+        words = {
+            f"{shown(self.delimiter)} between fields": self.delimiter != ",",
+            f"{shown(self.quote)} around fields" if self.quote else "no quotes": self.quote != '"',
+            f"{self.escape} before what stands for itself": bool(self.escape),
+            f"the first {self.skip} lines left out": bool(self.skip),
+            "no header": not self.header,
+        }
+        return ", ".join(each for each, holds in words.items() if holds)
+
+
+def shown(mark: str) -> str:
+    """Returns a character as it can be read and typed."""
+    return mark if mark.isprintable() and mark != " " else repr(mark)[1:-1] if mark != " " else "a space"
+
+
+PLAIN_CSV = CsvDialect()
+
+
+class GivenDialect(Value):
+    """How text files are written, as far as it is said; what is null is found out, file by file."""
+
+    delimiter: str | None = Field(default=None, min_length=1, max_length=1)
+    r"""Character between fields, such as `;`, `\t` or `\x01`."""
+    quote: str | None = Field(default=None, max_length=1)
+    """Character around fields that hold a delimiter; none (`csv.quote=`) if quotes are part of the text."""
+    escape: str | None = Field(default=None, max_length=1)
+    r"""Character that takes its meaning from the quote or the delimiter after it: `\`, as Spark, Hive and MySQL
+    write; none (`csv.escape=`) if quotes inside quotes are doubled."""
+    skip: int | None = Field(default=None, ge=0)
+    """Number of lines before the header, or before the first row if there is no header."""
+    header: bool | None = None
+    """Whether names of the columns come first. Without them columns are called c0, c1 and so on."""
+
+    @field_validator("delimiter", "quote", "escape", mode="before")
+    @classmethod
+    def _spelled_out(cls, value: Any) -> Any:
+        r"""Reads `\t`, `\x01` and `\001` as the characters that they stand for."""
+        if not isinstance(value, str) or not re.fullmatch(r"\\(t|x[0-9a-fA-F]{2}|[0-7]{1,3})", value):
+            return "\t" if value == "tab" else value
+        return value.encode().decode("unicode_escape")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        marks = [mark for mark in (self.delimiter, self.quote, self.escape) if mark]
+        if any(not mark.isascii() or mark in "\r\n" for mark in marks) or len(set(marks)) < len(marks):
+            raise ValueError(
+                "delimiter, quote and escape are different ASCII characters, and no ends of lines"
+            )
+        return self
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What is said, by key."""
+        return {key: value for key, value in self.to_dict().items() if value is not None}
+
+    def over(self, other: GivenDialect) -> GivenDialect:
+        """Returns what is said here, and where nothing is, there."""
+        return other.replace(**self.said)
+
+
+UNSAID = GivenDialect()
+"""Nothing is said: all is found out."""
+
+
 class LogSchema(Value):
     """The roles of all columns of a log, in its order; columns it does not name are not used."""
 
@@ -394,6 +469,8 @@ class LogSchema(Value):
     """Which rows are train, validation and test."""
     negative_sampling_rate: float = Field(default=1.0, gt=0.0, le=1.0)
     """The fraction of negatives that were kept when the log was written; 1 when all were."""
+    csv: GivenDialect = Field(default=UNSAID, exclude_if=lambda csv: csv == UNSAID)
+    """How text files of the log are written, if it is not with commas, double quotes and a header."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -457,6 +534,10 @@ class LogSchema(Value):
                         f"{derived} is the name of a table of {name}'s buckets: ignore it, or give {name} no "
                         "`buckets`"
                     )
+
+    def of_rows(self) -> dict[str, Any]:
+        """Returns the schema as plain data without `csv`: equal for equal rows, however they are written."""
+        return {key: value for key, value in self.to_dict().items() if key != "csv"}
 
     def _only(self, role: str) -> str | None:
         return next((name for name, column in self.columns.items() if column.role == role), None)

@@ -12,7 +12,16 @@ from pydantic import Field, field_validator, model_validator
 from dhen.errors import unknown_name
 from dhen.schema import Growing, Ttl
 from dhen.values import Value, parse
-from trials.data.log_schema import MIN_COUNT, LogSchema, SplitBy, SplitPart, TableKind, one_form
+from trials.data.log_schema import (
+    MIN_COUNT,
+    UNSAID,
+    GivenDialect,
+    LogSchema,
+    SplitBy,
+    SplitPart,
+    TableKind,
+    one_form,
+)
 
 
 class GivenSplit(Value):
@@ -89,6 +98,8 @@ class ReadOptions(Value):
 
     format: str | None = None
     """Format of the files: csv, tsv, parquet, criteo or avazu; detected where not given."""
+    csv: GivenDialect = UNSAID
+    """How text files are written, where it is not as it is found out."""
     label: str | None = None
     """The label: a column of two values, a comparison (`rating>=4`, `status==delivered`), clicks among impressions
     (`clicks/impressions`), or a rate or probability from 0 to 1. Looked for by name where not given."""

@@ -42,6 +42,10 @@ _SPLIT_HEAD = """\
 # auto: order or random, by what is seen of all rows.
 # With the first three one of the two may be a list, too: {by: order, validation: 0.1, test: [test.csv]}
 """
+_CSV_HEAD = """\
+# how the files are written, if not with commas, double quotes and a header; keys: delimiter, quote, escape, skip
+# (lines before the header), header (false: columns are c0, c1, ...)
+"""
 _RATE_HEAD = "# the fraction of negatives that were kept in the log; 1.0 if none was dropped\n"
 
 
@@ -54,10 +58,11 @@ def schema_to_yaml(schema: LogSchema, findings: Sequence[ColumnFinding] = ()) ->
         for each in findings
     }
     entries = [_entry(name, column, notes.get(name)) for name, column in data["columns"].items()]
+    csv = f"{_CSV_HEAD}csv: {_flow(schema.csv.said)}\n" if "csv" in data else ""
     return (
         f"{_HEAD}columns:\n{''.join(entries)}\n"
         f"{_SPLIT_HEAD}split: {_flow(data['split'])}\n"
-        f"{_RATE_HEAD}negative_sampling_rate: {schema.negative_sampling_rate}\n"
+        f"{_RATE_HEAD}negative_sampling_rate: {schema.negative_sampling_rate}\n{csv}"
     )
 
 

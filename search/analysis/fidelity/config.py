@@ -9,8 +9,8 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from dhen.errors import UserError
 from dhen.values import parse
-from search.config import StudyConfig, set_override
-from search.log_config import LogConfig
+from search.config import StudyConfig
+from search.log_config import LogConfig, set_override
 from trials.cluster.quantity import Bytes
 from trials.job import TrainingConfig
 

@@ -10,8 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from dhen.errors import unknown_name
 from dhen.ops.parts import Widths
 from dhen.values import parse
-from search.config import set_override
-from search.log_config import LogConfig
+from search.log_config import LogConfig, set_override
 from trials.job import Passes, TrainingConfig
 
 CONFIDENCE = 0.95

@@ -106,3 +106,16 @@ def test_a_log_sorted_by_its_label_is_split_at_random(dhen_search: Run, shop: Pa
     log.write_text("\n".join((head, *rows[:100], *(f"{row[:-1]}0" for row in rows[100:]))) + "\n")
     words = ("prepare", log, "--label", "purchased", "--out", tmp_path / "few")
     assert "split.by=random split.validation=0.1" in dhen_search(*words, code=2).stderr
+
+
+def test_a_file_without_header_needs_a_word(dhen_search: Run, tmp_path: Path) -> None:
+    path = tmp_path / "access.csv"
+    path.write_text("".join(f"{i % 7},{i * i},{i % 5},{i % 2}\n" for i in range(300)))
+    asked = dhen_search("prepare", path, "--out", tmp_path / "log", code=2).stderr
+    assert "csv.header=no label=c3\n      'c0': 0, 1, 2; 'c1': 0, 1, 4" in asked
+    words = ("csv.header=no", "label=c3")
+    assert "read with no header" in dhen_search("prepare", path, *words, "--out", tmp_path / "log").stdout
+    text = (tmp_path / "log" / "schema.yaml").read_text()
+    assert "csv: {header: false}" in text
+    dhen_search("prepare", path, "--out", tmp_path / "log")  # by its own schema.yaml
+    assert (tmp_path / "log" / "schema.yaml").read_text() == text

@@ -15,13 +15,18 @@ from trials.data.encoding.encoding import Encoding
 from trials.data.raw.readers import BadRows, RawBatch, read_batches
 from trials.data.raw.sources import open_log
 from trials.data.raw.typed import typed_columns
+from trials.data.read_options import READ_AS_FOUND, ReadOptions
 from trials.data.rows import EncodedRows
 
 T = TypeVar("T")
 
 
 def encode_rows(
-    sources: Sequence[Path], encoding: Encoding, *, format: str | None = None, batch_size: int = 65_536
+    sources: Sequence[Path],
+    encoding: Encoding,
+    *,
+    options: ReadOptions = READ_AS_FOUND,
+    batch_size: int = 65_536,
 ) -> Iterator[EncodedRows]:
     """Encodes the rows of raw files, in their order, at most `batch_size` at a time.
 
@@ -30,7 +35,7 @@ def encode_rows(
     Raises:
         UserError: when the files lack an input column (all are listed), or for a row that cannot be read.
     """
-    log = open_log(sources, format)
+    log = open_log(sources, options.format, options.csv, encoding.schema.csv)
     inputs = encoding.schema.inputs
     absent = [name for name in inputs if name not in log.columns]
     if absent:

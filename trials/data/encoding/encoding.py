@@ -228,7 +228,7 @@ class Encoding:
         """A hash (16 hex digits) of all that decides how a row is encoded."""
         vocabularies = {name: vocabulary.checksum() for name, vocabulary in self._vocabularies.items()}
         scales = {name: scale.to_dict() for name, scale in self._scales.items()}
-        return fingerprint([self.schema.to_dict(), vocabularies, scales])
+        return fingerprint([self.schema.of_rows(), vocabularies, scales])
 
     def encode(self, columns: Mapping[str, pa.Array], pool: Executor) -> EncodedRows:
         """Encodes typed columns (see `trials.data.raw.typed`) of N rows; columns that are no input are not looked

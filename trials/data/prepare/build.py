@@ -14,7 +14,7 @@ from dhen.fingerprint import fingerprint
 from trials.data.cache import MANIFEST, VERSION, Manifest
 from trials.data.encoding.encoding import Encoding
 from trials.data.example_weights import ClickTotals
-from trials.data.log_schema import SPLITS, LogSchema
+from trials.data.log_schema import PLAIN_CSV, SPLITS, LogSchema
 from trials.data.prepare.classes import check_classes, count_clicks, plan_of
 from trials.data.prepare.collisions import HashCollisions
 from trials.data.prepare.fit import fit
@@ -36,7 +36,6 @@ class Request:
     """The log to be prepared, and how."""
 
     log: RawLog
-    file_hashes: tuple[str, ...]
     schema: LogSchema
     schema_text: str
     """Text of the schema.yaml to be written: the schema, with its comments."""
@@ -56,8 +55,18 @@ class Request:
         by_name = schema.splits_by_file or any(file.partition for file in files)
         names = [file.name for file in files] if by_name else []
         encoding = self.encoding.fingerprint if self.encoding else None
-        deciding = [VERSION, list(self.file_hashes), names, str(self.log.format), schema.to_dict(), encoding]
-        return fingerprint([*deciding, self.skip_bad_rows])
+        hashes = [file.facts.sha256 for file in files]
+        deciding = [
+            VERSION,
+            hashes,
+            names,
+            str(self.log.format),
+            schema.of_rows(),
+            encoding,
+            self.skip_bad_rows,
+        ]
+        dialects = [file.dialect.to_dict() for file in files if file.dialect != PLAIN_CSV]
+        return fingerprint([*deciding, *dialects])
 
     @property
     def key(self) -> str:

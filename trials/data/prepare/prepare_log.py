@@ -16,7 +16,6 @@ from trials.data.cache import PreparedLog
 from trials.data.encoding.encoding import Encoding
 from trials.data.log_schema import LabelColumn, LogSchema, SplitRule
 from trials.data.prepare.build import Request, build
-from trials.data.prepare.file_hashes import hash_files
 from trials.data.prepare.locked_directory import built, locked
 from trials.data.prepare.staging import Progress
 from trials.data.raw.files import RawLog
@@ -62,7 +61,7 @@ def prepare(
     sources = [Path(source) for source in sources]
     if len(sources) == 1 and PreparedLog.is_prepared(sources[0]):
         return _open_prepared(sources[0], out, options, given=schema is not None or encoding is not None)
-    request = _request(open_log(sources, options.format), out, options, schema, encoding, of_another_log)
+    request = _request(sources, out, options, schema, encoding, of_another_log)
     request = replace(request, joins_splits=joins_splits)
     target = Path(out).resolve() if out is not None else user_cache() / request.key
     with locked(target):
@@ -93,7 +92,7 @@ def _open_prepared(source: Path, out: Path | None, options: ReadOptions, *, give
 
 
 def _request(
-    log: RawLog,
+    sources: Sequence[Path],
     out: Path | None,
     options: ReadOptions,
     schema: LogSchema | None,
@@ -104,6 +103,13 @@ def _request(
     edited = Path(out) / "schema.yaml" if out is not None else None
     source, text = "the schema", None
     findings: tuple[ColumnFinding, ...] = ()
+    if encoding is None and schema is None and edited is not None and edited.is_file():
+        schema, source, text = read_schema(edited), str(edited), edited.read_text(encoding="utf-8")
+    known = encoding.schema if encoding is not None else schema
+    csv = options.csv
+    if known is not None and encoding is None and not of_another_log:
+        csv = csv.over(known.csv)  # it was said of these files
+    log = open_log(sources, options.format, csv, known.csv if known is not None else None)
     sentences: tuple[str, ...] = ()
     if encoding is not None:
         rules = schema or encoding.schema
@@ -111,8 +117,6 @@ def _request(
             split=rules.split, negative_sampling_rate=rules.negative_sampling_rate
         )
         (schema, sentences), source = _fitting(combined, log), "the encoding"
-    elif schema is None and edited is not None and edited.is_file():
-        schema, source, text = read_schema(edited), str(edited), edited.read_text(encoding="utf-8")
     elif schema is None:
         inferred = infer(log, options)
         schema, findings, sentences = inferred.schema, inferred.findings, inferred.sentences
@@ -120,7 +124,7 @@ def _request(
         schema, sentences = _fitting(schema, log)
     if not findings and encoding is None:
         schema = with_roles(schema, options.columns)
-    schema, whole = _with_split(schema, options.split), schema
+    schema, whole = _with_split(schema, options.split).replace(csv=log.csv), schema
     encoding = encoding.with_schema(schema) if encoding is not None else None
     if encoding is None:
         schema = options.growing.applied_to(schema)
@@ -132,13 +136,12 @@ def _request(
         raise UserError(f"{given} is given, but {source} says label={schema.label}{own}: change one of them.")
     return Request(
         log=log,
-        file_hashes=tuple(hash_files([file.path for file in log.files], user_cache())),
         schema=schema,
         schema_text=text if text and schema == whole else schema_to_yaml(schema, findings),
         encoding=encoding,
         skip_bad_rows=options.skip_bad_rows,
         findings=findings,
-        sentences=sentences,
+        sentences=(*log.notes(), *sentences),
     )
 
 

@@ -7,6 +7,7 @@ import io
 import itertools
 import shutil
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,10 +18,14 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dhen.errors import UserError
+from dhen.errors import UserError, listed
+from dhen.values import Value
+from trials.data.log_schema import PLAIN_CSV, UNSAID, CsvDialect, GivenDialect
 
 COMPRESSIONS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
 """Arrow's names of the compressions that are read, by a file's first bytes."""
+MOST_NAMED = 5
+"""Number of files that a note names."""
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """How Hive and Spark write a missing value into the name of a folder."""
 
@@ -35,6 +40,19 @@ class Format(StrEnum):
     AVAZU = "avazu"
 
 
+class FileFacts(Value):
+    """What is known of a file's bytes once all of them were read."""
+
+    sha256: str = ""
+    escaped_at: int | None = None
+    """Place of the first quote after a backslash in the decompressed text."""
+    utf8: bool = True
+    mixed_line_ends: bool = False
+
+
+UNREAD = FileFacts()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawFile:
     """One file of a log."""
@@ -45,10 +63,13 @@ class RawFile:
     """Names of what a row of the file holds, in its order."""
     folder: Path | None = None
     """The folder that was named as the log, where the file itself was not."""
-    delimiter: str = ","
+    dialect: CsvDialect = PLAIN_CSV
+    unnamed: frozenset[str] = frozenset()
+    """Those of the fields that have no name in the header, and are called by their place."""
     header_bytes: int = 0
     """Bytes of decompressed text before the first row of data."""
     header_lines: int = 0
+    facts: FileFacts = UNREAD
 
     @property
     def name(self) -> str:
@@ -68,11 +89,6 @@ class RawFile:
         """Names of the columns: a row's own, in the file's order, and those of its folders."""
         return (*self.fields, *self.partition)
 
-    @property
-    def quoting(self) -> bool:
-        """Whether quotes enclose fields (raw Criteo has none)."""
-        return self.format is not Format.CRITEO
-
     def where(self, row: int) -> str:
         """Returns the place of a row (0 is the first row of data): its line, or its number in a Parquet file.
 
@@ -84,7 +100,7 @@ class RawFile:
             stream.read(self.header_bytes)
             # lines end where Arrow's parser ends them, at carriage returns too
             lines = io.TextIOWrapper(stream, encoding="latin-1", newline="")
-            records = records_of(lines, self.delimiter, quoting=self.quoting)
+            records = records_of(lines, self.dialect)
             try:
                 found = next(itertools.islice(records, row, None), None)
             except csv.Error:
@@ -99,6 +115,13 @@ class RawLog:
     """All files of a log, in order."""
 
     files: tuple[RawFile, ...]
+    csv: GivenDialect = UNSAID
+    """What was said of how its text is written, and what all files share that is not plain."""
+
+    @property
+    def unnamed(self) -> frozenset[str]:
+        """Columns that have no name in any file's header, and are called by their place."""
+        return frozenset.intersection(*(file.unnamed for file in self.files))
 
     @property
     def format(self) -> Format:
@@ -118,6 +141,20 @@ class RawLog:
         left_out = (name for name in every if name not in common)
         return {name: next(file.name for file in self.files if name not in file.columns) for name in left_out}
 
+    def notes(self) -> list[str]:
+        """Returns what of its text is worth knowing: the dialect if it is not the plain one, and odd bytes."""
+        by_note = defaultdict[str, list[str]](list)
+        for file in self.files:
+            if file.format is Format.CRITEO:
+                continue
+            if file.dialect != PLAIN_CSV:
+                by_note[f"read with {file.dialect.described()}"].append(file.name)
+            if not file.facts.utf8:
+                by_note["values that are no UTF-8 are read as Latin-1"].append(file.name)
+            if file.facts.mixed_line_ends:
+                by_note["lines end in several ways, all of which count"].append(file.name)
+        return [f"{listed(names, MOST_NAMED)}: {note}" for note, names in by_note.items()]
+
     @property
     def name(self) -> str:
         """Name of the first file, or of the folder that holds several."""
@@ -136,9 +173,18 @@ def compression_of(head: bytes) -> str | None:
     return next((name for magic, name in COMPRESSIONS.items() if head.startswith(magic)), None)
 
 
-def open_stream(path: Path) -> Any:
-    """Opens the decompressed bytes of a file, as an Arrow input stream."""
-    return pa.input_stream(str(path), compression=_compression(path))
+def open_stream(path: Path, raw: Any = None) -> Any:
+    """Opens the decompressed bytes of a file, as an Arrow input stream; `raw`: a Python file that reads it."""
+    source = str(path) if raw is None else pa.PythonFile(raw, mode="r")
+    return pa.input_stream(source, compression=_compression(path))
+
+
+def read_at(path: Path, place: int, size: int) -> bytes:
+    """Returns so many of the decompressed bytes of a file from a place on, as far as there are."""
+    with open_stream(path) as stream:
+        while place > 0 and (skipped := stream.read(min(place, size))):
+            place -= len(skipped)
+        return bytes(stream.read(size))
 
 
 def _compression(path: Path) -> str | None:
@@ -164,18 +210,30 @@ def _unpacked(path: Path) -> pa.NativeFile:
 
 
 def records_of(
-    lines: Iterator[str], delimiter: str, *, quoting: bool
+    lines: Iterator[str], dialect: CsvDialect, *, strict: bool = False
 ) -> Iterator[tuple[int, int, list[str]]]:
-    """Yields first line, last line (both from 1) and fields of each record; blank lines are no records."""
+    """Yields first line, last line (both from 1) and fields of each record; blank lines are no records.
+
+    Raises:
+        csv.Error: for what Python's parser takes for no record; `strict`: for text after a closing quote, too.
+    """
     number = 0
+    marks = [mark for mark in (dialect.quote, dialect.escape) if mark]
     for line in lines:
         first_line = number = number + 1
-        if quoting and '"' in line:
-            reader = csv.reader(itertools.chain([line], lines), delimiter=delimiter)
+        if any(mark in line for mark in marks):
+            reader = csv.reader(
+                itertools.chain([line], lines),
+                delimiter=dialect.delimiter,
+                quoting=csv.QUOTE_MINIMAL if dialect.quote else csv.QUOTE_NONE,
+                quotechar=dialect.quote or None,
+                escapechar=dialect.escape or None,
+                strict=strict,
+            )
             fields = next(reader)
             number += reader.line_num - 1
         elif text := line.rstrip("\r\n"):
-            fields = text.split(delimiter)
+            fields = text.split(dialect.delimiter)
         else:
             continue
         yield first_line, number, fields

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ import pyarrow.csv as pacsv
 from numpy.typing import NDArray
 
 from dhen.errors import UserError
-from trials.data.log_schema import MISSING_MARKS
+from trials.data.log_schema import MISSING_MARKS, CsvDialect
 from trials.data.raw.files import Format, RawFile, RawLog, open_parquet, open_stream
 from trials.data.raw.text import from_bytes, plain
 
@@ -164,6 +165,37 @@ def _read_parquet(file: RawFile, columns: Sequence[str]) -> Iterator[pa.RecordBa
             raise UserError(f"{file.path}: cannot be read to its end ({error}).") from None
 
 
+class EscapesAlone(io.RawIOBase):
+    r"""A text in which every escape character is one to Arrow's parser, which drops it before any character: those
+    before letters are doubled, so that `\N` is still a missing value and `a\b` is not `ab`."""
+
+    def __init__(self, stream: Any, dialect: CsvDialect) -> None:
+        """Takes an open stream of bytes."""
+        escape = re.escape(dialect.escape)
+        marks = re.escape("".join((dialect.escape, dialect.quote, dialect.delimiter, "\r\n")))
+        self._pattern = re.compile(f"({escape}[{marks}])|{escape}".encode())
+        self._escape, self._stream = dialect.escape.encode(), stream
+        self._read, self._rest = bytearray(), b""
+
+    def readable(self) -> bool:
+        """It is, for Arrow."""
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """Returns the next bytes of the text; none at its end."""
+        while len(self._read) < size and (chunk := self._stream.read(size)):
+            text = self._rest + chunk
+            escapes = len(text) - len(text.rstrip(self._escape))
+            end = len(text) - escapes % 2  # the last one may escape what comes next
+            self._read += self._pattern.sub(lambda found: found[1] or 2 * self._escape, text[:end])
+            self._rest = text[end:]
+        if len(self._read) < size:
+            self._read, self._rest = self._read + self._rest, b""
+        given = bytes(self._read[:size])
+        del self._read[:size]
+        return given
+
+
 def _read_text(
     file: RawFile, columns: Sequence[str], bad_rows: BadRows, marks: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
@@ -173,9 +205,10 @@ def _read_text(
         return "skip"
 
     parse = pacsv.ParseOptions(
-        delimiter=file.delimiter,
-        quote_char='"' if file.quoting else False,
-        newlines_in_values=file.quoting,
+        delimiter=file.dialect.delimiter,
+        quote_char=file.dialect.quote or False,
+        escape_char=file.dialect.escape or False,
+        newlines_in_values=bool(file.dialect.quote or file.dialect.escape),
         invalid_row_handler=leave_out if bad_rows.skip else None,
     )
     fields = dict.fromkeys([*columns, file.fields[-1]])  # the last one shows whether all quotes were closed
@@ -195,7 +228,8 @@ def _read_text(
         with open_stream(file.path) as stream:
             stream.read(file.header_bytes)
             last_column = pa.array([])
-            for table in pacsv.open_csv(stream, read, parse, convert):
+            text = EscapesAlone(stream, file.dialect) if file.dialect.escape else stream
+            for table in pacsv.open_csv(text, read, parse, convert):
                 last_column = table.column(file.fields[-1])
                 own = _as_bytes_were(table) if bad_rows.skip else table
                 yield own.select(columns)
@@ -224,7 +258,10 @@ def _as_bytes_were(table: pa.RecordBatch) -> pa.RecordBatch:
 def _check_last_field(file: RawFile, last_column: pa.Array) -> None:
     """Checks that no quote was left open: it swallows the rest of the file, the end of its last line included."""
     if len(last_column) and last_column[-1].is_valid and last_column[-1].as_py().endswith(b"\n"):
-        raise UserError(f"{file.path}: a quote in column {file.fields[-1]!r} is never closed.")
+        raise UserError(
+            f"{file.path}: a quote in column {file.fields[-1]!r} is never closed. If quotes are part of the "
+            "text, give csv.quote= (nothing behind it)."
+        )
 
 
 def _ragged_row(file: RawFile, error: str) -> UserError | None:
@@ -239,4 +276,9 @@ def _ragged_row(file: RawFile, error: str) -> UserError | None:
 
 
 def _remedy(error: str) -> str:
-    return " Perhaps a quoted field is never closed." if "straddl" in error or "out of sync" in error else ""
+    return (
+        " Perhaps a quoted field is never closed. If quotes are part of the "
+        "text, give csv.quote= (nothing behind it)."
+        if "straddl" in error or "out of sync" in error
+        else ""
+    )

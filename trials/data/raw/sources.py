@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import csv
 import io
 import re
 from collections import Counter
@@ -20,17 +19,22 @@ from pathlib import Path
 import pyarrow as pa
 
 from dhen.errors import UserError, unknown_name
+from trials.data.log_schema import PLAIN_CSV, UNSAID, CsvDialect, GivenDialect
+from trials.data.raw.dialect import escapes, find_dialect
+from trials.data.raw.file_hashes import facts_of
 from trials.data.raw.files import (
     COMPRESSIONS,
+    FileFacts,
     Format,
     RawFile,
     RawLog,
     compression_of,
     open_parquet,
     open_stream,
-    records_of,
+    read_at,
 )
 from trials.data.raw.text import from_bytes
+from trials.user_cache import user_cache
 
 CRITEO_COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
 AVAZU_COLUMNS = ("hour", "C1", "banner_pos", "site_id", "app_id", "device_id", "C14", "C21")
@@ -40,7 +44,9 @@ HEAD_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 16
 """Bytes unpacked at a time; what follows the last whole chunk of a file's beginning is not counted."""
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_SUFFIXES = {".csv": Format.CSV, ".tsv": Format.TSV, ".parquet": Format.PARQUET, ".pq": Format.PARQUET}
+_WITH_DIALECT = (Format.CSV, Format.TSV, Format.AVAZU)
+_PLAIN = set(PLAIN_CSV.to_dict().items())
+_CRITEO = CsvDialect(delimiter="\t", quote="", header=False)
 _CRITEO_FIELDS = re.compile(r"(?:[01]\t)?(?:-?\d*\t){13}(?:[0-9a-f]{0,8}\t){25}[0-9a-f]{0,8}")
 _UNREAD = {
     b"PK\x03\x04": "a ZIP archive, which is not read: unpack it, or save a spreadsheet as CSV",
@@ -54,28 +60,61 @@ _FROM_JSON_LINES = (
 )
 
 
-def open_log(sources: Sequence[Path], log_format: str | None = None) -> RawLog:
-    """Finds the files, their format and their columns.
+def open_log(
+    sources: Sequence[Path],
+    log_format: str | None = None,
+    csv: GivenDialect = UNSAID,
+    usual: GivenDialect | None = None,
+) -> RawLog:
+    """Finds the files, their format, their dialects and their columns. Files are read whole for it, once.
+
+    Args:
+        sources: files and folders.
+        log_format: the format; None: found out.
+        csv: what is said of how text files are written.
+        usual: what a schema says of it that was made for other files too, and decides if several readings are
+            possible; None if there is no schema.
 
     Raises:
-        UserError: for missing or empty files, several formats, an unknown format, a file without header,
-            or names used twice in a header.
+        UserError: for missing or empty files, several formats, an unknown format, a file that may be read in
+            several ways.
     """
     if log_format is not None and log_format not in list(Format):
         raise unknown_name("format", log_format, [str(format_name) for format_name in Format])
-    files = tuple(
-        replace(_open_file(path, Format(log_format) if log_format else None), folder=folder)
-        for folder, path in chain.from_iterable(_files_of(Path(source)) for source in sources)
-    )
+    requested = Format(log_format) if log_format else None
+    if requested is Format.TSV and csv.delimiter is None:
+        csv = csv.replace(delimiter="\t")
+    files: list[RawFile] = []
+    for folder, path in chain.from_iterable(_files_of(Path(source)) for source in sources):
+        files.append(replace(_open_file(path, requested, csv, usual, files[-1:]), folder=folder))
     if not files:
         raise UserError("no log was given: name a file, several files, or a folder.")
-    formats = Counter(file.format for file in files)
-    if len(formats) > 1:
+    if len({Format.CSV if file.format is Format.TSV else file.format for file in files}) > 1:
         examples = ", ".join(f"{file.path.name} is {file.format}" for file in files[:5])
         raise UserError(
             f"the files of a log must have one format, received {examples}; say which with format."
         )
-    return RawLog(files=files)
+    facts = facts_of(files, user_cache())
+    files = [_whole(file, known, csv) for file, known in zip(files, facts, strict=True)]
+    texts = [file.dialect.to_dict().items() for file in files if file.format in _WITH_DIALECT]
+    shared = set.intersection(*map(set, texts)) if texts else set()
+    return RawLog(files=tuple(files), csv=csv.over(GivenDialect(**dict(shared - _PLAIN))))
+
+
+def _whole(file: RawFile, facts: FileFacts, csv: GivenDialect) -> RawFile:
+    """The file with what is known of all of it: quotes may be escaped late in it alone."""
+    dialect = file.dialect
+    if (
+        facts.escaped_at is not None
+        and csv.escape is None
+        and file.format in _WITH_DIALECT
+        and not dialect.escape
+    ):
+        around = read_at(file.path, max(0, facts.escaped_at - CHUNK_BYTES), 2 * CHUNK_BYTES)
+        lines = _lines(around, whole=False)[facts.escaped_at > CHUNK_BYTES :]
+        if escapes(lines, dialect):
+            dialect = dialect.replace(escape="\\")
+    return replace(file, facts=facts, dialect=dialect)
 
 
 def _files_of(source: Path) -> list[tuple[Path | None, Path]]:
@@ -95,7 +134,13 @@ def _files_of(source: Path) -> list[tuple[Path | None, Path]]:
     return [(source, path) for path in files]
 
 
-def _open_file(path: Path, requested: Format | None) -> RawFile:
+def _open_file(
+    path: Path,
+    requested: Format | None,
+    csv: GivenDialect,
+    usual: GivenDialect | None,
+    before: Sequence[RawFile],
+) -> RawFile:
     if path.stat().st_size == 0:
         raise UserError(f"{path}: the file is empty.")
     try:
@@ -103,7 +148,7 @@ def _open_file(path: Path, requested: Format | None) -> RawFile:
             head = stream.read(HEAD_BYTES)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error}).") from None
-    file_format = requested or _detect(path, head)
+    file_format = requested or _detect(path, head, as_csv=bool(csv.said))
     if file_format is Format.PARQUET:
         names = tuple(open_parquet(path).schema_arrow.names)
         return RawFile(path=path, format=file_format, fields=_without_doubles(path, names))
@@ -111,10 +156,10 @@ def _open_file(path: Path, requested: Format | None) -> RawFile:
         raise UserError(f"{path}: the text is UTF-16; convert it to UTF-8, e.g. with iconv.")
     if file_format is Format.CRITEO:
         return _criteo_file(path, head)
-    return _file_with_header(path, head, file_format)
+    return _text_file(path, head, requested, csv, usual, before)
 
 
-def _detect(path: Path, head: bytes) -> Format:
+def _detect(path: Path, head: bytes, *, as_csv: bool) -> Format:
     if head.startswith(b"PAR1"):
         return Format.PARQUET
     if b"\0" in head[:4096] and not head.startswith(_UTF16):
@@ -124,15 +169,9 @@ def _detect(path: Path, head: bytes) -> Format:
         raise UserError(
             f"{path}: {told}. Known formats: {', '.join(Format)}, plain or by {', '.join(COMPRESSIONS.values())}."
         )
-    if _looks_like_criteo(head):
+    if not as_csv and _looks_like_criteo(head):
         return Format.CRITEO
-    first_line = head.removeprefix(codecs.BOM_UTF8).split(b"\n", 1)[0].decode("latin-1").strip("\r")
-    if set(AVAZU_COLUMNS) <= set(first_line.split(",")):
-        return Format.AVAZU
-    suffixes = [suffix for suffix in path.suffixes if suffix in _SUFFIXES]
-    if suffixes and _SUFFIXES[suffixes[-1]] is not Format.PARQUET:
-        return _SUFFIXES[suffixes[-1]]
-    return Format.TSV if "\t" in first_line else Format.CSV
+    return Format.CSV
 
 
 def _looks_like_criteo(head: bytes) -> bool:
@@ -150,49 +189,62 @@ def _criteo_file(path: Path, head: bytes) -> RawFile:
             f"{path}: a Criteo log has 40 tab-separated fields (39 without label) and no header, "
             f"the first line has {width}."
         )
-    return RawFile(path=path, format=Format.CRITEO, fields=CRITEO_COLUMNS[40 - width :], delimiter="\t")
+    return RawFile(path=path, format=Format.CRITEO, fields=CRITEO_COLUMNS[40 - width :], dialect=_CRITEO)
 
 
-def _file_with_header(path: Path, head: bytes, file_format: Format) -> RawFile:
+def _text_file(
+    path: Path,
+    head: bytes,
+    requested: Format | None,
+    csv: GivenDialect,
+    usual: GivenDialect | None,
+    before: Sequence[RawFile],
+) -> RawFile:
     bom = len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0
-    lines = list(io.StringIO(head[bom:].decode("latin-1"), newline="\n"))
-    header = next((line for line in lines if line.strip("\r\n")), "")
-    if header.lstrip().startswith(("{", "[{")):
-        raise UserError(f"{path}: the text is JSON, which is not read. {_FROM_JSON_LINES}")
-    delimiter = (
-        "\t"
-        if file_format is Format.TSV
-        else next((character for character in ",;\t|" if character in header), ",")
-    )
-    try:
-        record = next(records_of(iter(lines), delimiter, quoting=True), None)
-    except csv.Error as error:
-        raise UserError(f"{path}: the header line cannot be read: {error}.") from None
-    if record is None:
+    lines = _lines(head[bom:], whole=len(head) < HEAD_BYTES)
+    first = next((line for line in lines if line.strip("\r\n")), None)
+    if first is None:
         raise UserError(f"{path}: the file holds no header and no rows.")
-    _, height, fields = record
-    if '"' not in header and any("\r" in field for field in fields):
+    if first.lstrip().startswith(("{", "[{")):
+        raise UserError(f"{path}: the text is JSON, which is not read. {_FROM_JSON_LINES}")
+    if all(line.endswith("\r") for line in lines[:-1]) and b"\n" not in head and len(lines) > 1:
         raise UserError(
             f"{path}: lines end with carriage returns alone; convert them, e.g. with tr '\\r' '\\n'."
         )
-    names = [from_bytes(field.encode("latin-1")).strip() for field in fields]
+    for other in before:  # most files of a log begin alike
+        if other.dialect.header and head.startswith(read_at(other.path, 0, other.header_bytes)):
+            return replace(other, path=path)
+    header = find_dialect(path, lines, csv, usual)
+    names, unnamed = _names([from_bytes(field.encode("latin-1")).strip() for field in header.fields])
+    file_format = requested or (Format.TSV if header.dialect.delimiter == "\t" else Format.CSV)
     return RawFile(
         path=path,
-        format=file_format,
-        fields=_checked_names(path, names),
-        delimiter=delimiter,
-        header_bytes=bom + sum(len(line) for line in lines[:height]),
-        header_lines=height,
+        format=Format.AVAZU if requested is None and set(AVAZU_COLUMNS) <= set(names) else file_format,
+        fields=names,
+        dialect=header.dialect,
+        unnamed=unnamed,
+        header_bytes=bom + sum(map(len, lines[: header.lines])),
+        header_lines=header.lines,
     )
 
 
-def _checked_names(path: Path, names: list[str]) -> tuple[str, ...]:
-    names = [name or f"column_{i}" for i, name in enumerate(names, start=1)]
-    if sum(bool(re.fullmatch(r"[+-]?\d+(\.\d+)?", name)) for name in names) * 2 > len(names):
-        raise UserError(
-            f"{path}: there seems to be no header line, the first line is {', '.join(names[:8])} ..."
-        )
-    return _without_doubles(path, tuple(names))
+def _lines(text: bytes, *, whole: bool) -> list[str]:
+    """Lines as Arrow ends them, each byte a character; without the last one unless the text is whole."""
+    lines = list(io.StringIO(text.decode("latin-1"), newline=""))
+    return lines if whole or len(lines) < 2 else lines[:-1]
+
+
+def _names(fields: Sequence[str]) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Names of columns, and which of them had none; a name that comes again is `x.1`, as pandas calls it."""
+    names: dict[str, bool] = {}
+    for place, field in enumerate(fields, start=1):
+        own = name = field or f"column_{place}"
+        number = 0
+        while name in names or (number and name in fields):
+            number += 1
+            name = f"{own}.{number}"
+        names[name] = not field
+    return tuple(names), frozenset(name for name in names if names[name])
 
 
 def _without_doubles(path: Path, names: tuple[str, ...]) -> tuple[str, ...]:

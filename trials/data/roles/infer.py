@@ -78,7 +78,7 @@ def infer_schema(sources: Sequence[Path], options: ReadOptions = READ_AS_FOUND) 
         UserError: for files that cannot be read, when there is no label column or one with more than two
             values, or when no column is a feature.
     """
-    return infer(open_log(sources, options.format), options).schema
+    return infer(open_log(sources, options.format, options.csv), options).schema
 
 
 def infer(log: RawLog, options: ReadOptions = READ_AS_FOUND) -> InferredSchema:
@@ -118,6 +118,7 @@ def infer(log: RawLog, options: ReadOptions = READ_AS_FOUND) -> InferredSchema:
         split=next(
             (each.rule for each in found.values() if each.rule is not None), split if stamped else UNDECIDED
         ),
+        csv=log.csv,
     )
     own = [judgement.sentence for judgement in judged.values() if judgement.sentence]
     splits = [each.sentence for each in found.values()]

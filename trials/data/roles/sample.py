@@ -181,7 +181,7 @@ def draw_sample(
             break
         batches.append(batch.table)
         rows += batch.table.num_rows
-    commas = all(file.delimiter == ";" for file in log.files)
+    commas = all(file.dialect.delimiter == ";" for file in log.files)
     arrays = {name: [batch.column(name) for batch in batches] for name in columns}
     if not complete:
         arrays |= {name: _over_all_files(log, name, rows) for name in _in_folders(log) if name in columns}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dhen.errors import UserError
-from search.config import set_override
+from search.log_config import set_override
 from trials.data.cache import PreparedLog
 from trials.data.log_schema import SPLITS
 from trials.data.prepare import row_order

@@ -121,9 +121,8 @@ def test_several_files_share_their_common_columns(tmp_path: Path) -> None:
     [
         ("", "empty"),
         ("\n\n", "no header and no rows"),
-        ("a,b,a,click\n1,2,3,0\n", "'a' more than once"),
-        ("1,0,3\n4,1,6\n", "no header line"),
-        ('\rY""\n1,0\n', "header line cannot be read"),
+        ("1,0,3\n4,1,6\n", "first line may be a header or a row"),
+        ('\rY""\n1,0\n', "first line may be a header or a row"),
         ("click,a\r0,1\r1,2\r", "carriage returns alone"),
         ('{"click": 1, "user": "a"}\n{"click": 0}\n', r"the text is JSON.* pyarrow\.json"),
         ("a,click\n".encode("utf-16"), "UTF-16"),

@@ -6,8 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from trials.data.prepare import file_hashes
-from trials.data.prepare.file_hashes import hash_files
+from trials.data.raw import file_hashes
+from trials.data.raw.file_hashes import facts_of
+from trials.data.raw.files import FileFacts, Format, RawFile
+
+
+def facts(path: Path, memory: Path) -> FileFacts:
+    return facts_of([RawFile(path=path, format=Format.CSV, fields=("a",))], memory)[0]
+
+
+def hash_files(paths: list[Path], memory: Path) -> list[str]:
+    return [facts(path, memory).sha256 for path in paths]
 
 
 def test_hashes_are_of_content_and_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +26,7 @@ def test_hashes_are_of_content_and_remembered(tmp_path: Path, monkeypatch: pytes
     expected = [hashlib.sha256(b"one").hexdigest()]
     assert hash_files([path], memory) == expected
     with monkeypatch.context() as patch:
-        patch.setattr(file_hashes, "file_hash", None)  # calling it would fail
+        patch.setattr(file_hashes, "_read", None)  # calling it would fail
         assert hash_files([path], memory) == expected
     path.write_text("two")
     assert hash_files([path], memory) == [hashlib.sha256(b"two").hexdigest()]
