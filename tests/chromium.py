@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
 import websocket
+from tools import tool
 
-EXECUTABLE = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -34,9 +33,8 @@ class Chromium:
     """One browser with one page; a context manager."""
 
     def __init__(self, profile: Path) -> None:
-        assert EXECUTABLE is not None
         self._process = subprocess.Popen(
-            [EXECUTABLE, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
+            [tool("chromium"), *FLAGS, f"--user-data-dir={profile}", "about:blank"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -138,14 +138,15 @@ def pids(folder: Path, ranks: int = RANKS, seconds: float = 120.0) -> list[int]:
 def all_gone(found: list[int], seconds: float = FAREWELL) -> bool:
     """Whether these processes end within so many seconds; zombies have ended."""
     deadline = time.monotonic() + seconds
-    while any(map(_lives, found)):
+    while any(map(lives, found)):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.02)
     return True
 
 
-def _lives(pid: int) -> bool:
+def lives(pid: int) -> bool:
+    """Whether a process is there and has not ended, as zombies have."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:

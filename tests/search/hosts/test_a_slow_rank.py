@@ -14,6 +14,7 @@ from chaos.invariants import judge, reference_of
 from chaos.on_ray import OnRay
 from chaos.scenes import Scene
 from faulty_hosts import MARKS
+from tools import needs
 
 from search.read_study import read_study
 from trials.mlflow.store import open_client, store_uri
@@ -72,6 +73,7 @@ def test_a_slow_rank_on_one_machine_is_named(on_one_machine: Scene) -> None:
 
 
 @pytest.mark.slow
+@needs("ray")
 def test_a_candidate_with_a_slow_rank_goes_on_on_another_node(
     on_one_machine: Scene, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

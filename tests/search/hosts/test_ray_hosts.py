@@ -33,6 +33,7 @@ from faulty_ranks import (
     trained,
 )
 from servers.web_site import web_site
+from tools import needs
 
 from dhen.errors import UserError
 from search.config import read_study_config
@@ -47,7 +48,7 @@ from trials.hosts.placement import Shape, part_of_a_device
 from trials.hosts.run import HostsLauncher, HostsRun
 from trials.record import Outcome
 
-pytestmark = MARKS
+pytestmark = [*MARKS, needs("ray")]
 FAULTS = {
     "raise": f"rank {BAD_RANK} failed after 3 of 10 examples: ValueError: a fault of its own",
     "SIGKILL": f"rank {BAD_RANK} was killed by signal 9",
@@ -189,7 +190,6 @@ start: [{depth: 2, layer.mlp.mlp: "1024"}, {depth: 2, layer.mlp.mlp: "64"}]
 def test_a_study_of_a_client_of_the_cluster(
     cluster: Any, on_ray: dict[str, str], click_log: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("grpc")
     address = f"launcher=ray://127.0.0.1:{cluster.client_port}"
     driver = start(click_log, tmp_path / "study", on_ray, "trials=1", "ranks=2x1", address)
     _, errors = driver.communicate(timeout=TIMEOUT_SECONDS)

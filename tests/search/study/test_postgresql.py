@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 from command_line import SMALL, Run, start, wait_for_trials
-from postgresql import Server, lacking, served
+from postgresql import Server, served
+from tools import needs
 
 from search.read_study import read_study
 from trials.record import Outcome
 
 AWAY_SECONDS = 10
-pytestmark = pytest.mark.skipif(lacking() is not None, reason=lacking() or "")
+pytestmark = needs("postgresql")
 
 
 @pytest.fixture(scope="module")
