@@ -56,7 +56,7 @@ class Chromium:
 
     def _end(self) -> None:
         self._process.terminate()
-        self._process.wait(20)
+        self._process.wait(WAIT_SECONDS)
 
     def open(self, address: str) -> None:
         self._call("Page.navigate", url=address)
@@ -133,7 +133,7 @@ class Chromium:
         opener = build_opener(ProxyHandler({}))
         while time.monotonic() < deadline:
             if port_file.exists() and (words := port_file.read_text().split()):
-                pages = json.load(opener.open(f"http://127.0.0.1:{words[0]}/json", timeout=10))
+                pages = json.load(opener.open(f"http://127.0.0.1:{words[0]}/json", timeout=WAIT_SECONDS))
                 found = [page["webSocketDebuggerUrl"] for page in pages if page["type"] == "page"]
                 if found:
                     return str(found[0])
