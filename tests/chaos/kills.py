@@ -14,7 +14,7 @@ from chaos.scenes import Broken, Scene, SeveralDrivers
 ON_SECONDS, SHARE = 0.01, 0.1
 """A slow rank runs so long at a time, and this share of all the time."""
 SLOW_SECONDS = 600.0
-"""So long it may be slow until it is named, after three intervals of two seconds of steps: far more than it takes."""
+"""So long it may be slow until it is named, which needs three intervals of two seconds of steps."""
 OWN_TEMPORARY, SOCKETS = ("tmp*",), "pymp-*"
 """What a process that is killed leaves in the temporary folder: files that libraries write there, and the folder
 of the fork server's socket, which the fork server removes if it lives."""
