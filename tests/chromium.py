@@ -26,7 +26,7 @@ FLAGS = (
     "--remote-debugging-port=0",
     "--window-size=1500,1000",
 )
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 300.0
 
 
 class Chromium:
