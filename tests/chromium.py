@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
 import websocket
+from tools import tool
 
-EXECUTABLE = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -27,16 +26,15 @@ FLAGS = (
     "--remote-debugging-port=0",
     "--window-size=1500,1000",
 )
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 300.0
 
 
 class Chromium:
     """One browser with one page; a context manager."""
 
     def __init__(self, profile: Path) -> None:
-        assert EXECUTABLE is not None
         self._process = subprocess.Popen(
-            [EXECUTABLE, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
+            [tool("chromium"), *FLAGS, f"--user-data-dir={profile}", "about:blank"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -58,7 +56,7 @@ class Chromium:
 
     def _end(self) -> None:
         self._process.terminate()
-        self._process.wait(20)
+        self._process.wait(WAIT_SECONDS)
 
     def open(self, address: str) -> None:
         self._call("Page.navigate", url=address)
@@ -135,7 +133,7 @@ class Chromium:
         opener = build_opener(ProxyHandler({}))
         while time.monotonic() < deadline:
             if port_file.exists() and (words := port_file.read_text().split()):
-                pages = json.load(opener.open(f"http://127.0.0.1:{words[0]}/json", timeout=10))
+                pages = json.load(opener.open(f"http://127.0.0.1:{words[0]}/json", timeout=WAIT_SECONDS))
                 found = [page["webSocketDebuggerUrl"] for page in pages if page["type"] == "page"]
                 if found:
                     return str(found[0])

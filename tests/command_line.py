@@ -185,4 +185,4 @@ def end_ui(process: subprocess.Popen[str]) -> None:
     """Ends it by Ctrl-C, which it answers with exit code 0."""
     process.send_signal(signal.SIGINT)
     with process.stdout:
-        assert process.wait(30) == 0
+        assert process.wait(TIMEOUT_SECONDS) == 0

@@ -15,6 +15,7 @@ from typing import get_args
 import pytest
 import torch
 from hypothesis import settings
+from tools import tool
 
 from trials.cluster.machine import Precision, cores
 from trials.cluster.part_costs import PartCosts
@@ -41,6 +42,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips a test whose tools are missing, before its fixtures are made."""
+    for mark in item.iter_markers("tool"):
+        for name in mark.args:
+            tool(name)
 
 
 @pytest.hookimpl(wrapper=True)

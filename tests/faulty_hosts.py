@@ -9,12 +9,12 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faulty_ranks import rank_main
+from tools import tool
 
 from trials.processes.launcher import Launcher
 from trials.processes.rank_process import LocalRank
@@ -56,10 +56,9 @@ class FaultyLauncher(Launcher):
 @contextmanager
 def ray_cluster(cpus: Sequence[int] = (CPUS, CPUS)) -> Iterator[Any]:
     """A head, which trains nothing, and nodes that declare so many CPUs, each with a cache of its own in the
-    cluster's folder; `RAY_ADDRESS` names it meanwhile. Nothing of it is left.
-
-    Where grpcio is there, which Ray's extra `client` brings, the head answers clients too, at `client_port`.
+    cluster's folder; `RAY_ADDRESS` names it meanwhile. The head answers clients at `client_port`. Nothing is left.
     """
+    tool("ray")
     with (
         pytest.MonkeyPatch.context() as patch,
         tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder,
@@ -79,8 +78,7 @@ def ray_cluster(cpus: Sequence[int] = (CPUS, CPUS)) -> Iterator[Any]:
         patch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)
 
         client_port = free_port()
-        port = {"ray_client_server_port": client_port} if find_spec("grpc") else {}
-        given = NODE | {"num_cpus": 0, "temp_dir": folder} | port
+        given = NODE | {"num_cpus": 0, "temp_dir": folder, "ray_client_server_port": client_port}
         cluster = Cluster(initialize_head=True, head_node_args=given)
         cluster.client_port, cluster.folder = client_port, Path(folder)
         patch.setenv("RAY_ADDRESS", cluster.address)

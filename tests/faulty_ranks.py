@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +29,9 @@ from trials.record import Measured, Metrics
 HOSTS, RANKS_PER_HOST = 2, 2
 RANKS = HOSTS * RANKS_PER_HOST
 BAD_RANK, BAD_STEP = 2, 3
-FAREWELL = 30.0
+MISBEHAVES = "misbehaves"
+"""The file that says that the bad rank has come so far."""
+FAREWELL = 120.0
 """Seconds within which all processes must be gone; they need one or two."""
 JOB = Job(
     model=parse_model({"embedding_dim": 4, "layers": [{"modules": ["dcn_v2"], "out_embeddings": 2}]}, "test"),
@@ -83,6 +86,7 @@ def add_up(fault: str, steps: int, _: Task, ranks: Ranks, folder: Path, emit: Em
     (folder / f"{ranks.rank}.pid").write_text(str(os.getpid()))
     for step in range(steps):
         if (ranks.rank, step) == (BAD_RANK, BAD_STEP):
+            (folder / MISBEHAVES).touch()
             misbehave(fault)
         total = torch.ones(())
         if ranks.world > 1:
@@ -128,24 +132,34 @@ def everything(run: Run, seconds: float = 120.0) -> list[Event]:
 def pids(folder: Path, ranks: int = RANKS, seconds: float = 120.0) -> list[int]:
     """Of all ranks, as soon as they have begun."""
     files = [folder / f"{rank}.pid" for rank in range(ranks)]
-    deadline = time.monotonic() + seconds
-    while not all(file.exists() and file.read_text() for file in files):
-        assert time.monotonic() < deadline, "ranks did not begin"
-        time.sleep(0.02)
+    _wait(lambda: all(file.exists() and file.read_text() for file in files), seconds)
     return [int(file.read_text()) for file in files]
+
+
+def wait_until_it_misbehaves(folder: Path, seconds: float = 120.0) -> None:
+    """Until the bad rank does; a driver that does not look meanwhile counts none of it as silence."""
+    _wait((folder / MISBEHAVES).exists, seconds)
+
+
+def _wait(there: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < deadline, "ranks did not come so far"
+        time.sleep(0.02)
 
 
 def all_gone(found: list[int], seconds: float = FAREWELL) -> bool:
     """Whether these processes end within so many seconds; zombies have ended."""
     deadline = time.monotonic() + seconds
-    while any(map(_lives, found)):
+    while any(map(lives, found)):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.02)
     return True
 
 
-def _lives(pid: int) -> bool:
+def lives(pid: int) -> bool:
+    """Whether a process is there and has not ended, as zombies have."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:

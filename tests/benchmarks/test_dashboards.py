@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-from chromium import EXECUTABLE
 from running_benchmarks import number, run_benchmark, tables
+from tools import needs
 
 
-@pytest.mark.browser
-@pytest.mark.skipif(EXECUTABLE is None, reason="needs Chromium")
+@needs("chromium")
 def test_a_report_is_made_larger_and_opened(study: Path) -> None:
     words = (study, "--candidates", 20, "--points", 30, "--repeats", 1)
     (rows,) = tables(run_benchmark("benchmarks.dashboards.report_at_scale", *words))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 
 import pytest
-from postgresql import lacking, served
+from postgresql import served
 from running_benchmarks import number, run_benchmark_process, tables
+from tools import needs
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(lacking() is not None, reason=lacking() or "")
+@needs("postgresql")
 def test_drivers_share_a_study_whose_trainings_are_made_up() -> None:
     words = ("--drivers", 2, "--candidates", 12, "--marks", 6, "--space", "tiny", "--sampler", "random")
     with served() as server:

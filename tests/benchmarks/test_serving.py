@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 from running_benchmarks import number, run_benchmark_process, tables
+from tools import needs
 
 
 @pytest.mark.slow
@@ -20,7 +20,7 @@ def test_mapped_tables_take_no_memory_of_the_worker() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("wrk") is None, reason="needs wrk, Debian's package of that name")
+@needs("wrk")
 def test_a_server_is_asked_by_wrk(study: Path, log: Path) -> None:
     words = (study / "best", log, "--workers", 1, "--rows", 1, 4, "--seconds", 1)
     (rows,) = tables(run_benchmark_process("benchmarks.serving.load", *words))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -62,10 +61,6 @@ def truncated_cache(scene: Scene, rng: Random) -> Hit | None:
     files = [path for path in sorted(log.parent.rglob("*")) if path.is_file() and path.stat().st_size]
     truncate(rng.choice(files), rng)
     return Hit(None, time.time())
-
-
-def no_compiler() -> str | None:
-    return None if shutil.which("gcc") else "needs gcc, for a clock that can be put forth and back"
 
 
 def own_clock(scene: Scene, _: Random) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from random import Random
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -12,8 +11,6 @@ from chaos import damages, kills, on_ray, services
 from chaos.hit import Hit
 from chaos.on_ray import OnRay
 from chaos.scenes import OnSmallDisk, Scene, SeveralDrivers, Tracked
-from chaos.small_disk import may_mount
-from postgresql import lacking
 
 
 class Fault(NamedTuple):
@@ -32,16 +29,8 @@ class Fault(NamedTuple):
     """Whether it strikes candidates that train; else whatever the study does, its end included."""
     scene_begins: bool = True
     """Whether it strikes once the first trial has begun; else from the start."""
-    lacking: Callable[[], str | None] = lambda: None
-    """Why this machine cannot have it; None where it can."""
-
-
-def _no_disk() -> str | None:
-    return None if may_mount() else "needs the right to mount a small disk"
-
-
-def _no_ray() -> str | None:
-    return None if find_spec("ray") else "needs Ray (pip install 'dhen-search[ray]')"
+    tool: str | None = None
+    """What a machine must have for it (see `tools`)."""
 
 
 def _disk(what: str, words: str, inject: Callable[[Any, Random], Hit | None] = services.fill_disk) -> Fault:
@@ -53,12 +42,12 @@ def _disk(what: str, words: str, inject: Callable[[Any, Random], Hit | None] = s
         prepare=services.almost_full if what == "cache" else None,
         while_training=what == "study",
         scene_begins=what != "cache",
-        lacking=_no_disk,
+        tool="mount",
     )
 
 
-_DRIVERS: dict[str, Any] = {"scene": SeveralDrivers, "lacking": lacking}
-_RAY: dict[str, Any] = {"scene": OnRay, "reference": "two hosts", "lacking": _no_ray}
+_DRIVERS: dict[str, Any] = {"scene": SeveralDrivers, "tool": "postgresql"}
+_RAY: dict[str, Any] = {"scene": OnRay, "reference": "two hosts", "tool": "ray"}
 FAULTS = {
     "rank_killed": Fault("SIGKILL of a rank", kills.rank, while_training=True),
     "rank_of_two_killed": Fault(
@@ -111,6 +100,6 @@ FAULTS = {
         "the clock jumps by up to a day, forth or back",
         damages.jump,
         prepare=damages.own_clock,
-        lacking=damages.no_compiler,
+        tool="gcc",
     ),
 }

@@ -16,6 +16,8 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
+from tools import TOOLS, find
+
 HERE = Path(__file__).parent
 KEPT = HERE.parents[1] / "runs" / "chaos"
 MOST_STRIKES = 4
@@ -52,8 +54,9 @@ def main() -> None:
             parser.error(f"{name!r} is no fault; there are {', '.join(FAULTS)}.")
     names = []
     for name in given.faults or FAULTS:
-        if (reason := FAULTS[name].lacking()) is not None:
-            print(f"{name}: left out, as it {reason}", flush=True)
+        needed = FAULTS[name].tool
+        if needed is not None and find(needed) is None:
+            print(f"{name}: left out, as it needs {TOOLS[needed].words}", flush=True)
         else:
             names.append(name)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))  # as Ctrl-C: nothing is left

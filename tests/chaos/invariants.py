@@ -25,7 +25,7 @@ SEVERAL_RANKS = 1e-9
 """Difference of metrics of several ranks, whose sums may be taken in another order."""
 NAMED_BY_THE_MODEL = ("model", "configuration", "mlflow.runName")
 LEFTOVERS = ("**/*.tmp", "**/*.partial", "**/rendezvous", ".hosts", "trials/*/checkpoints")
-END_SECONDS = 20.0
+END_SECONDS = 60.0
 
 
 class Verdict(NamedTuple):

@@ -11,10 +11,10 @@ from chaos import processes
 from chaos.hit import Hit
 from chaos.scenes import Broken, Scene, SeveralDrivers
 
-ON_SECONDS, OFF_SECONDS = 0.01, 0.09
-"""A rank that runs a tenth of the time."""
-SLOW_SECONDS = 60.0
-"""So long it may be slow until it is named: after three intervals of two seconds of steps."""
+ON_SECONDS, SHARE = 0.01, 0.1
+"""A slow rank runs so long at a time, and this share of all the time."""
+SLOW_SECONDS = 600.0
+"""So long it may be slow until it is named, which needs three intervals of two seconds of steps."""
 OWN_TEMPORARY, SOCKETS = ("tmp*",), "pymp-*"
 """What a process that is killed leaves in the temporary folder: files that libraries write there, and the folder
 of the fork server's socket, which the fork server removes if it lives."""
@@ -70,10 +70,10 @@ def slow_rank(scene: Scene, rng: Random) -> Hit | None:
     return None  # it had nothing to train any more
 
 
-def slow_down(pid: int, until: Callable[[], bool]) -> None:
-    """Lets a process run a tenth of the time until something is so, or it is gone."""
+def slow_down(pid: int, until: Callable[[], bool], share: float = SHARE) -> None:
+    """Lets a process run a share of the time until something is so, or it is gone."""
     while not until() and processes.send(pid, signal.SIGSTOP):
-        time.sleep(OFF_SECONDS)
+        time.sleep(ON_SECONDS / share - ON_SECONDS)
         processes.send(pid, signal.SIGCONT)
         time.sleep(ON_SECONDS)
 

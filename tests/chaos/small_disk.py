@@ -10,9 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from command_line import COMMAND, TIMEOUT_SECONDS
+from tools import find
 
-MOUNTS = 21
-"""Number of the capability to mount (CAP_SYS_ADMIN)."""
 ROOMY = "200m"
 BALLAST, BLOCK_BYTES = ".ballast", 4096
 
@@ -25,7 +24,7 @@ class SmallDisk:
         self._file_bytes: int | None = None
 
     def limit(self, size_bytes: int) -> None:
-        if may_mount():
+        if find("mount"):
             self._mount(str(size_bytes))
         else:
             self._file_bytes = size_bytes
@@ -69,9 +68,3 @@ class SmallDisk:
         options = f"remount,size={size}" if os.path.ismount(self.folder) else f"size={size}"
         command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.folder)]
         subprocess.run(command, check=True, capture_output=True)
-
-
-def may_mount() -> bool:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    capabilities = int(next(line for line in lines if line.startswith("CapEff")).split()[1], 16)
-    return bool(capabilities >> MOUNTS & 1)

@@ -12,6 +12,7 @@ from chaos.faults import FAULTS
 from chaos.injection import Chaos, Injection
 from chaos.table import INJECTIONS, PAGE, append, injections, table, with_table
 from conftest import keep_costs
+from tools import needs
 
 SHORT = ("driver_killed",)
 SEED = 3
@@ -28,11 +29,18 @@ def chaos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in FAULTS],
+    [
+        pytest.param(
+            name,
+            marks=[
+                *([] if name in SHORT else [pytest.mark.slow]),
+                *([needs(fault.tool)] if fault.tool else []),
+            ],
+        )
+        for name, fault in FAULTS.items()
+    ],
 )
 def test_a_study_goes_on_after_a_fault(chaos: Chaos, name: str) -> None:
-    if (reason := FAULTS[name].lacking()) is not None:
-        pytest.skip(reason)
     (injection,) = chaos.inject(name, 0)
     assert injection.problems == ()
     assert (injection.lost, injection.doubled) == (0, 0)

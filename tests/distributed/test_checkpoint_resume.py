@@ -12,7 +12,6 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import torch.distributed as dist
 from command_line import write_log
 from gloo_ranks import Script, as_rank, on_ranks, start
 from interrupted import Interrupted, Told, run
+from tools import needs
 
 from dhen.errors import UserError
 from dhen.fingerprint import file_hash
@@ -41,8 +41,6 @@ from trials.training.distributed_step import DistributedStep
 from trials.training.local_step import TrainStep
 from trials.training.loop import train
 from trials.training.weight_average import WeightAverage
-
-needs_torchrec = pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is optional to install")
 
 BATCH, EPOCHS, EVERY = 42, 3, 700
 SHAPES = {2: (1, 2), 4: (2, 2)}
@@ -558,7 +556,7 @@ def on_two(shared: Path, on_four: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@needs_torchrec
+@needs("torchrec")
 @pytest.mark.parametrize("strategy", ON_FOUR, ids=lambda strategy: strategy.name)
 def test_four_ranks_go_on(on_four: dict[str, Any], strategy: Strategy) -> None:
     found = on_four[strategy.name]
@@ -566,19 +564,19 @@ def test_four_ranks_go_on(on_four: dict[str, Any], strategy: Strategy) -> None:
     assert found["left"] == 0
 
 
-@needs_torchrec
+@needs("torchrec")
 @pytest.mark.parametrize("strategy", ON_TWO, ids=lambda strategy: strategy.name)
 def test_two_ranks_go_on_from_four(on_two: dict[str, Any], strategy: Strategy) -> None:
     assert gap(on_two[strategy.name]["resumed"], on_two[strategy.name]["whole"]) < TOLERANCE
     assert on_two[strategy.name]["off"] == 0.0
 
 
-@needs_torchrec
+@needs("torchrec")
 def test_ranks_go_on_after_one_was_killed(on_two: dict[str, Any]) -> None:
     assert gap(on_two["killed"]["resumed"], on_two["killed"]["whole"]) < TOLERANCE
 
 
-@needs_torchrec
+@needs("torchrec")
 def test_one_rank_goes_on_from_four(shared: Path, on_four: dict[str, Any]) -> None:
     log, copy = PreparedLog.open(shared / "log"), shared / "for one"
     shutil.copytree(shared / "interrupted", copy)

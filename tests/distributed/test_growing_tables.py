@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from command_line import write_log
 from gloo_ranks import as_rank, on_ranks
 from interrupted import Interrupted, Told, run
+from tools import needs
 
 from dhen.batch import Keys
 from dhen.model import build_model, parse_model
@@ -31,7 +31,6 @@ from trials.training.distributed_step import DistributedStep
 from trials.training.local_step import TrainStep
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-needs_torchrec = pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is optional to install")
 
 BATCH, STEPS = 42, 40
 LAYER = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3}
@@ -123,7 +122,7 @@ def compared(mine: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@needs_torchrec
+@needs("torchrec")
 @pytest.mark.parametrize("given", [GIVEN, IN_TIME], ids=["in steps", "in time"])
 def test_ranks_give_the_rows_that_one_process_gives(tmp_path: Path, given: GivenGrowing) -> None:
     grown_log(tmp_path, given)

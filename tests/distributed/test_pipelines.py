@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import os
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 from command_line import write_log
 from gloo_ranks import as_rank, on_ranks
+from tools import needs
 from torch import Tensor, nn
 
 from dhen.config import ModelConfig
@@ -34,7 +34,7 @@ from trials.ranks import Ranks
 from trials.strategy import Strategy, named
 from trials.training.distributed_step import DistributedStep
 
-pytestmark = pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is optional to install")
+pytestmark = needs("torchrec")
 
 CPU = torch.device("cpu")
 STEPS, FEW, BATCH = 50, 12, 42

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -13,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from gloo_ranks import as_rank, on_ranks
+from tools import needs
 from torch import Tensor
 
 from dhen.batch import FeatureBatch
@@ -30,7 +30,7 @@ from trials.optim.rowwise_adagrad import EPSILON
 from trials.planner.tables.placement import Placement, TableShard, place
 from trials.ranks import Ranks
 
-pytestmark = pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is optional to install")
+pytestmark = needs("torchrec")
 
 DIM, STEPS, EXAMPLES = 12, 30, 22
 RATE = 0.3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 from command_line import write_log
 from gloo_ranks import as_rank, on_ranks
+from tools import needs
 from torch import Tensor, nn
 
 from dhen.batch import FeatureBatch
@@ -41,7 +41,7 @@ from trials.training.local_step import TrainStep
 from trials.training.score_weights import score
 from trials.training.weight_average import WeightAverage
 
-pytestmark = pytest.mark.skipif(find_spec("torchrec") is None, reason="TorchRec is optional to install")
+pytestmark = needs("torchrec")
 
 CPU = torch.device("cpu")
 STEPS, FEW, BATCH, EVALUATE_AT = 36, 12, 42, (5, 24)

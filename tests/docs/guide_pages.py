@@ -37,7 +37,7 @@ SMALLER: Mapping[str, tuple[str, ...]] = {
 SERVERS = ("ui", "serve")
 """Verbs that go on until Ctrl-C: they run beside what follows on their page."""
 REASON = re.compile(r"<!-- not run: (.+?) -->")
-TIMEOUT_SECONDS = 120.0
+TIMEOUT_SECONDS = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ import build_site
 import pytest
 import yaml
 from chromium import Chromium
+from tools import needs
 
 ROOT = Path(__file__).parent.parent.parent
 CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
@@ -60,7 +61,7 @@ def test_the_python_reference_has_docstrings(site: Path) -> None:
     assert ":::" not in text
 
 
-@pytest.mark.browser
+@needs("chromium")
 def test_a_reader_without_a_network_finds_a_page(site: Path, tmp_path: Path) -> None:
     with Chromium(tmp_path / "profile") as browser:
         browser.open((site / "index.html").as_uri())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 from chromium import Chromium
+from tools import tool
 
 GRAVE = ("serious", "critical")
 
@@ -15,10 +15,7 @@ GRAVE = ("serious", "critical")
 @cache
 def script() -> str:
     """axe.min.js, from the package that `make setup` installs without the browser driver that it is made for."""
-    spec = find_spec("axe_playwright_python")
-    assert spec is not None, "axe_playwright_python is not installed: run `make setup`"
-    assert spec.submodule_search_locations is not None
-    return (Path(spec.submodule_search_locations[0]) / "axe.min.js").read_text(encoding="utf-8")
+    return Path(tool("axe")).with_name("axe.min.js").read_text(encoding="utf-8")
 
 
 def violations(browser: Chromium) -> list[str]:

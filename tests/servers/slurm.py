@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import tempfile
@@ -12,9 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tools import program, tool
+
 TIMEOUT_SECONDS = 60
 NODES, CPUS = ("n1", "n2"), 2
-COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 CONF = """
 ClusterName=test
 SlurmctldHost={host}({address})
@@ -43,17 +43,10 @@ PartitionName=all Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def lacking() -> str | None:
-    """Why there can be no cluster here; None where there can."""
-    missing = [name for name in COMMANDS if _found(name) is None]
-    if missing:
-        return f"Slurm is not installed: no {', '.join(missing)}"
-    return None if os.geteuid() == 0 else "slurmd is root's"
-
-
 @contextmanager
 def slurm_cluster() -> Iterator[dict[str, str]]:
     """Gives the environment of commands that use the cluster; nothing of it is left."""
+    tool("slurm")
     processes: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="slurm", dir="/tmp") as name:
         folder = Path(name)
@@ -77,7 +70,7 @@ def slurm_cluster() -> Iterator[dict[str, str]]:
                 ["slurmctld", "-D"],
                 *(["slurmd", "-D", "-N", node] for node in NODES),
             ):
-                command = _found(words[0])
+                command = program(words[0])
                 assert command is not None
                 with (folder / f"{words[0]}.out").open("ab") as output:
                     processes.append(
@@ -108,10 +101,6 @@ def _until(there: object, folder: Path) -> None:
         said = "\n".join(file.read_text() for file in folder.glob("*.out"))
         assert time.monotonic() < deadline, said
         time.sleep(0.1)
-
-
-def _found(name: str) -> str | None:
-    return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
 
 
 def _free_ports(count: int) -> list[int]:

@@ -8,10 +8,11 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from chromium import EXECUTABLE, Chromium
+from chromium import Chromium
 from records import judged, study, trial
 from reports.axe import violations
 from reports.planned import HBM, confirmed, planned, planned_study
+from tools import needs
 
 from dashboards.report.columns import columns_of
 from dashboards.report.comparison import write_comparison
@@ -20,10 +21,7 @@ from dashboards.units import byte_size, percent, si
 from trials.record import TrialKind
 from trials.study_record import StudyRecord
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(EXECUTABLE is None, reason="needs Chromium"),
-]
+pytestmark = needs("chromium")
 
 DRAWN = "!!document.querySelector('#figure-front .main-svg')"
 PANEL = "document.querySelector('dialog[open]')"
@@ -250,6 +248,7 @@ def test_flops_ne_and_technique_are_seen_in_every_window(
     assert browser.evaluate(f"{PANEL}.scrollWidth <= {PANEL}.clientWidth")
 
 
+@needs("axe")
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_serious(
     browser: Chromium, page: str, record: StudyRecord, theme: str, tmp_path: Path

@@ -9,16 +9,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from chromium import EXECUTABLE, Chromium
+from chromium import Chromium
 from reports.planned import planned_study
+from tools import needs
 
 from dashboards.report.page import Live, render
 from trials.study_record import StudyRecord
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(EXECUTABLE is None, reason="needs Chromium"),
-]
+pytestmark = needs("chromium")
 
 
 class StudyServer(ThreadingHTTPServer):

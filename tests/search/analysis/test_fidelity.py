@@ -197,7 +197,7 @@ def test_a_finished_study_is_audited(
     while not finished(out) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 130, said
     before = finished(out)
     told = dhen_search(*words, "--json")

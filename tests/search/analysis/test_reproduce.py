@@ -248,7 +248,7 @@ def test_a_table_goes_on_after_ctrl_c(dhen_search: Run, environment: dict[str, s
     while not finished(out) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)
-    said, errors = process.communicate(timeout=60)
+    said, errors = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 130, said + errors
     assert "the same command goes on" in said
     before = finished(out)

@@ -145,7 +145,7 @@ def test_goes_on_from_where_it_was(dhen_search: Run, confirmed: Path, environmen
         )
         wait_for(confirmed / "retrained" / "trials" / f"{known:05d}" / "events.jsonl", process)
         os.killpg(process.pid, how)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
         assert "Traceback" not in errors
         assert process.returncode == (130 if how is signal.SIGINT else -signal.SIGKILL)
         now = {

@@ -16,6 +16,7 @@ import torch
 import yaml
 from command_line import Run
 from safetensors.torch import load_file
+from tools import needs
 
 from search.bundles.bundle import ENCODING, read_bundle
 from search.bundles.pt2 import EXAMPLES, INPUTS, MODEL, PROBABILITY
@@ -41,6 +42,7 @@ def test_tables_that_grow_are_to_be_converted_first(growing: Path, dhen_search: 
     assert list(tmp_path.iterdir()) == []
 
 
+@needs("g++")
 def test_operators_in_python_are_named(click_log: Path, dhen_search: Run, tmp_path: Path) -> None:
     (tmp_path / "model.yaml").write_text(SPARSE)
     bundle, out = tmp_path / "sparse", tmp_path / "out"
@@ -163,6 +165,7 @@ class Rules:
 
 
 @pytest.mark.slow
+@needs("g++")
 @pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
 def test_what_is_compiled_gives_the_probabilities_of_the_bundle(
     study: Path, click_log: Path, dhen_search: Run, tmp_path: Path, int8: bool

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from command_line import COMMAND, TIMEOUT_SECONDS, Run, check_json, start
-from postgresql import Server, lacking, served
+from postgresql import Server, served
+from tools import needs
 
 from search.pareto import front_of
 from search.read_study import read_study
@@ -22,7 +23,7 @@ from trials.record import Outcome, TrialKind
 from trials.storage.ledger import Ledger
 from trials.study_record import StudyRecord
 
-pytestmark = pytest.mark.skipif(lacking() is not None, reason=lacking() or "")
+pytestmark = needs("postgresql")
 SLOW = ("training.epochs=40", "training.patience=1000", "training.evaluate_every=800", "stopping=rungs")
 """Trainings of some seconds, with a checkpoint at each evaluation; nothing is stopped before eight have ended."""
 
@@ -123,9 +124,7 @@ def test_a_killed_drivers_candidate_goes_on_at_another(
 
         wait_until(both_train, first, second)
         os.killpg(first.pid, signal.SIGKILL)
-        killed_at = time.monotonic()
         wait_until(lambda: min(drivers) not in trials_of(server, "ads").values(), second)
-        assert time.monotonic() - killed_at < 60
         said = ended(second)
     finally:
         for driver in (first, second):

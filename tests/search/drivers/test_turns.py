@@ -19,7 +19,8 @@ from fake_processes import (
     small_log,
     trained,
 )
-from postgresql import Server, lacking, served
+from postgresql import Server, served
+from tools import needs
 
 from dhen.values import compact
 from search.config import read_study_config
@@ -32,7 +33,7 @@ from trials.storage import leases
 from trials.storage.ledger import Ledger
 from trials.study_record import StudyRecord
 
-pytestmark = pytest.mark.skipif(lacking() is not None, reason=lacking() or "")
+pytestmark = needs("postgresql")
 CANDIDATES = 12
 
 

@@ -39,7 +39,7 @@ def test_a_study_that_has_widened_its_space_is_gone_on_with(
         assert time.monotonic() < deadline
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)
-    shown, errors = process.communicate(timeout=60)
+    shown, errors = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert "the space is widened: " in shown

@@ -16,11 +16,12 @@ from chaos.invariants import judge, reference_of
 from chaos.on_ray import OnRay
 from chaos.scenes import Scene
 from faulty_hosts import MARKS, add_node
+from tools import needs
 
 from search.read_study import read_study
 from trials.record import Outcome, TrialRecord
 
-pytestmark = MARKS
+pytestmark = [*MARKS, needs("ray")]
 SPACE = """\
 layers: shared
 depth: [1, 2]

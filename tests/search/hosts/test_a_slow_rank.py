@@ -1,5 +1,5 @@
-"""One of two ranks runs a tenth of the time: the study says which one, and on a Ray cluster with a third node the
-candidate goes on there."""
+"""One of two ranks is slow: the study says which one, and on a Ray cluster with a third node the candidate goes on
+there."""
 
 from __future__ import annotations
 
@@ -14,28 +14,52 @@ from chaos.invariants import judge, reference_of
 from chaos.on_ray import OnRay
 from chaos.scenes import Scene
 from faulty_hosts import MARKS
+from tools import needs
 
 from search.read_study import read_study
+from trials.events import EVENTS, Evaluated, EventReader
 from trials.mlflow.store import open_client, store_uri
-from trials.record import MOVED, Outcome
+from trials.record import MOVED, CurvePoint, Outcome
 
 pytestmark = MARKS
+BATCH_SIZE = 128
 WORDS = (
-    *("demo.rows=10000", "training.batch_size=128", "training.epochs=8", "training.evaluate_every=8000"),
+    *("demo.rows=10000", f"training.batch_size={BATCH_SIZE}", "training.epochs=4"),
+    *("training.evaluate_every=8000", "training.learning_rate=1e-4", "training.embedding_learning_rate=1e-3"),
     "trials=1",
 )
-"""A candidate of seconds, with few evaluations."""
+"""A candidate of 250 steps with few evaluations, which learns too little to end early."""
 SLOW = 1
 """The rank that is slow."""
+CHECKED_STEPS = 25
+"""Steps after which ranks tell each other how long they took themselves; a slow one is named after three to six
+such times of more than a second."""
+CHECKED_SECONDS = 5.0
+"""What the slow rank makes of them on any machine, with room for one that was busy before."""
 NODES = (1, 1, 1)
 
 
 def slow_until(scene: Scene, there: str) -> None:
-    """Slows a rank of the candidate down, once there is a checkpoint, until the study has said something."""
-    log = scene.out / "trials" / "00001" / f"attempt0.rank{SLOW}.log"
-    assert scene.wait(lambda: log.exists() and "written in" in log.read_text()), scene.said()
-    ranks = {processes.rank_of(pid): pid for pid, trial in processes.ranks(scene.mark).items() if trial == 1}
-    kills.slow_down(ranks[SLOW], lambda: there in scene.said())
+    """Slows a rank of the candidate down, once there is a checkpoint, until the study has said something.
+
+    How fast the candidate trained before tells how slow the rank must be, so that the candidate lasts long enough.
+    """
+    points, reader = list[CurvePoint](), EventReader(scene.out / "trials" / "00001" / EVENTS)
+
+    def is_evaluated() -> bool:
+        points.extend(event.point for event in reader() if isinstance(event, Evaluated))
+        return bool(points)
+
+    def ranks() -> dict[int | None, int]:
+        found = processes.ranks(scene.mark).items()
+        return {processes.rank_of(pid): pid for pid, trial in found if trial == 1}
+
+    assert scene.wait(lambda: SLOW in ranks()), scene.said()
+    pid = ranks()[SLOW]
+    assert scene.wait(is_evaluated), scene.said()
+    step_seconds = points[0].seconds / (points[0].examples / BATCH_SIZE)
+    share = min(kills.SHARE, CHECKED_STEPS * step_seconds / CHECKED_SECONDS)
+    kills.slow_down(pid, lambda: there in scene.said(), share)
     assert there in scene.said(), scene.said()
 
 
@@ -72,6 +96,7 @@ def test_a_slow_rank_on_one_machine_is_named(on_one_machine: Scene) -> None:
 
 
 @pytest.mark.slow
+@needs("ray")
 def test_a_candidate_with_a_slow_rank_goes_on_on_another_node(
     on_one_machine: Scene, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -31,8 +31,10 @@ from faulty_ranks import (
     real_training,
     task,
     trained,
+    wait_until_it_misbehaves,
 )
 from servers.web_site import web_site
+from tools import needs
 
 from dhen.errors import UserError
 from search.config import read_study_config
@@ -47,7 +49,7 @@ from trials.hosts.placement import Shape, part_of_a_device
 from trials.hosts.run import HostsLauncher, HostsRun
 from trials.record import Outcome
 
-pytestmark = MARKS
+pytestmark = [*MARKS, needs("ray")]
 FAULTS = {
     "raise": f"rank {BAD_RANK} failed after 3 of 10 examples: ValueError: a fault of its own",
     "SIGKILL": f"rank {BAD_RANK} was killed by signal 9",
@@ -83,7 +85,7 @@ def test_a_node_is_lost_and_its_candidate_goes_on_elsewhere(
     leaving = next(iter(cluster.worker_nodes))
     cluster.remove_node(leaving, allow_graceful=False)
     add_node(cluster)
-    said, errors = driver.communicate(timeout=300)
+    said, errors = driver.communicate(timeout=TIMEOUT_SECONDS)
     assert driver.returncode == 0, errors
     words = f"node 127.0.0.1 ({leaving.node_id[:8]})"
     assert f"{words} takes part" in said
@@ -139,7 +141,7 @@ def test_nothing_is_left_of_a_study_that_is_killed_or_broken_off(
     processes = {*ranks, *map(parent_of, ranks), *(parent_of(parent_of(rank)) for rank in ranks)}
     assert len(processes) == 6  # each rank has its fork server, and that its agent
     driver.send_signal(number)
-    _, errors = driver.communicate(timeout=60)
+    _, errors = driver.communicate(timeout=TIMEOUT_SECONDS)
     assert driver.returncode == code, errors
     assert all_gone([*processes], 20.0)
     assert number is signal.SIGKILL or not (out / MARK).exists()
@@ -155,7 +157,7 @@ def test_a_candidate_reserves_the_hosts_of_its_own_shape(
     words = ("demo.rows=4000", f"space={space}", "ranks=1x1,2x1", "launcher=ray", "hbm=6700KiB", "trials=3")
     batch = ("sampler=random", "training.epochs=1", "training.batch_size=256", "training.precision=fp32")
     driver = start(Path("demo"), out, on_ray, *words, *batch, "parallel=null")
-    said, errors = driver.communicate(timeout=300)
+    said, errors = driver.communicate(timeout=TIMEOUT_SECONDS)
     assert driver.returncode == 0, errors
     assert "up to 4 candidates train at once on the cluster's nodes" in said
     record, log = read_study(out), (out / "driver.log").read_text()
@@ -189,7 +191,6 @@ start: [{depth: 2, layer.mlp.mlp: "1024"}, {depth: 2, layer.mlp.mlp: "64"}]
 def test_a_study_of_a_client_of_the_cluster(
     cluster: Any, on_ray: dict[str, str], click_log: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("grpc")
     address = f"launcher=ray://127.0.0.1:{cluster.client_port}"
     driver = start(click_log, tmp_path / "study", on_ray, "trials=1", "ranks=2x1", address)
     _, errors = driver.communicate(timeout=TIMEOUT_SECONDS)
@@ -281,7 +282,12 @@ def test_runs_go_well_and_end_badly_on_all_hosts(
     assert sum("takes part" in sentence for sentence in said) == HOSTS
     assert everything(started(launcher, tmp_path / "good"))[-1] == trained()
     for fault, words in FAULTS.items():
-        last = everything(started(launcher, tmp_path / fault, deadline_seconds=4))[-1]
+        hangs = fault == "SIGSTOP"
+        run = started(launcher, tmp_path / fault, deadline_seconds=4 if hangs else None)
+        if hangs:
+            begun(run, tmp_path / fault)
+            wait_until_it_misbehaves(tmp_path / fault)
+        last = everything(run)[-1]
         assert isinstance(last, Failed)
         assert words in last.error
         assert f"attempt0.rank{BAD_RANK}.log ends:" in last.error
@@ -348,10 +354,9 @@ def test_what_a_node_may_have_that_shuts_it_out(
 
 def test_a_run_ends_everywhere_when_told(tmp_path: Path, launcher: HostsLauncher) -> None:
     run = started(launcher, tmp_path / ENDLESS)
-    found, began = begun(run, tmp_path / ENDLESS), time.monotonic()
+    found = begun(run, tmp_path / ENDLESS)
     run.kill()
-    assert time.monotonic() - began < 10
-    assert all_gone(found, 1.0)
+    assert all_gone(found)
     # a scheduler that has stopped a candidate does not ask for its events any more
     assert everything(started(launcher, tmp_path / "next"))[-1] == trained()
     given_up = started(launcher, tmp_path / "never")
@@ -381,15 +386,15 @@ def test_a_node_that_leaves_ends_the_run_and_one_that_comes_is_used(
     found = begun(run, tmp_path / ENDLESS)
     leaving = sorted(cluster.worker_nodes, key=lambda node: node.node_id)[0]
     cluster.remove_node(leaving, allow_graceful=False)
-    last = everything(run, 30.0)[-1]
+    last = everything(run)[-1]
     assert isinstance(last, Failed)
     assert last.killed
     assert f"node 127.0.0.1 ({leaving.node_id[:8]}) has left" in last.error
-    assert all_gone(found, 10.0)
+    assert all_gone(found)
 
     again = started(launcher, tmp_path / "again")
     assert not again.ended
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not said[-1].startswith("waiting for 2 node(s) with 2 CPU(s) each: 1 node(s) take part"):
         assert time.monotonic() < deadline, said
         assert again.new_events() == []

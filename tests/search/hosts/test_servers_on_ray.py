@@ -15,6 +15,7 @@ import pytest
 from command_line import TIMEOUT_SECONDS, start, write_log
 from faulty_hosts import ENVIRONMENT, MARKS, add_node, ray_cluster
 from servers.served_training import Served, a_job, a_task, train_on_servers
+from tools import needs
 
 from dhen.errors import UserError
 from search.read_study import read_study
@@ -32,7 +33,7 @@ from trials.processes.task import Task
 from trials.record import Outcome
 from trials.strategy import Strategy
 
-pytestmark = [*MARKS, pytest.mark.usefixtures("one_thread")]
+pytestmark = [*MARKS, needs("ray"), pytest.mark.usefixtures("one_thread")]
 CPUS = 3
 """Of each node: the first has a rank and two servers, the second a rank and one."""
 LONG = {"epochs": 4, "patience": 999, "evaluate_every": 1200, "learning_rate": 5e-5}

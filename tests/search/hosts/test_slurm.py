@@ -6,19 +6,24 @@ import os
 import re
 import subprocess
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from chaos import processes
 from command_line import COMMAND, ROOT, SMALL, TIMEOUT_SECONDS, Run
-from servers.slurm import CPUS, lacking, slurm_cluster
+from servers.slurm import CPUS, slurm_cluster
+from tools import needs
 
 from search.read_study import read_study
 from trials.record import Outcome
 
 EXAMPLE = ROOT / "examples" / "slurm.sbatch"
+MARK = uuid.uuid4().hex
+"""In the environment of all that jobs start."""
 RUNS = re.compile("JobState=(PENDING|RUNNING|CONFIGURING|COMPLETING)")
-pytestmark = pytest.mark.skipif(lacking() is not None, reason=lacking() or "")
+pytestmark = needs("slurm")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +38,7 @@ def job(
     """Exit code and words of the example's job, once it has ended."""
     options = ("--parsable", f"--nodes={nodes}", f"--cpus-per-task={CPUS}", f"--output={folder / 'said'}")
     path = f"{COMMAND.parent}{os.pathsep}{environment.get('PATH', os.environ['PATH'])}"
-    known = slurm | environment | {"SLURM_CONF": slurm["SLURM_CONF"], "PATH": path}
+    known = slurm | environment | {"SLURM_CONF": slurm["SLURM_CONF"], "PATH": path, processes.MARK: MARK}
 
     def ask(*command: object) -> str:
         return subprocess.run(
@@ -60,7 +65,7 @@ def test_a_study_trains_on_the_nodes_of_its_job(
     (trial,) = (trial for trial in read_study(out).trials if trial.number == 1)
     assert trial.result.outcome is Outcome.COMPLETED
     assert (out / "trials" / "00001" / "attempt0.rank1.log").exists()
-    assert subprocess.run(["pgrep", "-f", "ray start --head --port"], capture_output=True).stdout == b""
+    assert [left for left in processes.marked(MARK) if "ray start" in left.command] == []
 
 
 @pytest.mark.slow

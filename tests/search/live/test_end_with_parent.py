@@ -37,7 +37,7 @@ def alive(pid: int) -> bool:
 
 
 def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while alive(pid):
         assert time.monotonic() < deadline, f"process {pid} is still there"
         time.sleep(0.02)
@@ -47,7 +47,7 @@ def test_closing_its_input_ends_the_whole_group() -> None:
     process = guarded(SLEEPER.format(POLITE))
     grandchild = int(process.stdout.readline())
     process.stdin.close()
-    process.wait(20)
+    process.wait(60)
     wait_until_gone(grandchild)
     process.stdout.close()
 
@@ -62,7 +62,7 @@ def test_what_does_not_listen_is_ended_by_force(monkeypatch: pytest.MonkeyPatch,
     grandchild = int(process.stdout.readline())
     assert process.stdout.readline() == "deaf\n"
     process.stdin.close()
-    process.wait(20)
+    process.wait(60)
     wait_until_gone(grandchild)
     process.stdout.close()
 
@@ -79,10 +79,10 @@ time.sleep(600)
         child = int(parent.stdout.readline())
         assert alive(child)
         os.kill(parent.pid, 9)
-        parent.wait(20)
+        parent.wait(60)
     wait_until_gone(child)
 
 
 def test_the_commands_exit_code_is_passed_on() -> None:
     with guarded("raise SystemExit(7)") as process:
-        assert process.wait(20) == 7
+        assert process.wait(60) == 7

@@ -14,9 +14,10 @@ from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
 import pytest
-from chromium import EXECUTABLE, Chromium
+from chromium import Chromium
 from click.testing import CliRunner
 from command_line import end_ui, read_until, start_ui
+from tools import needs
 
 from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
@@ -99,8 +100,7 @@ def get(address: str, **headers: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-@pytest.mark.browser
-@pytest.mark.skipif(EXECUTABLE is None, reason="needs Chromium")
+@needs("chromium")
 def test_a_trial_appears_while_the_page_is_open(driver: Driver, tmp_path: Path) -> None:
     with served(driver.directory) as (_, page), Chromium(tmp_path / "profile") as browser:
         browser.open(page)
@@ -189,8 +189,7 @@ def test_other_machines_need_the_token_and_other_sites_are_refused(study: Path) 
         assert get(state, Authorization=shown, Origin=base)[0] == 200
 
 
-@pytest.mark.browser
-@pytest.mark.skipif(EXECUTABLE is None, reason="needs Chromium")
+@needs("chromium")
 def test_the_printed_address_lets_a_browser_in_and_forgets_the_token(study: Path, tmp_path: Path) -> None:
     with served(study, "--token", TOKEN) as (_, printed), Chromium(tmp_path / "profile") as browser:
         assert "token=" in printed

@@ -1,4 +1,4 @@
-"""`dhen-search ui` as a person has it: a store, the command, a browser. Skipped where there is no Chromium."""
+"""`dhen-search ui` as a person has it: a store, the command, a browser."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chromium import EXECUTABLE, Chromium
+from chromium import Chromium
 from click.testing import CliRunner
 from command_line import end_ui, read_until, start_ui
+from tools import needs
 
 from dashboards.names import trial_name
 from dhen.errors import UserError
@@ -48,8 +49,7 @@ def address(study: Path) -> Iterator[str]:
         assert probe.connect_ex(("127.0.0.1", port)) != 0, "the server outlived its command"
 
 
-@pytest.mark.browser
-@pytest.mark.skipif(EXECUTABLE is None, reason="needs Chromium")
+@needs("chromium")
 def test_a_person_finds_the_study_sorts_by_ne_and_sees_a_curve(
     address: str, record: StudyRecord, tmp_path: Path
 ) -> None:

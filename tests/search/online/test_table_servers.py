@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import COMMAND, LATER, TIMEOUT_SECONDS, Run, write_log
+from faulty_ranks import lives
 from servers.served import CSV, Server, session
 from torch import Tensor
 
@@ -105,8 +106,7 @@ def servers_of(out: Path) -> list[int]:
     alive = []
     for log in (out / CHECKPOINTS / SERVERS).glob("*.log"):
         for pid in re.findall(r"process (\d+),", log.read_text()):
-            state = subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True).stdout
-            alive += [int(pid)] if state.strip() and "Z" not in state else []
+            alive += [int(pid)] if lives(int(pid)) else []
     return alive
 
 

@@ -18,9 +18,10 @@ import optuna
 import pytest
 from command_line import SMALL, Run
 from optuna.trial import FrozenTrial, TrialState
-from postgresql import lacking, served
+from postgresql import served
 from records import bare, spaced_study, with_result
 from sqlalchemy import create_engine, inspect
+from tools import needs
 
 from dashboards.names import trial_name
 from dhen.errors import UserError
@@ -291,7 +292,7 @@ def test_charts_of_optuna_are_drawn_without_a_warning(storage: str) -> None:
     assert sum(len(trace.x) for trace in timeline.data) == len(record.candidates)
 
 
-@pytest.mark.skipif(lacking() is not None, reason=lacking() or "")
+@needs("postgresql")
 def test_postgresql_holds_it_too() -> None:
     with served() as server, closing(OptunaMirror(server.url)) as mirror:
         record = spaced_study(4)

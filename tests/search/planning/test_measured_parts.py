@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import COMMAND, run_here
+from command_line import COMMAND, TIMEOUT_SECONDS, run_here
 from conftest import keep_parts
 
 from search.read_study import read_study
@@ -146,10 +146,10 @@ def test_breaking_off_a_measurement_leaves_no_process_and_no_traceback(
     of_it = processes_of(begun.pid)
     assert begun.pid in of_it
     (os.killpg if to_all else os.kill)(begun.pid, number)
-    said = begun.communicate(timeout=30)[1]
+    said = begun.communicate(timeout=TIMEOUT_SECONDS)[1]
     assert begun.returncode == 130
     assert "Traceback" not in said
-    deadline = time.monotonic() + 20  # what counts shared memory ends by itself, a moment later
+    deadline = time.monotonic() + 60  # what counts shared memory ends by itself, a moment later
     while processes_of(begun.pid):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -169,14 +169,15 @@ def processes_of(session: int) -> list[int]:
     return found
 
 
-def test_a_study_of_one_minute_measures_nothing_and_has_candidates(
+def test_a_study_of_few_minutes_measures_nothing_and_has_candidates(
     cached: dict[str, str], click_log: Path, tmp_path: Path
 ) -> None:
-    words = ("run", "--data", click_log, "--out", tmp_path / "study", "minutes=1", "trials=1", *SHORT)
+    words = ("run", "--data", click_log, "--out", tmp_path / "study", "minutes=4", "trials=1", *SHORT)
     done = run_here(words, cached, None)
     assert done.returncode == 0, done.stderr
     assert f"Not {MEASURING.lower()}" in done.stderr
-    assert re.search(r"the minutes leave [0-6] s for it", done.stderr)
+    (seconds,) = re.findall(r"the minutes leave (\d+) s for it", done.stderr)
+    assert int(seconds) <= 24  # a tenth
     spent = r"Of its .* the study has spent .* on the baseline, .* on candidates"
     assert re.search(spent, " ".join(done.stdout.split()))
     assert read_study(tmp_path / "study").candidates

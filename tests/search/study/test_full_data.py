@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from command_line import SMALL, Run, start, wait_for_trials
+from command_line import SMALL, TIMEOUT_SECONDS, Run, start, wait_for_trials
 from records import bare, changed, judged, study
 
 from dashboards.rows import trial_rows
@@ -108,7 +108,7 @@ def test_a_study_on_a_part_goes_on_and_ends_on_all_rows(
     process = start(click_log, out, environment, *words)
     wait_for_trials(out, 3)
     os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 130
     before = read_study(out)
     assert not before.finished

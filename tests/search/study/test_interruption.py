@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command_line import COMMAND, SMALL, Run, start, wait_for_trials
+from command_line import COMMAND, SMALL, TIMEOUT_SECONDS, Run, start, wait_for_trials
 
 from search.read_study import read_study
 from trials.record import Outcome
@@ -73,13 +73,13 @@ def test_goes_on_from_where_it_was(
         os.killpg(process.pid, how)  # as a terminal does: the driver and its children
     else:
         process.send_signal(how)  # as a container does: the driver alone
-    shown, errors = process.communicate(timeout=60)
+    shown, errors = process.communicate(timeout=TIMEOUT_SECONDS)
     assert "Traceback" not in errors
     if how is not signal.SIGKILL:
         assert process.returncode == 130
         by_signal = " by SIGTERM" if how is signal.SIGTERM else ""
         assert f"interrupted{by_signal}; the same command goes on ({out})." in shown
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while children_of(process.pid) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert children_of(process.pid) == []
@@ -131,10 +131,10 @@ def test_a_training_answers_sigterm_like_ctrl_c(
         os.killpg(process.pid, signal.SIGTERM)
     else:
         process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 130
     assert errors.strip() == "dhen-search: interrupted by SIGTERM; what was finished is safe."
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while children_of(process.pid) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert children_of(process.pid) == []
@@ -151,7 +151,7 @@ def test_two_drivers_of_one_study(
     words = ("run", "--data", click_log, "--out", out, "trials=50", *SMALL)
     assert "another process is running this study" in dhen_search(*words, code=2).stderr
     os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=TIMEOUT_SECONDS)
 
 
 def test_mlflow_is_rebuilt_from_the_ledger(dhen_search: Run, study: Path, click_log: Path) -> None:

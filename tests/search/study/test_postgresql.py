@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import SMALL, Run, start, wait_for_trials
-from postgresql import Server, lacking, served
+from command_line import SMALL, TIMEOUT_SECONDS, Run, read_until, start, wait_for_trials
+from postgresql import Server, served
+from tools import needs
 
 from search.read_study import read_study
 from trials.record import Outcome
 
-AWAY_SECONDS = 10
-pytestmark = pytest.mark.skipif(lacking() is not None, reason=lacking() or "")
+pytestmark = needs("postgresql")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +48,7 @@ def test_a_study_goes_on_after_ctrl_c(
     process = start(click_log, out, environment, "trials=3", storage)
     wait_for_trials(out, 2)
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 130, errors
     goes_on(dhen_search, out, words(click_log, out, "trials=3", storage))
     assert not (out / "study.db").exists()
@@ -80,12 +79,11 @@ def test_a_study_waits_for_a_server_that_goes_away(
     try:
         # who has just come does not wait
         assert "the server runs" in dhen_search("status", out, code=2).stderr
-        time.sleep(AWAY_SECONDS)
+        read_until(process, "waits for the database")
     finally:
         server.start()
-    said, errors = process.communicate(timeout=120)
+    said, errors = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 0, errors
-    assert "waits for the database" in said
     assert "the database answers again" in said
     record = read_study(out)
     assert record.finished

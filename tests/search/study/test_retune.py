@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import SMALL, Run, start, wait_for_trials
+from command_line import SMALL, TIMEOUT_SECONDS, Run, start, wait_for_trials
 from records import bare
 
 from dhen.errors import UserError
@@ -145,7 +145,7 @@ def test_a_study_goes_on_in_its_tuning(
     process = start(click_log, out, environment, *words)
     wait_for_trials(out, 3)
     os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 130
     done = dhen_search("run", "--data", click_log, "--out", out, *SMALL, *words)
     record = read_study(out)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import SMALL, Run, start, wait_for_trials
+from command_line import SMALL, TIMEOUT_SECONDS, Run, start, wait_for_trials
 
 from search.read_study import read_study
 from trials.record import Outcome, TrialRecord
@@ -118,7 +118,7 @@ def test_a_killed_trial_does_not_disturb_its_neighbour(
         victim = process_of(out / "trials" / "00000")
         time.sleep(0.01)
     os.kill(victim, signal.SIGKILL)
-    process.communicate(timeout=120)
+    process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 0
     first, *others = read_study(out).trials
     killed, *again = first.attempts

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from command_line import SMALL, Run
 from safetensors.torch import load_file
+from tools import needs
 
 from search.read_study import read_study
 
@@ -74,8 +75,8 @@ def test_analyses_know_keys(dhen_search: Run, grown: Path) -> None:
     assert "hash " in shown
 
 
+@needs("torchrec")
 def test_ranks_train_it_too(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
-    pytest.importorskip("torchrec")
     words = [word for word in SMALL if word != "parallel=1"]
     dhen_search(
         *("run", "--data", click_log, "--out", tmp_path / "study", *words, "trials=1", "ranks=1x2", *GROWING)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema
 from trials.job import Job, TrainingConfig
-from trials.memory.counter import LATE_SECONDS, MemoryCounter, MemoryLimitError
+from trials.memory.counter import PATIENCE, MemoryCounter, MemoryLimitError
 from trials.memory.limit import limited_memory, on_host
 from trials.optim.master_weights import all_finite
 from trials.ranks import Ranks
@@ -34,39 +33,47 @@ def gloo() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def held_by_a_thread(tensor: Tensor, seconds: float) -> threading.Thread:
-    """A thread that lets go of a tensor after so many seconds, as one of gloo's does when it has its turn."""
+def held_by_a_thread(tensor: Tensor, waits: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
+    """A thread lets go of a tensor, as one of gloo's does when it has its turn, once it was waited for so often.
+
+    Returns whether it has.
+    """
     held = [tensor]
 
-    def let_go() -> None:
-        time.sleep(seconds)
-        held.clear()
+    def wait(_: float) -> None:
+        nonlocal waits
+        waits -= 1
+        if waits == 0:
+            thread = threading.Thread(target=held.clear)
+            thread.start()
+            thread.join()
 
-    thread = threading.Thread(target=let_go)
-    thread.start()
-    return thread
+    monkeypatch.setattr("trials.memory.counter.time.sleep", wait)
+    return lambda: not held
 
 
 @pytest.mark.usefixtures("gloo")
-def test_what_a_thread_lets_go_of_late_is_no_part_of_a_peak() -> None:
+def test_what_a_thread_lets_go_of_late_is_no_part_of_a_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     with MemoryCounter() as counter:
         sent = torch.zeros(NUMBERS)
-        thread = held_by_a_thread(sent, LATE_SECONDS / 10)
+        has_let_go = held_by_a_thread(sent, 1, monkeypatch)
         del sent
         kept = torch.zeros(NUMBERS)
+        assert has_let_go()
         assert counter.peak < 1.5 * SIZE
-        thread.join()
     del kept
 
 
 @pytest.mark.usefixtures("gloo")
-def test_an_operation_is_refused_only_after_threads_had_time_to_let_go() -> None:
+def test_an_operation_is_refused_only_after_threads_had_time_to_let_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with MemoryCounter(limit_bytes=SIZE + SIZE // 2):
         sent = torch.zeros(NUMBERS)
-        thread = held_by_a_thread(sent, 5 * LATE_SECONDS)
+        has_let_go = held_by_a_thread(sent, PATIENCE // 2, monkeypatch)
         del sent
         kept = torch.zeros(NUMBERS)
-        thread.join()
+        assert has_let_go()
         with pytest.raises(MemoryLimitError):
             torch.zeros(NUMBERS)
     del kept

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import HashStore
 from trials.servers.connection import LOOK_SECONDS, Calls, Connection, WaitingThread
 from trials.servers.messages import Link, Message, Op
 
-TIMEOUT_SECONDS = 30
+TIMEOUT_SECONDS = 120
 LARGE = torch.zeros(32 << 20, dtype=torch.uint8)
 """More than sockets keep for one who does not read."""
 

@@ -9,6 +9,7 @@ from random import Random
 import postgresql
 import pytest
 from records import trial
+from tools import needs
 
 from dhen.errors import UserError
 from trials.record import Outcome, TrialRecord
@@ -28,13 +29,11 @@ SETTING = Setting(
 RUNNING = trial(0, Random(0)).with_result(outcome=Outcome.RUNNING)
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=needs("postgresql"))])
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path_factory.mktemp('ledger') / 'study.db'}"
         return
-    if reason := postgresql.lacking():
-        pytest.skip(reason)
     with postgresql.served() as server:
         yield server.url
 

@@ -10,6 +10,7 @@ from random import Random
 import postgresql
 import pytest
 from records import trial
+from tools import needs
 
 from trials.record import Outcome
 from trials.storage.ledger import Ledger, Setting
@@ -26,13 +27,11 @@ SETTING = Setting(
 TRIAL = trial(0, Random(0))
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=needs("postgresql"))])
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path_factory.mktemp('ledger') / 'study.db'}"
         return
-    if reason := postgresql.lacking():
-        pytest.skip(reason)
     with postgresql.served() as server:
         yield server.url
 

@@ -17,6 +17,7 @@ from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from alembic.script import ScriptDirectory
 from records import trial
+from tools import needs
 
 from dhen.errors import UserError
 from trials.storage.ledger import Ledger, Setting
@@ -35,14 +36,12 @@ SETTING = Setting(
 )
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=needs("postgresql"))])
 def new_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewUrl]:
     """Makes empty databases."""
     if request.param == "sqlite":
         yield lambda: f"sqlite:///{tmp_path_factory.mktemp('ledger') / 'study.db'}"
         return
-    if reason := postgresql.lacking():
-        pytest.skip(reason)
     with postgresql.served() as server:
         count = 0
 
