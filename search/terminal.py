@@ -97,7 +97,9 @@ def print_columns(console: Console, findings: Sequence[ColumnFinding]) -> None:
     """Prints the table of a log's columns; nothing if a person wrote the schema."""
     if findings:
         headings, left = log_columns.headings(findings), log_columns.left_aligned(findings)
-        console.print(plain_table(headings, log_columns.rows(findings), left))
+        table = plain_table(headings, log_columns.rows(findings), left)
+        wide = console if console.is_terminal else Console(file=console.file, width=TABLE_WIDTH)
+        wide.print(table)
         console.print(log_columns.EXPLANATION, soft_wrap=True, markup=False, highlight=False, style="dim")
 
 

@@ -108,6 +108,11 @@ def suggests_index(name: str) -> bool:
     return _INDEX_NAME.fullmatch(name.strip()) is not None
 
 
+def says_nothing(name: str) -> bool:
+    """Tells whether a name is a letter or two and a number, as columns without names are called."""
+    return re.fullmatch(r"[A-Za-z]{1,2}_?\d+|(?:col|column|var|feature|feat)_?\d+", name) is not None
+
+
 def suggests_event(name: str) -> int:
     """Returns how surely the name is that of the moment of the event itself: 2, 1, 0 for no hint, or -1 for
     another moment's, such as an account's creation."""

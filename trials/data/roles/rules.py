@@ -41,6 +41,9 @@ EXACT = 2.0**53
 HASH_DIGITS = 9
 """Number of digits from which on whole numbers of one length look like hashes."""
 
+SCATTERED, REPEATS = 20, 3
+"""Mean distance of whole numbers, and mean number of rows of each, from which on they look like ids."""
+
 
 @dataclass(frozen=True, slots=True)
 class JudgedColumn:
@@ -161,6 +164,26 @@ def _hashed(column: ColumnSample) -> JudgedColumn | None:
     return _row_id(column) or _categorical(column, "whole numbers as long as hashes: ids")
 
 
+def _scattered(column: ColumnSample) -> JudgedColumn | None:
+    """Finds ids among whole numbers of a column whose name says nothing, such as c4 or V12: they come again, lie
+    far apart, and small ones are no more frequent than large ones, as those of counts are."""
+    if column.numbers is None or not column.integral or not names.says_nothing(column.name):
+        return None
+    values, counts = column.numbers, column.counts
+    spread = float(np.nanmax(values) - np.nanmin(values)) / column.distinct
+    if column.distinct <= SOME_VALUES or spread < SCATTERED or column.known < REPEATS * column.distinct:
+        return None
+    # counts begin near zero and become rarer
+    ranks = [np.argsort(np.argsort(each)) for each in (values, counts)]
+    falls = float(np.corrcoef(*ranks)[0, 1]) < -0.5
+    order = np.argsort(values)
+    low = values[order][np.searchsorted(np.cumsum(counts[order]), 0.05 * counts.sum())]
+    of_one_size = np.nanquantile(values, 0.1) * 1000 > np.nanmax(values)
+    if not of_one_size or np.mean(values % 10 == 0) > 0.3 or (falls and low < 0.02 * np.nanmax(values)):
+        return None
+    return _categorical(column, "whole numbers far apart that come again: ids")
+
+
 def _number(column: ColumnSample) -> JudgedColumn | None:
     if column.numbers is None or _leading_zeros(column):
         return None
@@ -256,6 +279,7 @@ _RULES: tuple[Callable[[ColumnSample], JudgedColumn | None], ...] = (
     _constant,
     _index,
     _hashed,
+    _scattered,
     _number,
     _multi_hot,
     _row_id,
