@@ -103,7 +103,7 @@ def command(
     CONFIG.yaml holds `model`, `schema` (tables with name, rows, multi_hot, mean_ids; numeric: names or how
     many) and `training` (batch_size over all ranks, precision). Keys: model.KEY, schema.KEY, training.KEY, and
     as in a study ranks, hbm, prefer, technique (the one strategy to price), memory_margin and servers; with --data
-    also label, format, csv.KEY, schema_file, split.KEY, growing, skip_bad_rows and demo.KEY.
+    also label, weight, columns.NAME, format, csv.KEY, schema_file, split.KEY, growing, skip_bad_rows and demo.KEY.
     """
     if (swept is None) != (out is None):
         raise UserError("--sweep and --out go together: --sweep depth=1..40 --out depth.html.")

@@ -84,8 +84,8 @@ def command(
     as_json: bool,
 ) -> None:
     """Train one configuration and write it as a bundle. Keys: seed, model.KEY, training.KEY, objective, period,
-    refit, ranks, hbm, prefer, technique, memory_margin, servers, and how the log is read: label, format,
-    csv.KEY, schema_file, split.KEY, growing, skip_bad_rows, demo.KEY.
+    refit, ranks, hbm, prefer, technique, memory_margin, servers, and how the log is read: label, weight,
+    columns.NAME, format, csv.KEY, schema_file, split.KEY, growing, skip_bad_rows, demo.KEY.
 
     With refit=yes it is trained once more then, on the rows of training and validation together, for as many
     passes as it took to its best, and that is written.

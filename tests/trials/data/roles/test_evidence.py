@@ -192,3 +192,10 @@ def test_an_id_that_is_nearly_distinct_tells_nothing_out_of_fold() -> None:
     labels = CLICK.astype(float)
     assert abs(auc_out_of_fold(np.arange(ROWS), labels) - 0.5) < 0.1
     assert auc_out_of_fold(CLICK.astype(np.int64), labels) == 1.0
+
+
+def test_ids_in_columns_whose_names_say_nothing(inferred: Callable[..., InferredSchema]) -> None:
+    ids = RNG.integers(110_000, 310_000, 300)
+    counts = np.floor(RNG.lognormal(3, 2, ROWS)).astype(np.int64)
+    found = inferred({"c3": RNG.choice(ids, ROWS), "c4": counts, "depth": RNG.choice(ids, ROWS)})
+    assert [roles(found)[name] for name in ("c3", "c4", "depth")] == ["categorical", "numeric", "numeric"]
