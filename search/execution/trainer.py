@@ -84,7 +84,7 @@ class Trainer:
         folder = self.folder(record)
         folder.mkdir(parents=True, exist_ok=True)
         task = self._task(job).replace(
-            **self.execution.task_fields(record),
+            **self.execution.task_fields(record, job),
             attempt=len(record.attempts),
             start_from=str(start_from) if start_from else None,
             resume_from=str(folder / CHECKPOINTS),
@@ -104,7 +104,7 @@ class Trainer:
         """A scoring of a trial's kept weights on a split, which a scheduler begins; its logits stay in the trial's
         folder if wanted."""
         task = self._task(job).replace(
-            **self.execution.task_fields(record),
+            **self.execution.task_fields(record, job),
             score_split=split,
             keep_logits=keep_logits,
         )

@@ -49,6 +49,8 @@ class Task(Value):
     """Number of ranks per host."""
     cluster: Cluster | None = None
     """What the plan is for: where tables are placed, how gradients are cut into buckets."""
+    evaluation_rows: int | None = Field(default=None, gt=0)
+    """Rows of a rank that go forward at once in an evaluation, by the plan; None: nothing was planned."""
     address: Address | None = None
     """`host:port` on the first host, where the ranks of several machines meet."""
     host: int = Field(default=0, ge=0)

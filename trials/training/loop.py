@@ -147,6 +147,7 @@ def train(
     ranks: Ranks = ONE_RANK,
     strategy: Strategy = PLAIN_DP,
     cluster: Cluster | None = None,
+    evaluation_rows: int | None = None,
     servers: Servers | None = None,
     resume_from: Path | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
@@ -168,6 +169,7 @@ def train(
         ranks: the ranks; several need a default process group that all have joined, and call this alike.
         strategy: how the model is held.
         cluster: the cluster for which the job was planned.
+        evaluation_rows: rows of a rank that go forward at once in an evaluation, by the plan.
         servers: those that hold the tables; None where ranks do. Of ranks that train on their own
             (`training.tables.synchrony=async`) the first calls this, as if it were alone, and the others `assist`.
         resume_from: a folder for checkpoints. Where there is one, training goes on from it, and tells the
@@ -179,7 +181,7 @@ def train(
         UserError: for a checkpoint of another job, a split with fewer rows than there are ranks, or delayed
             updates under a strategy that has none.
     """
-    step = fresh_step(job, start_from, ranks, strategy, cluster, servers)
+    step = fresh_step(job, start_from, ranks, strategy, cluster, servers, evaluation_rows)
     checkpoints = Checkpoints(
         resume_from, job, ranks, checkpoint_seconds, each_evaluation=checkpoint_evaluations
     )
@@ -221,6 +223,7 @@ def train(
                 ranks=ranks,
                 strategy=strategy,
                 cluster=cluster,
+                evaluation_rows=evaluation_rows,
                 goes_on=goes_on,
             )
     except DivergenceError as error:
