@@ -166,7 +166,7 @@ class LaterStages:
         whole = 1.0 if self._state.promoted else self._config.training.train_fraction
         scored = self._scored(networks, self._test_rows)
         took = (
-            self._longer * trial.result.training_seconds / whole + score
+            self._longer * trial.result.whole_seconds / whole + score
             for trial, score in zip(networks, scored, strict=True)
         )
         return side_by_side_seconds(took, self.places)

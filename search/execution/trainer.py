@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 from pathlib import Path
 
 from dhen.config import ModelConfig
@@ -73,8 +74,16 @@ class Trainer:
         trainer._directory = self._directory / name
         return trainer
 
-    def start(self, record: TrialRecord, job: Job, *, start_from: Path | None = None) -> Training:
-        """A training, with the strategy that was planned where plans are executed; a scheduler begins it.
+    def start(
+        self,
+        record: TrialRecord,
+        job: Job,
+        *,
+        start_from: Path | None = None,
+        seconds: float | None = None,
+    ) -> Training:
+        """A training, with the strategy that was planned where plans are executed; a scheduler begins it. It ends
+        where it stands so many `seconds` from now, if any are given.
 
         Raises:
             UserError: where this machine lacks what the strategy needs.
@@ -87,6 +96,7 @@ class Trainer:
             **self.execution.task_fields(record, job),
             attempt=len(record.attempts),
             start_from=str(start_from) if start_from else None,
+            ends_at=None if seconds is None else time.time() + seconds,
             resume_from=str(folder / CHECKPOINTS),
             checkpoint_evaluations=self._checkpoint_evaluations and record.kind is TrialKind.CANDIDATE,
         )

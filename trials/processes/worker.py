@@ -333,7 +333,7 @@ def _of_fullest_rank(peak_bytes: PeakBytes) -> int:
 
 def _of_ranks(task: Task, ranks: Ranks) -> dict[str, Any]:
     """Returns the arguments of `train` beyond plain training in one process."""
-    arguments: dict[str, Any] = {"evaluation_rows": task.evaluation_rows}
+    arguments: dict[str, Any] = {"evaluation_rows": task.evaluation_rows, "ends_at": task.ends_at}
     if ranks.world > 1 or task.strategy != Strategy():
         arguments |= {"ranks": ranks, "strategy": task.strategy, "cluster": task.cluster}
     if task.resume_from is not None:

@@ -123,7 +123,9 @@ def test_one_rank_holds_what_was_predicted(
     [Strategy(), Strategy(checkpointing="full"), Strategy(tables="host", table_cache=1100, micro_batches=2)],
     ids=lambda each: each.name,
 )
-def test_an_evaluation_holds_no_more_than_a_step_and_has_as_many_rows_as_that_allows(strategy: Strategy) -> None:
+def test_an_evaluation_holds_no_more_than_a_step_and_has_as_many_rows_as_that_allows(
+    strategy: Strategy,
+) -> None:
     training = TrainingConfig(batch_size=EXAMPLES, precision="fp32", epochs=1)
     config = parse_model(MODEL, "test")
     job = Job(model=config, features=SCHEMA, log="x", training=training, seed=0)
