@@ -231,11 +231,11 @@ class CandidateSource:
     def _fastest(self) -> AdmittedTrial:
         """The fastest of the candidates that were not begun, since none can end in time: it is trained for as long
         as there is."""
-        refused = (trial for trial in self._state.candidates if _is_too_long(trial))
+        refused = [one for one in self._state.candidates if _is_too_long(one) and not one.outside_space]
         fastest = min(refused, key=lambda trial: trial.plan.step_seconds or math.inf)
-        number, origin = len(self._state.trials), Origin(started_at=now())
-        self._too_long = 0
-        return self._admitted(number, fastest.point, origin, candidate=candidate_of(fastest, self._space))
+        self._too_long, number = 0, len(self._state.trials)
+        _, notes = self._proposals.ask(number, fastest.point)
+        return self._admitted(number, fastest.point, Origin(started_at=now(), sampler_notes=notes))
 
     def _from_outside(self) -> AdmittedTrial | None:
         """The next proposal from outside, in turn with the sampler's own; None where it is the sampler's turn, or

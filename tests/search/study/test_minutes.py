@@ -530,7 +530,7 @@ def test_the_baseline_is_tuned_less_where_minutes_are_few_and_candidates_keep_th
     assert _kinds(more.trials)[:5] == _kinds(few.trials)
 
 
-@pytest.mark.parametrize("widths", [["[16]", "[16384, 16384]"], ["[16384, 16384]"]])
+@pytest.mark.parametrize("widths", [["[16]", "[32768, 32768]"], ["[32768, 32768]"]])
 def test_what_cannot_end_in_time_is_not_begun_or_ends_where_it_stands(
     studies: Studies, tmp_path: Path, widths: list[str]
 ) -> None:
@@ -543,7 +543,7 @@ def test_what_cannot_end_in_time_is_not_begun_or_ends_where_it_stands(
     )
     study = studies.open(f"space={space}", "minutes=2", "averages=0", "confirm=0", "refit=no", "tune=0")
     record = study.run()
-    slow = [trial for trial in record.candidates if "16384" in str(trial.job.model)]
+    slow = [trial for trial in record.candidates if "32768" in str(trial.job.model)]
     refused = [trial for trial in slow if trial.result.outcome is Outcome.INFEASIBLE]
     assert refused
     assert all(
