@@ -161,14 +161,10 @@ class Budget:
         expected = expected_by_plan(planned, self._state.completed)
         of_baseline = trial.kind is TrialKind.BASELINE
         left = self.seconds_left(trial) if of_baseline else self._left_for_candidate()
-        if (
-            expected is None
-            or left is None
-            or expected <= max(left, USUAL_TIMES * candidate_seconds(self._state))
-        ):
-            return (
-                None  # what takes about as long as others was asked before: plans are right to some percent
-            )
+        # what takes about as long as others was asked before, by seconds that were measured
+        usual = USUAL_TIMES * candidate_seconds(self._state)
+        if expected is None or left is None or expected <= max(left, usual):
+            return None
         part = "the baseline's part" if of_baseline else "the search"
         return (
             f"{NO_TIME}: it would take about {duration(expected)}, and {part} has {duration(max(0.0, left))} of "

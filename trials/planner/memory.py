@@ -197,8 +197,8 @@ def dense_peak(
         )
         left = zero_left(strategy, itemsizes, zero)
         wrapping = buffers + zero_wrapping_bytes(segments, itemsizes, zero)
-    moments = list(moments)
-    peak = max(moments, key=total)
+    all_moments = list(moments)
+    peak = max(all_moments, key=total)
     if strategy.offload:
         host = parameters + optimizer + parameters + workspace
     dense = DensePeak(
@@ -211,7 +211,7 @@ def dense_peak(
         wrapping=wrapping,
         by_segment=activations.by_segment(segments, peak),
         host=host,
-        moments=moments,
+        moments=all_moments,
     )
     if not one_bit:
         return dense
