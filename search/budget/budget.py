@@ -154,16 +154,23 @@ class Budget:
 
     def too_long(self, trial: TrialRecord) -> str | None:
         """Returns why a training that is about to begin is not: by its plan it would outlast its part of the
-        minutes; None where it may begin, as it may before any training has come to its end."""
+        minutes; None where it may begin, as the first training may, and the first candidate of a study whose
+        trainings were all cut."""
         planned = planned_seconds(trial)
-        if self._later is None or planned is None or (self._all_were_cut and not self._has_candidates):
+        of_baseline = trial.kind is TrialKind.BASELINE
+        if of_baseline:
+            first = self._state.trials.keys() <= {trial.number}
+        else:
+            first = self._all_were_cut and not self._has_candidates
+        if self._later is None or planned is None or first:
             return None
         expected = expected_by_plan(planned, self._state.completed)
-        of_baseline = trial.kind is TrialKind.BASELINE
+        if expected is None:  # beside the first training, when plans are all that is known
+            expected = planned * self._later.train_examples * trial.job.training.get("epochs", 1)
         left = self.seconds_left(trial) if of_baseline else self._left_for_candidate()
         # what takes about as long as others was asked before, by seconds that were measured
         usual = USUAL_TIMES * candidate_seconds(self._state)
-        if expected is None or left is None or expected <= max(left, usual):
+        if left is None or expected <= max(left, usual):
             return None
         part = "the baseline's part" if of_baseline else "the search"
         return (

@@ -73,6 +73,8 @@ class LaterStages:
         )
         self._longer = 1.0 + 1.0 / max(1.0, self._train_rows) if config.refits else 1.0
         self.minutes_seconds = 60.0 * config.minutes
+        self.train_examples = config.training.rows_used(rows["train"])
+        """Number of examples of a pass."""
 
     def seconds(self) -> float:
         """Returns the seconds of all of them together: what a search leaves."""

@@ -233,7 +233,13 @@ def test_a_training_that_would_outlast_its_part_of_the_minutes_is_not_begun() ->
     assert too_long(candidate, 58.0, 40.0) is None
     assert too_long(candidate, 60.0, 40.0) is not None
     assert too_long(candidate, 1.9, 595.0) is None, "it may take as long as others"
-    assert too_long(baseline, 1e9, 40.0, []) is None, "nothing is known of what plans are worth"
+    assert too_long(baseline, 1e9, 40.0, []) is None, "there has to be a baseline"
+    running = baseline.with_result(outcome=Outcome.RUNNING, seconds=None)
+    beside = running.replace(number=1)
+    # a pass of 800 examples by the plan alone, as nothing is known of what plans are worth
+    assert too_long(beside, 3_000.0, 40.0, [running]) is None
+    assert too_long(beside, 4_000.0, 40.0, [running]) is not None
+    assert too_long(running, 4_000.0, 40.0, [running]) is None, "it was interrupted, and there has to be one"
     assert budget("trials=9", trials, 40.0).too_long(planned(candidate, 1e9)) is None
 
 
