@@ -17,8 +17,9 @@ from dhen.cost import Costs, headline_flops, linear_cost, within
 from dhen.inputs.features import FeatureProcessing, feature_cost, taped_features
 from dhen.inputs.table_dims import num_embeddings
 from dhen.memory.parts import mapping
+from dhen.memory.passes import row_bytes
 from dhen.memory.segments import Setting, Taped
-from dhen.memory.tape import Tape
+from dhen.memory.tape import FP32_BYTES, Tape
 from dhen.ops.linear import Linear, linear_tape
 from dhen.ops.moe import MoeMlp, moe_cost, moe_tape
 from dhen.ops.pairwise import PairwiseDots, pairwise_cost, pairwise_tape, pairwise_width
@@ -53,6 +54,8 @@ class AdvancedDlrm(nn.Module):
         if config.experts > 1:
             self.mlp = MoeMlp(width, config.mlp, config.experts, dropout=config.dropout)
         self.logit = Linear(config.mlp[-1], 1)
+        self.row_bytes = row_bytes(taped_advanced_dlrm(config, schema, Setting(FP32_BYTES, "cpu")))
+        """Bytes of each example in a forward pass in fp32 without gradients."""
 
     def forward(self, batch: FeatureBatch) -> Tensor:
         """The log odds of a click, one per example."""

@@ -56,8 +56,8 @@ class MeanOfNetworks(nn.Module):
         """`rate`: the fraction of negatives that the log kept."""
         super().__init__()
         self.networks, self.rate = nn.ModuleList(networks), rate
-        self.members = max(getattr(network, "members", 1) for network in self.networks)
-        """Of the network with the most, which are computed at once (`dhen.members`)."""
+        self.row_bytes = max(getattr(network, "row_bytes", 0) for network in self.networks)
+        """Of the network with the most, since one goes forward after another (`dhen.memory.passes`)."""
 
     def forward(self, batch: FeatureBatch) -> Tensor:
         """logit_B, fp32."""

@@ -19,8 +19,9 @@ from dhen.inputs.table_dims import num_embeddings
 from dhen.layer import DhenLayer, LayerShape, layer_cost, taped_layer
 from dhen.members import MemberLinear, by_member, heads_cost, heads_tape, mean_logit, member_mlp
 from dhen.memory.parts import mapping
+from dhen.memory.passes import row_bytes
 from dhen.memory.segments import Setting, Taped
-from dhen.memory.tape import Tape
+from dhen.memory.tape import FP32_BYTES, Tape
 from dhen.ops.linear import Linear, linear_tape
 from dhen.ops.parts import mlp, mlp_cost, mlp_tape, split_in_turn, undivided
 from dhen.ops.split import How, RankGroup, how_split
@@ -39,6 +40,8 @@ class DhenModel(nn.Module):
         )
         width, self.members, self.parted = _head_width(config), config.members, _part(config)
         self.head, self.logit = _heads(config, width, (width, *config.head)[-1])
+        self.row_bytes = row_bytes(taped_dhen(config, schema, Setting(FP32_BYTES, "cpu")))
+        """Bytes of each example in a forward pass in fp32 without gradients."""
 
     def forward(self, batch: FeatureBatch) -> Tensor:
         """The log odds of a click, one per example; in training one of each member, as each has its own loss."""

@@ -436,6 +436,9 @@ class Measured(Value):
     lost_steps: int | None = Field(default=None, exclude_if=lambda steps: steps is None)
     """Number of steps whose updates were lost, where servers hold the tables: of some rows with a server that was
     killed and came back from what it had saved, or of a whole batch with a rank on its own that was killed."""
+    cut_after: int | None = Field(default=None, exclude_if=lambda examples: examples is None)
+    """Number of examples after which the training was ended where it stood, since its part of the study's minutes
+    was over; None where it came to its own end."""
 
     @property
     def numbers(self) -> dict[str, float | None]:
@@ -481,11 +484,19 @@ class Result(Value):
         """Seconds that the training took, here or in the study that it was taken over from; 0 where none was."""
         return max(self.seconds or 0.0, self.measured.whole_seconds)
 
+    @property
+    def whole_seconds(self) -> float:
+        """Seconds that the training would have taken to the end of its pass, had it not been cut."""
+        epoch = self.curve[-1].epoch if self.measured.cut_after is not None and self.curve else 1.0
+        return self.training_seconds / max(min(epoch, 1.0), 1e-9)
+
     def taken_over(self) -> Result:
         """Returns the result as another trial has it: that trial took no time, and its look at test is its own."""
         return self.replace(test=None, seconds=0.0)
 
 
+NO_TIME = "not begun, for want of time"
+"""Beginning of the error of a trial that would have outlasted its part of the study's minutes."""
 DRIVER_DIED = "its driver died"
 """Beginning of the error of an attempt whose driver died, in a study that has several drivers."""
 MOVED = "so it goes on elsewhere"

@@ -36,8 +36,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.search.surrogate import Answers, Surrogate, Synthetic, metrics
 from benchmarks.shared.machine_and_tables import machine, markdown, spread
+from benchmarks.shared.surrogate import Answers, Surrogate, Synthetic, metrics
 from dhen.cost import dense_parameters
 from dhen.model import model_cost
 from search.samplers import SAMPLERS

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.search.candidate_table import read_table, table
-from benchmarks.search.surrogate import curve_of, metrics
 from benchmarks.shared.machine_and_tables import machine, markdown, spread
+from benchmarks.shared.surrogate import curve_of, metrics
 from search.pareto import pareto_front
 from search.samplers.ranker.acquisition import hypervolume
 from search.stopping import NONE, RULES

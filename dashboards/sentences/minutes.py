@@ -7,7 +7,7 @@ from statistics import median
 
 from dashboards.sentences.winners import confirm_command, diverged
 from dashboards.units import decimals, duration
-from trials.record import TrialKind, TrialRecord
+from trials.record import NO_TIME, TrialKind, TrialRecord
 from trials.study_record import ExpectedGain, StudyRecord, covered_seconds
 
 MOST_SEEDS = 5
@@ -54,6 +54,24 @@ def no_candidate(record: StudyRecord) -> str:
         f"The minutes were over before a candidate could train: a training of the baseline takes {duration(one)}; "
         f"the same command with minutes={minutes} goes on and has time for some."
     )
+
+
+def outlasted(record: StudyRecord) -> str | None:
+    """Returns the sentence on trainings that would have outlasted their part of the minutes: those not begun, and
+    those ended where they stood; None where there are none."""
+    unbegun = [trial for trial in record.trials if (trial.result.error or "").startswith(NO_TIME)]
+    parts = []
+    if unbegun:
+        baselines = sum(trial.kind is TrialKind.BASELINE for trial in unbegun)
+        of_baseline = f", {baselines} of them the baseline's" if baselines else ""
+        some = "1 training was" if len(unbegun) == 1 else f"{len(unbegun)} trainings were"
+        parts.append(f"{some} not begun{of_baseline}")
+    parts += (
+        f"trial {trial.number} was ended after {trial.result.measured.cut_after:,} examples, of which its NE is"
+        for trial in record.trials
+        if trial.result.measured.cut_after is not None and not trial.shared
+    )
+    return f"For want of time {'; '.join(parts)}." if parts else None
 
 
 def where_minutes_went(record: StudyRecord) -> str | None:

@@ -16,6 +16,7 @@ from dashboards.sentences.minutes import (
     fewer_seeds,
     fewer_winners,
     no_candidate,
+    outlasted,
     search_ended,
     where_minutes_went,
 )
@@ -70,6 +71,7 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
         *warm_starts(record),
         _outcomes(record),
         where_minutes_went(record),
+        outlasted(record),
         _stopped(record),
         _techniques(record),
         _forced(record),

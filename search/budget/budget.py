@@ -11,14 +11,15 @@ import logging
 from collections.abc import Callable
 from statistics import median
 
-from search.budget.durations import expected_by_plan, expected_seconds
+from dashboards.units import duration
+from search.budget.durations import expected_by_plan, expected_seconds, planned_seconds
 from search.budget.expected_gain import lasting_gain
 from search.budget.later_stages import LaterStages, candidate_seconds
 from search.budget.turns import last_turn, tuned, tuning_gains_more, untuned
 from search.config import StudyConfig
 from search.pareto import eligible, ne_of, own
 from search.study_state import StudyState
-from trials.record import TrialKind, TrialRecord
+from trials.record import NO_TIME, Outcome, TrialKind, TrialRecord
 from trials.study_record import ExpectedGain
 
 NOTHING_NEW = 100
@@ -35,6 +36,10 @@ LARGEST_SHARE = 0.1
 USUAL_TIMES = 2.0
 """How many times as long as the middle one of the candidates a proposal may be expected to take whatever is left:
 an assumption."""
+MOST_SCORING = 0.25
+"""Largest share of the seconds left that the first candidate leaves for being scored: an assumption."""
+CUT_SHARE = 0.5
+"""Share of the seconds of a baseline that was cut with which a candidate, cut as well, begins: an assumption."""
 FIRST_CANDIDATES = 3
 """Number of candidates from which there is a middle one to compare with."""
 FIRST_TUNING = 0.5
@@ -122,15 +127,15 @@ class Budget:
         if self._later is None:
             return True
         seconds = candidate_seconds(self._state)
-        if not self._state.candidates:
-            return self.has_time_for(seconds)
+        if not self._has_candidates:
+            return self.has_time_for(CUT_SHARE * seconds if self._all_were_cut else seconds)
         return self._state.elapsed_seconds() + seconds < self._search_end() - reserved
 
     def is_worth_its_time(self, seconds_per_example: float) -> bool:
         """Says whether a proposal whose planned steps take so long per example leaves the search time for others:
         in few minutes one large network is not worth several that are tried in its place.
 
-        Without `minutes`, and before there are candidates to compare with, it is.
+        Without `minutes` it is, and before there are candidates to compare with if it can end in time.
         """
         if self._later is None:
             return True
@@ -140,10 +145,71 @@ class Budget:
             if trial.result.training_seconds > 0.0
         ]
         expected = expected_by_plan(seconds_per_example, self._state.completed)
-        if expected is None or len(trained) < FIRST_CANDIDATES:
+        if expected is None:
             return True
+        if len(trained) < FIRST_CANDIDATES:
+            return expected <= self._left_for_candidate()
         left = max(0.0, self._search_end() - self._state.elapsed_seconds())
         return expected <= max(LARGEST_SHARE * left, USUAL_TIMES * median(trained))
+
+    def too_long(self, trial: TrialRecord) -> str | None:
+        """Returns why a training that is about to begin is not: by its plan it would outlast its part of the
+        minutes; None where it may begin, as the first training may, and the first candidate of a study whose
+        trainings were all cut."""
+        planned = planned_seconds(trial)
+        of_baseline = trial.kind is TrialKind.BASELINE
+        if of_baseline:
+            first = self._state.trials.keys() <= {trial.number}
+        else:
+            first = self._all_were_cut and not self._has_candidates
+        if self._later is None or planned is None or first:
+            return None
+        expected = expected_by_plan(planned, self._state.completed)
+        if expected is None:  # beside the first training, when plans are all that is known
+            expected = planned * self._later.train_examples * trial.job.training.get("epochs", 1)
+        left = self.seconds_left(trial) if of_baseline else self._left_for_candidate()
+        # what takes about as long as others was asked before, by seconds that were measured
+        usual = USUAL_TIMES * candidate_seconds(self._state)
+        if left is None or expected <= max(left, usual):
+            return None
+        part = "the baseline's part" if of_baseline else "the search"
+        return (
+            f"{NO_TIME}: it would take about {duration(expected)}, and {part} has {duration(max(0.0, left))} of "
+            "the minutes left"
+        )
+
+    def seconds_left(self, trial: TrialRecord) -> float | None:
+        """Returns after how many seconds a training that begins now ends where it stands, with what it has learnt:
+        of the baseline when its part of the minutes is over, of which the first training has half of what is left
+        at least; of a candidate when only the report has time. None for no limit."""
+        if self._later is None or trial.origin.trained_for_weights:
+            return None
+        left = self._later.minutes_seconds - self._state.elapsed_seconds()
+        if trial.kind is not TrialKind.BASELINE:
+            scores = self._later.choosing() + self._later.scores()
+            return left - self._later.closing - min(scores, MOST_SCORING * left)
+        of_baseline = left - (1.0 - BASELINE_SHARE) * self._later.minutes_seconds
+        return of_baseline if self._state.completed else max(of_baseline, BASELINE_SHARE * left)
+
+    def _left_for_candidate(self) -> float:
+        """Seconds that the search has for a candidate; all but the report's for the first one."""
+        assert self._later is not None
+        if not self._has_candidates:
+            return self._later.minutes_seconds - self._later.closing - self._state.elapsed_seconds()
+        return (
+            self._search_end() + OVERRUN_SHARE * self._later.minutes_seconds - self._state.elapsed_seconds()
+        )
+
+    @property
+    def _has_candidates(self) -> bool:
+        """Whether a candidate was begun."""
+        return any(trial.result.outcome is not Outcome.INFEASIBLE for trial in self._state.candidates)
+
+    @property
+    def _all_were_cut(self) -> bool:
+        """Whether no training has come to its own end: then none can, and candidates have as long as the baseline
+        had."""
+        return all(trial.result.measured.cut_after is not None for trial in self._state.completed)
 
     def has_time_for_baseline(self) -> bool:
         """Whether one more training of the baseline is expected to leave candidates their time."""

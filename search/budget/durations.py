@@ -50,7 +50,7 @@ def expected_by_plan(seconds_per_example: float, trials: Sequence[TrialRecord]) 
     """Seconds that a training is expected to take whose planned steps take so long per example: as many times as
     long as the middle one of the latest trainings by its own plan. None where no plan has a time."""
     took = [
-        trial.result.training_seconds / planned
+        trial.result.whole_seconds / planned
         for trial in trials
         if trial.result.training_seconds > 0.0 and (planned := planned_seconds(trial)) is not None
     ]

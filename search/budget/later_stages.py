@@ -73,6 +73,8 @@ class LaterStages:
         )
         self._longer = 1.0 + 1.0 / max(1.0, self._train_rows) if config.refits else 1.0
         self.minutes_seconds = 60.0 * config.minutes
+        self.train_examples = config.training.rows_used(rows["train"])
+        """Number of examples of a pass."""
 
     def seconds(self) -> float:
         """Returns the seconds of all of them together: what a search leaves."""
@@ -166,7 +168,7 @@ class LaterStages:
         whole = 1.0 if self._state.promoted else self._config.training.train_fraction
         scored = self._scored(networks, self._test_rows)
         took = (
-            self._longer * trial.result.training_seconds / whole + score
+            self._longer * trial.result.whole_seconds / whole + score
             for trial, score in zip(networks, scored, strict=True)
         )
         return side_by_side_seconds(took, self.places)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dhen.atomic_write import atomic_file
+from dhen.memory.passes import MOST_ROWS
 from search.bundles.bundle import Bundle
-from search.bundles.scorer import BATCH_ROWS, Scorer
+from search.bundles.scorer import Scorer
 from trials.data.encoding.encode_rows import encode_rows
 from trials.data.read_options import ReadOptions
 
@@ -36,7 +37,7 @@ def score_rows(
     with atomic_file(out) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(("row", "score"))
-        for rows in encode_rows(files, bundle.encoding, options=options, batch_size=BATCH_ROWS):
+        for rows in encode_rows(files, bundle.encoding, options=options, batch_size=MOST_ROWS):
             scores_B = scorer.score_encoded(rows)
             writer.writerows((scored + i, f"{score:.9g}") for i, score in enumerate(scores_B))
             scored += len(scores_B)

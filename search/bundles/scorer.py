@@ -14,6 +14,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
+from dhen.memory.passes import rows_at_once
 from search.bundles.bundle import Bundle
 from trials.cluster.machine import device
 from trials.data.encoding.encode_rows import transform
@@ -23,9 +24,6 @@ from trials.metrics import undo_negative_sampling
 
 if TYPE_CHECKING:
     import pandas as pd
-
-BATCH_ROWS = 8192
-"""Rows of a forward pass; more of them take more memory and are no faster."""
 
 
 class Scorer:
@@ -60,18 +58,15 @@ class Scorer:
         """
         table = rows if isinstance(rows, pa.RecordBatch) else record_batch(rows)
         encoded = transform(table, self.encoding)
-        starts = range(0, encoded.rows, BATCH_ROWS)
-        batches = [
-            self.score_encoded(encoded.slice(start, min(start + BATCH_ROWS, encoded.rows)))
-            for start in starts
-        ]
-        return np.concatenate([np.empty(0), *batches])
+        return self.score_encoded(encoded)
 
     @torch.no_grad()
     def score_encoded(self, rows: EncodedRows) -> NDArray[np.float64]:
-        """Returns the probability of each encoded row (B), all in one forward pass."""
-        logits_B = self.model(feature_batch(rows).to(self._device))
-        p_B: NDArray[np.float64] = torch.sigmoid(logits_B.double()).cpu().numpy()
+        """Returns the probability of each encoded row (B)."""
+        at_once = rows_at_once(self.model)
+        parts = (rows.slice(start, min(start + at_once, rows.rows)) for start in range(0, rows.rows, at_once))
+        logits = [self.model(feature_batch(part).to(self._device)).double() for part in parts]
+        p_B: NDArray[np.float64] = torch.sigmoid(torch.cat(logits)).cpu().numpy() if logits else np.empty(0)
         return undo_negative_sampling(p_B, self._rate)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 from pathlib import Path
 
 from dhen.config import ModelConfig
@@ -73,8 +74,16 @@ class Trainer:
         trainer._directory = self._directory / name
         return trainer
 
-    def start(self, record: TrialRecord, job: Job, *, start_from: Path | None = None) -> Training:
-        """A training, with the strategy that was planned where plans are executed; a scheduler begins it.
+    def start(
+        self,
+        record: TrialRecord,
+        job: Job,
+        *,
+        start_from: Path | None = None,
+        seconds: float | None = None,
+    ) -> Training:
+        """A training, with the strategy that was planned where plans are executed; a scheduler begins it. It ends
+        where it stands so many `seconds` from now, if any are given.
 
         Raises:
             UserError: where this machine lacks what the strategy needs.
@@ -84,9 +93,10 @@ class Trainer:
         folder = self.folder(record)
         folder.mkdir(parents=True, exist_ok=True)
         task = self._task(job).replace(
-            **self.execution.task_fields(record),
+            **self.execution.task_fields(record, job),
             attempt=len(record.attempts),
             start_from=str(start_from) if start_from else None,
+            ends_at=None if seconds is None else time.time() + seconds,
             resume_from=str(folder / CHECKPOINTS),
             checkpoint_evaluations=self._checkpoint_evaluations and record.kind is TrialKind.CANDIDATE,
         )
@@ -104,7 +114,7 @@ class Trainer:
         """A scoring of a trial's kept weights on a split, which a scheduler begins; its logits stay in the trial's
         folder if wanted."""
         task = self._task(job).replace(
-            **self.execution.task_fields(record),
+            **self.execution.task_fields(record, job),
             score_split=split,
             keep_logits=keep_logits,
         )

@@ -202,12 +202,15 @@ class Execution(NamedTuple):
         ran out of memory has said more than they do."""
         return plan_of(job, cluster, self.options.replace(memory_margin=0, learnt={}, climbing=True))
 
-    def task_fields(self, record: TrialRecord) -> dict[str, Any]:
-        """Fields of a task for the processes of a trial, by its strategy and its shape."""
+    def task_fields(self, record: TrialRecord, job: Job) -> dict[str, Any]:
+        """Fields of a task for the processes of a trial that train or score its job, by its strategy and its
+        shape."""
         strategy, cluster = self.strategy(record), self.cluster_of(record)
         if cluster is None:
             return {"strategy": strategy}
+        fits = record.plan.technique is not None
         return {
+            "evaluation_rows": pricing_of(job, cluster).evaluation_rows(strategy) if fits else None,
             "strategy": strategy,
             "hosts": cluster.hosts,
             "gpus_per_host": cluster.gpus_per_host,

@@ -190,6 +190,8 @@ def _here(
         raise _NotReusedError(NO_RESULT, trial.result.outcome.value)
     if trial.result.outcome is Outcome.COMPLETED and not eligible([trial]):
         raise _NotReusedError(NO_RESULT, "NE is no number")
+    if trial.result.measured.cut_after is not None:
+        raise _NotReusedError(NO_RESULT, "its time was over before its end")
     try:
         job = trained_job(trial, log)
         candidate = _candidate(job, space)

@@ -4,6 +4,7 @@ tuning stage."""
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -29,11 +30,16 @@ from search.study_state import StudyState
 from spaces.nearest import nearest_label, nearest_point
 from spaces.space import Candidate, Point, Space
 from trials.job import Job, TrainingConfig
-from trials.record import Origin, Outcome, TrialKind, TrialRecord
+from trials.record import NO_TIME, Origin, Outcome, TrialKind, TrialRecord
 
 LOG = logging.getLogger(__name__)
 JobOf = Callable[[Any, TrainingConfig, int], Job]
 """A function that makes the job of a model, its training with what is left open, and a seed: `Trainer.job`."""
+
+
+MOST_TOO_LONG = 3
+"""Number of the sampler's proposals in a row that would outlast the search after which no other seems to end in
+time, since for each it may plan hundreds of points: an assumption."""
 
 
 class CandidateJobs:
@@ -76,6 +82,8 @@ class CandidateSource:
         self._admission, self._job_of, self._warm_start = admission, job_of, warm_start
         self._candidate_job, self._outside = candidate_job, outside
         self._starts, self._growth = starts, growth
+        self._too_long = 0
+        """Number of the sampler's proposals in a row that would have outlasted the search."""
 
     def check_baseline(self) -> None:
         """Checks that the cluster's ranks can share the baseline's batch, before anything trains.
@@ -99,7 +107,7 @@ class CandidateSource:
             ):
                 LOG.info("the baseline is tuned in %d of %d trainings", index, self._config.baseline_trials)
                 return
-            yield from self.baseline_trial(number, self._tuned_point(index))
+            yield from map(self._in_time, self.baseline_trial(number, self._tuned_point(index)))
 
     @property
     def baseline_total(self) -> int:
@@ -151,6 +159,11 @@ class CandidateSource:
             yield from self._going_on()
             if self._budget.search_is_over(fruitless()):
                 return
+            if self._too_long >= MOST_TOO_LONG:
+                if any(trial.result.outcome is not Outcome.INFEASIBLE for trial in self._state.candidates):
+                    return
+                yield self._fastest()
+                continue
             if self._budget.tuning_is_next() and (best := self._best_architectures()):
                 yield self._tuning(best)
             else:
@@ -201,7 +214,28 @@ class CandidateSource:
             if (axis := axes.get(key)) is not None and axis.name in left
         }
         point, notes = self._proposals.ask(number, start, left | decays)
-        return self._admitted(number, point, Origin(started_at=now(), sampler_notes=notes))
+        admitted = self._in_time(self._admitted(number, point, Origin(started_at=now(), sampler_notes=notes)))
+        if not start:  # a start point has taken no time to find
+            self._too_long = self._too_long + 1 if _is_too_long(admitted[0]) else 0
+        return admitted
+
+    def _in_time(self, admitted: AdmittedTrial) -> AdmittedTrial:
+        """A trial as it was admitted, or as it has ended where it would outlast its part of the minutes."""
+        record, job = admitted
+        why = self._budget.too_long(record) if job is not None and not record.attempts else None
+        if why is None:
+            return admitted
+        LOG.info("trial %d: %s", record.number, why)
+        return record.with_result(outcome=Outcome.INFEASIBLE, error=why, seconds=0.0), None
+
+    def _fastest(self) -> AdmittedTrial:
+        """The fastest of the candidates that were not begun, since none can end in time: it is trained for as long
+        as there is."""
+        refused = [one for one in self._state.candidates if _is_too_long(one) and not one.outside_space]
+        fastest = min(refused, key=lambda trial: trial.plan.step_seconds or math.inf)
+        self._too_long, number = 0, len(self._state.trials)
+        _, notes = self._proposals.ask(number, fastest.point)
+        return self._admitted(number, fastest.point, Origin(started_at=now(), sampler_notes=notes))
 
     def _from_outside(self) -> AdmittedTrial | None:
         """The next proposal from outside, in turn with the sampler's own; None where it is the sampler's turn, or
@@ -217,7 +251,7 @@ class CandidateSource:
         if not read.proposal.outside:  # the sampler is told of every point, or it would propose it again
             _, notes = self._proposals.ask(number, read.point)
         origin = Origin(started_at=now(), sampler_notes=notes, proposal=read.proposal)
-        return self._admitted(number, read.point, origin, candidate=read.candidate)
+        return self._in_time(self._admitted(number, read.point, origin, candidate=read.candidate))
 
     def tuning_trials(self) -> Iterator[AdmittedTrial]:
         """The best architectures with other training settings, once every candidate of the search has ended."""
@@ -236,7 +270,7 @@ class CandidateSource:
         number, architecture = len(self._state.trials), least_tuned(best, self._state.candidates)
         point, notes = self._proposals.ask(number, {}, architecture.fixed)
         origin = Origin(started_at=now(), sampler_notes=notes, tuned_from=architecture.trial)
-        return self._admitted(number, point, origin)
+        return self._in_time(self._admitted(number, point, origin))
 
     def _start_point(self, baseline: TrialRecord, candidates: Sequence[TrialRecord]) -> Point:
         """What the next candidate should try: first the baseline's own network and training, so that the study is
@@ -282,3 +316,8 @@ class CandidateSource:
             trained_for_weights=origin.trained_for_weights,
         )
         return self._admission.admit(record, job, self._state.trials.get(number))
+
+
+def _is_too_long(trial: TrialRecord) -> bool:
+    """Whether a trial was not begun as it would have outlasted its part of the minutes."""
+    return (trial.result.error or "").startswith(NO_TIME)

@@ -144,6 +144,7 @@ def _put_together(
         side_by_side=shares.sharing,
         threads=shares.threads,
         joins=sharing is not None and sharing.joins,
+        elapsed_seconds=clock.seconds() if clock is not None else 0.0,
     )
     _grow_as_before(config, space, settings)
     as_it_stands = cut_short if sharing is None else sharing.as_it_stands
@@ -255,6 +256,7 @@ def _put_together(
         sources=sources,
         side_by_side=shares.side_by_side,
         cuts_short=budget.cuts_short,
+        seconds_left=budget.seconds_left,
         sharing=sharing,
     )
     if sharing is not None:

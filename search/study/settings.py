@@ -44,7 +44,7 @@ BUDGET = "budget"
 LARGER_SHAPES = "larger_shapes"
 """Key of the facts under which the cluster is noted in its other shapes, where trials may have several."""
 MEASURING_SHARE = 0.1
-"""Largest share of the minutes in which is measured what parts of models take on this machine."""
+"""Largest share of what is left of the minutes in which is measured what parts of models take on this machine."""
 KEEP_TIME_SECONDS = 30.0
 """Longest time of a driver that is killed that may be lost."""
 
@@ -63,6 +63,7 @@ class StudySettings:
         side_by_side: int = 1,
         threads: int | None = None,
         joins: bool = False,
+        elapsed_seconds: float = 0.0,
     ) -> None:
         """Notes the facts of a new study, and holds a known study to its facts.
 
@@ -75,12 +76,14 @@ class StudySettings:
             side_by_side: number of trials that share a machine, where the cluster is this one or like it.
             threads: number of CPU threads per rank.
             joins: whether another driver has begun the study, or goes on with it.
+            elapsed_seconds: seconds of the minutes that are over.
 
         Raises:
             UserError: where the ledger knows the study with another log, space, seed or cluster.
         """
         self._ledger, self._changes_alone = ledger, joins
-        self._facts = _settled(ledger, config, directory, log, space, side_by_side, threads)
+        left = max(0.0, 60.0 * (config.minutes or math.inf) - elapsed_seconds)
+        self._facts = _settled(ledger, config, directory, log, space, side_by_side, threads, left)
         described = (self._facts["cluster"], *self._facts.get(LARGER_SHAPES, ()))
         self.clusters = tuple(parse(Cluster, one, "the study's cluster") for one in described)
         """Cluster that trials are planned for, in each shape that they may have, the least first: as declared, or
@@ -231,6 +234,7 @@ def _settled(
     space: Space,
     side_by_side: int,
     threads: int | None,
+    seconds_left: float,
 ) -> dict[str, Any]:
     """The facts of a study. This machine is measured for a new study alone: a second measurement would differ."""
     facts: dict[str, Any] = {"log": log.fingerprint, "space": space.fingerprint, "seed": config.seed}
@@ -244,7 +248,7 @@ def _settled(
             threads=threads,
             hosts_apart=config.launcher != LAUNCHED_HERE,
             precision=precision_here(config.training),
-            until=time.monotonic() + MEASURING_SHARE * 60.0 * (config.minutes or math.inf),
+            until=time.monotonic() + MEASURING_SHARE * seconds_left,
         )
         facts |= {"cluster": cluster.to_dict(), LARGER_SHAPES: [one.to_dict() for one in larger]}
     if noted is None:

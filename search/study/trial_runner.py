@@ -45,6 +45,7 @@ class TrialRunner:
         sources: Sequence[ResultSource],
         side_by_side: int,
         cuts_short: Callable[[TrialRecord], bool] = lambda trial: False,
+        seconds_left: Callable[[TrialRecord], float | None] = lambda trial: None,
         sharing: Sharing | None = None,
     ) -> None:
         """The runner of one study.
@@ -58,10 +59,11 @@ class TrialRunner:
             sources: where results of other studies are found, and this study's are published.
             side_by_side: number of trials at the same time.
             cuts_short: whether a training of the search has to end, since its time is over.
+            seconds_left: how long a training of the search may take; None for no limit.
             sharing: this driver's share in the study; None where it is the only one.
         """
         self._sharing = sharing
-        self._cuts_short = cuts_short
+        self._cuts_short, self._seconds_left = cuts_short, seconds_left
         self._ledger, self._state, self._trainer, self._admission = ledger, state, trainer, admission
         self._weights, self._sources, self._side_by_side = weights, sources, side_by_side
         latest_first = sorted(state.trials.items(), reverse=True)
@@ -213,7 +215,7 @@ class TrialRunner:
                 "trial %d: %s%s, and is tried again", next_record.number, record.result.outcome, _why(record)
             )
             self.note(next_record)
-            yield self._trainer.start(next_record, activity.job)
+            yield self._start(next_record, activity.job)
             return
         self._training.discard(record.job.fingerprint)
         self.take_in(self._admission.ended(record, activity.job))
@@ -308,9 +310,14 @@ class TrialRunner:
                 self.fruitless = 0
                 self._training.add(job.fingerprint)
                 self._say_where_it_goes_on(record)
-                return self._trainer.start(record, job)
+                return self._start(record, job)
             self._waiting.append((record, job))
         return None
+
+    def _start(self, record: TrialRecord, job: Job) -> Training:
+        """Starts a training, which has a limited time while the study searches."""
+        seconds = self._seconds_left(record) if self._decisions is not None else None
+        return self._trainer.start(record, job, seconds=seconds)
 
     def _cut_short_with_waiting(self, record: TrialRecord) -> None:
         """Notes a trial whose time is over, and those that wait for its result; its checkpoint stays, from which

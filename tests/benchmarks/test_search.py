@@ -41,6 +41,17 @@ def test_a_command_is_held_against_its_minutes(log: Path) -> None:
     assert (row["candidates"], row["seeds"], row["best NE"]) == ("0", "0", "-")
 
 
+@pytest.mark.slow
+def test_a_wide_log_is_generated_and_searched(tmp_path: Path) -> None:
+    words = ("--rows", 600, "--categorical", 8, "--numeric", 30, "--minutes", 0.01)
+    run = run_benchmark("benchmarks.search.wide_log", tmp_path, "training.epochs=1", *words)
+    (rows,) = tables(run)
+    (row,) = rows
+    assert number(row["minutes"]) == pytest.approx(0.01)
+    assert number(row["largest rank, GiB"]) > 0.0
+    assert (tmp_path / "wide-600-8-30-0.csv").read_text().startswith('"label","c0","c1"')
+
+
 def test_networks_that_have_learnt_from_validation_stand_beside_those_that_have_not(
     study: Path, tmp_path: Path
 ) -> None:

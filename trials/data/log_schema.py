@@ -621,7 +621,7 @@ class LogSchema(Value):
         """Numeric columns by name."""
         return {name: column for name, column in self.columns.items() if isinstance(column, NumericColumn)}
 
-    @property
+    @cached_property
     def bucketed(self) -> dict[str, str]:
         """Tables derived from numeric columns, each with its column."""
         return {f"{name}__bucket": name for name, column in self.numeric.items() if column.buckets}

@@ -104,8 +104,8 @@ class ReadOptions(Value):
     """The label: a column of two values, a comparison (`rating>=4`, `status==delivered`), clicks among impressions
     (`clicks/impressions`), or a rate or probability from 0 to 1. Looked for by name where not given."""
     weight: str | None = None
-    """Name of the column of the example's weight, such as the impressions that a rate is of; where not given, one
-    that is called weight, example_weight or sample_weight."""
+    """Name of the column of the example's weight, such as the impressions that a rate is of; if not given, one
+    that is called example_weight or sample_weight."""
     split: GivenSplit = GivenSplit()
     """Which rows are train, validation and test, where it is not as the schema has it."""
     columns: dict[str, str | dict[str, Any]] = Field(default_factory=dict)

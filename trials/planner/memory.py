@@ -10,8 +10,8 @@ not fp32, and gradients in c: in DDP's buckets with several ranks. `trials.plann
 and ZeRO-Offload.
 `fully_shard` holds fp32 shards, gathers a unit's parameters in c and reduces its gradients in r, the precision
 in which gradients are sent. Between CPUs gloo reduces and scatters in a copy of what is sent, which is there until
-the result has arrived; NCCL makes none. Evaluation has no moments of its own: it goes forward with no more
-examples at a time than a micro-batch and saves nothing for backward, so that forward holds more.
+the result has arrived; NCCL makes none. Evaluation has no moments of its own: it saves nothing for
+backward, and goes forward with as many rows at a time as fit in a step's peak (`Pricing.evaluation_rows`).
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ class DensePeak(NamedTuple):
     by_segment: tuple[tuple[str, int], ...]
     """Activations at the moment of the peak, by segment."""
     host: int
+    moments: Sequence[LiveMemory] = ()
+    """All moments of a step; none of a pipeline's."""
 
     @property
     def total(self) -> int:
@@ -195,7 +197,8 @@ def dense_peak(
         )
         left = zero_left(strategy, itemsizes, zero)
         wrapping = buffers + zero_wrapping_bytes(segments, itemsizes, zero)
-    peak = max(moments, key=total)
+    all_moments = list(moments)
+    peak = max(all_moments, key=total)
     if strategy.offload:
         host = parameters + optimizer + parameters + workspace
     dense = DensePeak(
@@ -208,6 +211,7 @@ def dense_peak(
         wrapping=wrapping,
         by_segment=activations.by_segment(segments, peak),
         host=host,
+        moments=all_moments,
     )
     if not one_bit:
         return dense

@@ -9,6 +9,7 @@ from dhen.config import ModelConfig
 from dhen.cost import NUMBER_BYTES
 from dhen.inputs.held_schema import held_schema
 from dhen.inputs.table_dims import table_dims, table_groups
+from dhen.memory.passes import MOST_ROWS
 from dhen.memory.segments import Setting, Taped
 from dhen.model import taped_model
 from dhen.ops.dropout import POOL_WORDS
@@ -383,9 +384,7 @@ class Pricing:
 
     def _with_tables_of(self, strategy: Strategy, table_bytes: int) -> MemoryEstimate:
         """Returns the memory of the fullest rank whose tables take so much of it."""
-        micro = self.micro_batch(strategy)
-        dense = self._dense_peak(strategy, micro)
-        moment = max(dense.moment, *self._tables_moments(dense), _wrapping(dense), key=total)
+        dense, moment = self._peak(strategy)
         activations = dense.by_segment if moment is dense.moment else ()
         memory = MemoryEstimate(
             parameters=dense.parameters,
@@ -404,6 +403,36 @@ class Pricing:
             peak_at=moment.at,
         )
         return self._with_reserve(memory)
+
+    def evaluation_rows(self, strategy: Strategy) -> int:
+        """Returns the rows of a rank that go forward at once in an evaluation: as many as hold no more beside
+        weights and optimizer state than a training step does at its peak.
+
+        At least a micro-batch, whose forward pass holds less where nothing is saved; the stages of a pipeline take
+        no more than one in any case.
+        """
+        examples, micro = self.examples(strategy), self.micro_batch(strategy)
+        if strategy.pipeline > 1:
+            return min(MOST_ROWS, ceil(examples / strategy.tensor))
+        dense, moment = self._peak(strategy)
+        forward = [each for each in dense.moments if each.at.startswith(("forward", "all-gather"))]
+        batch = self._batch(strategy, micro)
+        room = moment.total + batch.embeddings - max(each.unsharded + each.buffers for each in forward)
+        footprints = [segment.footprint for segment in self.segments(micro, strategy.tensor)]
+        inputs = [0, *(footprint.input for footprint in footprints[1:])]  # the batch is counted apart
+        running = (footprint.discarding_peak for footprint in footprints)
+        activations = max(map(sum, zip(inputs, running, strict=True)))
+        saved = self._saved_of_lookup
+        read = (batch.other - saved) // BATCHES_HELD[self.cluster.device] + saved
+        read += self._lookup_workspace + self._kept_of_lookup
+        row_bytes = activations / micro + FP32_BYTES * sum(self._dims) + read / self.examples_per_rank
+        fitting = int((1 - LEFT_FREE) * room / row_bytes)
+        return min(MOST_ROWS, max(micro, fitting) // strategy.tensor or 1)
+
+    def _peak(self, strategy: Strategy) -> tuple[DensePeak, LiveMemory]:
+        """Returns the dense part of the fullest rank at its peak, and the moment of the rank's."""
+        dense = self._dense_peak(strategy, self.micro_batch(strategy))
+        return dense, max(dense.moment, *self._tables_moments(dense), _wrapping(dense), key=total)
 
     def _dense_peak(self, strategy: Strategy, micro: int) -> DensePeak:
         """Returns the dense part of the fullest rank at its peak."""

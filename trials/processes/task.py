@@ -49,12 +49,16 @@ class Task(Value):
     """Number of ranks per host."""
     cluster: Cluster | None = None
     """What the plan is for: where tables are placed, how gradients are cut into buckets."""
+    evaluation_rows: int | None = Field(default=None, gt=0)
+    """Rows of a rank that go forward at once in an evaluation, by the plan; None: nothing was planned."""
     address: Address | None = None
     """`host:port` on the first host, where the ranks of several machines meet."""
     host: int = Field(default=0, ge=0)
     """Index of this machine among the hosts where `address` is given; only its ranks are started."""
     devices: tuple[str, ...] | None = None
     """Ids of the CUDA devices of this machine that the task has, one per rank here; None: all."""
+    ends_at: float | None = None
+    """Unix time at which a training ends where it stands, evaluated and with its best weights; None: no limit."""
     hbm: int | None = Field(default=None, gt=0)
     """Bytes that a rank may hold; beyond them it is out of memory. None: as much as there is."""
     deadline_seconds: float | None = Field(default=None, gt=0)

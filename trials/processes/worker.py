@@ -267,6 +267,7 @@ def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
                 ranks=ranks,
                 strategy=task.strategy,
                 cluster=task.cluster,
+                evaluation_rows=task.evaluation_rows,
                 servers=servers,
                 keep=keep_logits(logits_file(folder, task.score_split)) if task.keep_logits else None,
                 goes_on=Pulse(emit, task.progress_seconds, examples=0),
@@ -332,7 +333,7 @@ def _of_fullest_rank(peak_bytes: PeakBytes) -> int:
 
 def _of_ranks(task: Task, ranks: Ranks) -> dict[str, Any]:
     """Returns the arguments of `train` beyond plain training in one process."""
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = {"evaluation_rows": task.evaluation_rows, "ends_at": task.ends_at}
     if ranks.world > 1 or task.strategy != Strategy():
         arguments |= {"ranks": ranks, "strategy": task.strategy, "cluster": task.cluster}
     if task.resume_from is not None:

@@ -49,8 +49,8 @@ WITHOUT = (
 """What a command says that does without a measurement."""
 FORMAT, SHARED_FORMAT = 3, 2
 """Numbers that change when what is measured, or what a size means, does: for parts, and for shared trainings."""
-LEAST_SECONDS = 45.0
-"""Seconds below which no measurement is begun: as long as one takes on a machine at rest, or somewhat less."""
+LEAST_SECONDS = 25.0
+"""Seconds below which no measurement is begun: somewhat more than its first round takes on a machine at rest."""
 C = TypeVar("C", bound=Value)
 
 

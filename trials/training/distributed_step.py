@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from dhen.batch import FeatureBatch
 from dhen.config import DhenConfig
 from dhen.inputs.held_schema import held_schema
+from dhen.memory.passes import rows_at_once
 from trials.checkpoint.dcp_vectors import FlatPieces, Piece
 from trials.cluster.cluster import Cluster
 from trials.cluster.here import this_machine
@@ -64,7 +65,7 @@ from trials.servers.server_tables import ServerTables
 from trials.storage.weight_changes import changes
 from trials.storage.weights_file import Weights
 from trials.strategy import Strategy, data_ranks
-from trials.training.evaluation import Keep, eval_rows, logits_over_ranks, metrics_over_ranks
+from trials.training.evaluation import Keep, logits_over_ranks, metrics_over_ranks
 
 LOG = logging.getLogger(__name__)
 GROWING = "features.growing."
@@ -84,6 +85,7 @@ class DistributedStep:
         servers: Servers | None = None,
         *,
         where: torch.device,
+        evaluation_rows: int | None = None,
     ) -> None:
         """Takes the model over, which is alike on all ranks; a collective.
 
@@ -95,6 +97,8 @@ class DistributedStep:
             cluster: the cluster for which tables are placed and gradients cut into buckets; None for this machine.
             servers: those that hold the tables; None where ranks do.
             where: this process's device.
+            evaluation_rows: rows of this rank that go forward at once in an evaluation; None: no more than a
+                micro-batch where memory is short, else as many as a plan is not needed for.
         """
         config = job.training
         assert config.batch_size is not None
@@ -164,12 +168,12 @@ class DistributedStep:
         self._engine: Engine = self._dense.engine
         self._model = model
         LOG.info("model wrapped as %s on %s, %d rank(s)", strategy.name, where, ranks.world)
-        # those of a tensor group go through its model together, those of a pipeline are its ranks' in turn
-        examples = -(-config.batch_size * strategy.tensor // self._data.ranks)
-        self._micro_batch = -(-examples // (strategy.micro_batches * strategy.tensor))
-        if strategy.pipeline > 1:  # whose stages take no more than a micro-batch at a time in any case
-            self._micro_batch = -(-examples // strategy.tensor)
-        self._short = is_counted() or where.type == "cuda"
+        most = rows_at_once(model)
+        if is_counted() or where.type == "cuda":
+            # those of a tensor group go through its model together, and stages take a micro-batch at a time anyway
+            examples = -(-config.batch_size // self._data.ranks)
+            most = min(most, -(-examples // (1 if strategy.pipeline > 1 else strategy.micro_batches)))
+        self._rows_at_once = evaluation_rows or most
         self._offload = strategy.offload
         if strategy.offload:
             keep_on_host(model.parameters())
@@ -277,19 +281,15 @@ class DistributedStep:
         return all_agree(self._ranks, self._engine.is_finite())
 
     def evaluate(self, log: PreparedLog, split_name: str, keep: Keep | None = None) -> Metrics:
-        """Evaluates on a split of the log, by all ranks; the same on all. `keep` is given the logits on the first.
-
-        Where memory is short, it runs no more rows at a time than were planned for.
-        """
+        """Evaluates on a split of the log, by all ranks; the same on all. `keep` is given the logits on the
+        first."""
         split = log.split(split_name)
         return metrics_over_ranks(self.logits(split), split, log, self._ranks, keep)
 
     def logits(self, split: Split) -> Tensor | None:
         """Returns the logits (N) of a split's rows on the first rank, in the host's memory; None on others."""
         self._model.eval()
-        most = eval_rows(self._model)
-        rows = min(self._micro_batch, most) if self._short else most
-        logit_N = logits_over_ranks(self._score, split, self._ranks, rows, self._data)
+        logit_N = logits_over_ranks(self._score, split, self._ranks, self._rows_at_once, self._data)
         self._model.train()
         return logit_N
 

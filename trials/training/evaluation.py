@@ -1,8 +1,8 @@
 """Scores a split with a model: probabilities for all its rows, and their metrics.
 
 Over several ranks each scores its part of the rows; the scores meet on rank 0, which works the metrics out as
-one process would, and tells them to all. Scores wait in the host's memory, so that evaluation needs no more of the
-device's than a training step's forward pass: it saves nothing for backward, and takes no more rows.
+one process would, and tells them to all. Scores wait in the host's memory. A pass saves nothing for backward, and
+takes as many rows as fit in what a training step holds (`Pricing.evaluation_rows`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dhen.batch import FeatureBatch
 from dhen.errors import UserError
+from dhen.memory.passes import MOST_ROWS, rows_at_once
 from trials.cluster.machine import device
 from trials.collectives import as_first, joined
 from trials.data.cache import PreparedLog, Split
@@ -26,17 +27,9 @@ from trials.metrics import evaluate_predictions, undo_negative_sampling
 from trials.ranks import DataPart, Ranks, rank_slice
 from trials.record import Metrics
 
-EVAL_BATCH = 8192
-"""Rows per forward pass without gradients; large enough that a pass's fixed costs vanish."""
 Keep = Callable[[Tensor], None]
 """A function that is given the logits (N) of all rows in order, in the host's memory, fp32 and not corrected,
 before metrics are made of them."""
-
-
-def eval_rows(model: nn.Module) -> int:
-    """Returns the rows per forward pass; fewer for a network of several members, each of which computes all
-    rows."""
-    return max(1, EVAL_BATCH // getattr(model, "members", 1))
 
 
 def evaluate(
@@ -48,8 +41,8 @@ def evaluate(
 ) -> Metrics:
     """Returns metrics on a split of the log, corrected for negative sampling where its schema states a rate.
 
-    `batch_size` rows go forward at a time, `eval_rows` where not given. The model computes in the precision that
-    its dense part has (`trials.optim.master_weights.compute_in`).
+    `batch_size` rows go forward at a time, `rows_at_once` where not given. The model computes in the
+    precision that its dense part has (`trials.optim.master_weights.compute_in`).
     """
     split = log.split(split_name)
     with torch.no_grad():
@@ -67,11 +60,11 @@ def logit_metrics(logit_N: Tensor, split: Split, log: PreparedLog) -> Metrics:
 
 def split_logits(model: nn.Module, split: Split, batch_size: int | None = None) -> Tensor:
     """Returns the logits (N) of all rows of a split, in fp32 in the host's memory, without gradients where the
-    caller wants none; `batch_size` rows go forward at a time, `eval_rows` where not given."""
+    caller wants none; `batch_size` rows go forward at a time, `rows_at_once` where not given."""
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    batches = eval_batches(split, batch_size=batch_size or eval_rows(model))
+    batches = eval_batches(split, batch_size=batch_size or rows_at_once(model))
     logits = [_to_host(model(batch.to(device).features)) for batch in batches]
     model.train(was_training)
     return _joined_on_host(logits)
@@ -81,7 +74,7 @@ def logits_over_ranks(
     score: Callable[[FeatureBatch], Tensor],
     split: Split,
     ranks: Ranks,
-    batch_size: int = EVAL_BATCH,
+    batch_size: int = MOST_ROWS,
     data: DataPart | None = None,
 ) -> Tensor | None:
     """Returns the logits (N) of all rows of a split on the first rank, in the host's memory; None on others. A

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from dhen.batch import FeatureBatch
 from dhen.loss import cross_entropy
+from dhen.memory.passes import rows_at_once
 from trials.checkpoint.dcp_vectors import FlatPieces, Piece
 from trials.data.cache import PreparedLog, Split
 from trials.data.loader import Batch
@@ -28,19 +29,26 @@ from trials.record import Metrics
 from trials.storage.weight_changes import changes
 from trials.storage.weights_file import Weights
 from trials.strategy import Strategy
-from trials.training.evaluation import eval_rows, evaluate, split_logits
+from trials.training.evaluation import evaluate, split_logits
 
 
 class TrainStep:
     """A model and its optimizers: fused AdamW on the dense part, row-wise Adagrad on the tables."""
 
-    def __init__(self, model: nn.Module, config: TrainingConfig) -> None:
-        """Takes the model over; `config` must be resolved."""
+    def __init__(
+        self, model: nn.Module, config: TrainingConfig, *, evaluation_rows: int | None = None
+    ) -> None:
+        """Takes the model over; `config` must be resolved. `evaluation_rows` go forward at once in an evaluation;
+        None: as many as a plan is not needed for."""
         assert config.precision != "auto"
         assert not config.frequency_decay, (
             "this step looks embeddings up where their gradients cannot be reached"
         )
-        self.model, self._batch_size = model, config.batch_size
+        self.model = model
+        most = rows_at_once(model)
+        self._rows_at_once = evaluation_rows or (
+            min(config.batch_size or most, most) if is_counted() else most
+        )
         if config.table_precision == "fp16":
             store_tables_in_half(model)
         on_gpu = next(model.parameters()).device.type != "cpu"  # where layers may be compiled
@@ -141,18 +149,13 @@ class TrainStep:
         return changes(before, self.weights())
 
     def evaluate(self, log: PreparedLog, split_name: str) -> Metrics:
-        """Evaluates on a split of the log; under a declared memory with no more rows at a time than training
-        has."""
-        return evaluate(self.model, log, split_name, self._rows_at_once())
+        """Evaluates on a split of the log."""
+        return evaluate(self.model, log, split_name, self._rows_at_once)
 
     def logits(self, split: Split) -> Tensor:
         """Returns the logits (N) of all rows of a split, in the host's memory, as `evaluate` has them."""
         with torch.no_grad():
-            return split_logits(self.model, split, self._rows_at_once())
-
-    def _rows_at_once(self) -> int:
-        most = eval_rows(self.model)
-        return min(self._batch_size or most, most) if is_counted() else most
+            return split_logits(self.model, split, self._rows_at_once)
 
     def dense_state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
         """Returns weights and AdamW's moments, for `trials.checkpoint.checkpointer`, to save or to load into."""

@@ -49,6 +49,7 @@ from trials.training.own_time import OwnTime
 from trials.training.progressive import Pulse, score_ahead
 from trials.training.step import ONE_RANK, PLAIN_DP, DivergenceError, Step, fresh_step
 from trials.training.stragglers import Stragglers, like_ranks
+from trials.training.time_limit import TimeLimit
 from trials.training.turns import PassBatches, Turn, handed_out, in_order
 from trials.training.weight_average import WeightAverage
 
@@ -88,6 +89,10 @@ class _Run:
     """Judges what all ranks take; None where nothing is measured."""
     own_since: int = 0
     """Examples that were done when the stretch began that is measured now."""
+    limit: TimeLimit = field(default_factory=lambda: TimeLimit(None, ONE_RANK, 0))
+    """When the training has to have ended."""
+    cut_after: int | None = None
+    """Examples after which that was so; None where it came to its own end."""
     checks: int = 0
     """Number of checks of losses since the last evaluation, or the checkpoint from which the training went on."""
 
@@ -147,6 +152,8 @@ def train(
     ranks: Ranks = ONE_RANK,
     strategy: Strategy = PLAIN_DP,
     cluster: Cluster | None = None,
+    evaluation_rows: int | None = None,
+    ends_at: float | None = None,
     servers: Servers | None = None,
     resume_from: Path | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
@@ -168,6 +175,8 @@ def train(
         ranks: the ranks; several need a default process group that all have joined, and call this alike.
         strategy: how the model is held.
         cluster: the cluster for which the job was planned.
+        evaluation_rows: rows of a rank that go forward at once in an evaluation, by the plan.
+        ends_at: Unix time at which training ends where it stands, with an evaluation; None for no limit.
         servers: those that hold the tables; None where ranks do. Of ranks that train on their own
             (`training.tables.synchrony=async`) the first calls this, as if it were alone, and the others `assist`.
         resume_from: a folder for checkpoints. Where there is one, training goes on from it, and tells the
@@ -179,7 +188,7 @@ def train(
         UserError: for a checkpoint of another job, a split with fewer rows than there are ranks, or delayed
             updates under a strategy that has none.
     """
-    step = fresh_step(job, start_from, ranks, strategy, cluster, servers)
+    step = fresh_step(job, start_from, ranks, strategy, cluster, servers, evaluation_rows)
     checkpoints = Checkpoints(
         resume_from, job, ranks, checkpoint_seconds, each_evaluation=checkpoint_evaluations
     )
@@ -191,6 +200,7 @@ def train(
         emit(Evaluated(point=point))
     run = _Run(job, log, step, ranks, checkpoints, emit, progress_seconds, state, servers=servers)
     run.best_weights, run.average = best_weights, average
+    run.limit = TimeLimit(ends_at, ranks, log.manifest.rows["validation"])
     if ranks.world > 1 and device().type == "cpu":
         run.own, run.stragglers = OwnTime(), Stragglers(like_ranks(ranks, step.strategy))
     try:
@@ -209,7 +219,7 @@ def train(
             step.cache_use,
             step.staleness,
         )
-        lost_steps = servers.lost_steps if servers is not None else 0
+        lost_steps, cut_after = servers.lost_steps if servers is not None else 0, run.cut_after
         if job.period is not None:
             del run, step, average  # a second network needs their room
             goes_on = Pulse(emit, progress_seconds, examples=state.examples)
@@ -221,6 +231,7 @@ def train(
                 ranks=ranks,
                 strategy=strategy,
                 cluster=cluster,
+                evaluation_rows=evaluation_rows,
                 goes_on=goes_on,
             )
     except DivergenceError as error:
@@ -231,6 +242,7 @@ def train(
         if ranks.first:
             keep(best_weights)
         trained = _trained(state, job.training, best, cache_use, staleness, lost_steps)
+        trained = trained.replace(measured=trained.measured.replace(cut_after=cut_after))
         emit(trained)
         LOG.info(
             "training ended: best NE %.6f after %s examples; %s examples/s",
@@ -298,7 +310,9 @@ def _train(run: _Run) -> None:
         if now - last_progress > run.progress_seconds:
             last_progress = now
             run.emit(run.progress(now - began))
-        if not turn.evaluates:
+        # ranks on their own come to an end together only where one of them evaluates
+        over = (turn.evaluates or not run.alone) and run.limit.is_over(state, now - began)
+        if not (turn.evaluates or over):
             if may_save and run.checkpoints.due(evaluated=False):
                 stretch_began += _save(run, began)
                 _measure_anew(run)
@@ -339,6 +353,9 @@ def _train(run: _Run) -> None:
         if point.clipped is not None:
             LOG.info("gradients of %.0f %% of the steps were clipped", 100.0 * point.clipped)
         ends = _judge(run, point)
+        if over and not (ends or turn.last):
+            ends, run.cut_after = True, state.examples
+            LOG.info("ended here: its time is over")
         # before anybody hears of it: who is stopped for this evaluation goes on from here
         if not (ends or turn.last) and run.checkpoints.due(evaluated=True):
             stretch_began += _save(run, began)

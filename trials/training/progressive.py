@@ -117,6 +117,7 @@ def score_ahead(
     ranks: Ranks,
     strategy: Strategy,
     cluster: Cluster | None,
+    evaluation_rows: int | None = None,
     keep: Keep | None = None,
     goes_on: Callable[[], None] = lambda: None,
 ) -> Metrics:
@@ -133,6 +134,7 @@ def score_ahead(
         ranks: the ranks that train together.
         strategy: how the model is held.
         cluster: the cluster for which tables are placed.
+        evaluation_rows: rows of a rank that are scored at once, by the plan.
         keep: is given the logits of all rows, on the first rank.
         goes_on: is called after each step.
 
@@ -146,7 +148,8 @@ def score_ahead(
     job = job.replace(training=in_order_of_time(job.training))
     learnt = {name: tensor for name, tensor in weights.items() if name.startswith(OPTIMIZER)}
     plain = {name: tensor for name, tensor in weights.items() if name not in learnt}
-    step = fresh_step(job, _on_all_ranks(job, plain, ranks), ranks, strategy, cluster)
+    start_from = _on_all_ranks(job, plain, ranks)
+    step = fresh_step(job, start_from, ranks, strategy, cluster, evaluation_rows=evaluation_rows)
     put_back(step, learnt, ranks)
     logit_N = torch.empty(len(periods.rows))
     for number in range(len(periods)):

@@ -42,6 +42,7 @@ def score(
     ranks: Ranks,
     strategy: Strategy,
     cluster: Cluster | None,
+    evaluation_rows: int | None = None,
     servers: Servers | None = None,
     keep: Keep | None = None,
     goes_on: Callable[[], None] = lambda: None,
@@ -56,6 +57,7 @@ def score(
         ranks: the ranks that score the split together.
         strategy: how the model is held.
         cluster: the cluster for which tables are placed.
+        evaluation_rows: rows of a rank that are scored at once, by the plan.
         servers: those that hold the tables, with these weights; None where ranks do.
         keep: is given the logits of all rows, on the first rank.
         goes_on: is called after each step, where periods are trained on once they are scored.
@@ -73,6 +75,7 @@ def score(
             ranks=ranks,
             strategy=strategy,
             cluster=cluster,
+            evaluation_rows=evaluation_rows,
             keep=keep,
             goes_on=goes_on,
         )
@@ -81,11 +84,14 @@ def score(
     if ranks.first:
         load_weights(model, weights, own=None if servers is None else TABLES)
     if ranks.world == 1 and servers is None:
-        return evaluate(compute_in(model.to(device()), job.training.precision), log, split, keep=keep)
+        model = compute_in(model.to(device()), job.training.precision)
+        return evaluate(model, log, split, evaluation_rows, keep)
     if ranks.world > 1:
         for tensor in model.state_dict().values():
             dist.broadcast(tensor, 0)
-    step = DistributedStep(model, job, strategy, ranks, cluster, servers, where=device())
+    step = DistributedStep(
+        model, job, strategy, ranks, cluster, servers, where=device(), evaluation_rows=evaluation_rows
+    )
     return step.evaluate(log, split, keep)
 
 

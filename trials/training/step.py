@@ -103,9 +103,10 @@ def fresh_step(
     strategy: Strategy,
     cluster: Cluster | None,
     servers: Servers | None = None,
+    evaluation_rows: int | None = None,
 ) -> Step:
     """Makes a step whose weights follow from the seed, alike on all ranks; what dropout draws differs from rank to
-    rank."""
+    rank. Of a rank `evaluation_rows` go forward at once in an evaluation, where a plan says so."""
     if job.training.delayed_update and strategy.dense != DELAYING:
         raise UserError(
             f"training.delayed_update=true needs {DELAYING}, whose updates are the host's; {strategy.name} "
@@ -133,8 +134,11 @@ def fresh_step(
     plain = not job.training.frequency_decay and job.training.optimizer == "adamw" and servers is None
     if ranks.world == 1 and strategy == PLAIN_DP and plain:
         LOG.info("model and tables on %s, in one process", device())
-        return TrainStep(on_device_for_good(model, device()), job.training)
-    step = DistributedStep(model, job, strategy, ranks, cluster, servers, where=device())
+        model = on_device_for_good(model, device())
+        return TrainStep(model, job.training, evaluation_rows=evaluation_rows)
+    step = DistributedStep(
+        model, job, strategy, ranks, cluster, servers, where=device(), evaluation_rows=evaluation_rows
+    )
     group = ranks.rank // strategy.tensor  # a tensor group draws alike what it computes alike
     if group or strategy.tensor > 1:
         torch.manual_seed(hash((job.seed, group)))

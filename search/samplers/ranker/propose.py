@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -40,6 +41,9 @@ NEAR = 180
 """Number of points drawn near good candidates for a proposal: an assumption, not measured apart."""
 MOST_TRIED = EVENLY + NEAR + 100
 """Number of points that are planned for a proposal at most: an assumption, not measured apart."""
+PLANNING_SECONDS = 10.0
+"""Seconds after which no further point is planned for a proposal: on a log of thousands of columns a plan takes a
+fifth of a second."""
 BEST = 4
 """Number of candidates of lowest NE near which points are drawn, beside those on the front: an assumption, not
 measured apart."""
@@ -136,12 +140,14 @@ def _known(context: SamplerContext, number: int) -> KnownPoint | None:
 def _first_that_fits(drawn: Iterable[DrawnPoint], pricer: CandidatePricer, rng: random.Random) -> Point:
     """The first drawn point that fits. Where none of many does, the first of all, which the plan then refuses or
     which takes long; where nothing new is drawn, any point: the study counts how often that happens, and ends."""
-    first: DrawnPoint | None = None
+    first, began = None, time.monotonic()
     # where an axis is a range new points never end, and of one architecture, which is tuned, none may fit
     for drawn_point in islice(drawn, MOST_TRIED):
         first = first or drawn_point
         if pricer.fits(drawn_point.priced.candidate):
             return drawn_point.point
+        if time.monotonic() - began > PLANNING_SECONDS:
+            break
     return pricer.space.random_point(rng) if first is None else first.point
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from records import bare, judged
+from records import bare, judged, metrics
 
 from search.budget.budget import NOTHING_NEW, Budget
+from search.budget.durations import expected_by_plan
 from search.budget.later_stages import LaterStages
 from search.config import read_study_config
 from search.study_state import StudyState
-from trials.record import Outcome, TrialKind, TrialRecord
+from trials.record import CurvePoint, Outcome, TrialKind, TrialRecord
 
 
 def begun(searched: int = 0, tuned: int = 0, baselines: int = 1, **facts: Any) -> list[TrialRecord]:
@@ -108,7 +109,8 @@ def test_a_proposal_takes_a_tenth_of_what_is_left_or_twice_what_is_usual() -> No
     assert is_worth(1.9, 496.0)
     assert not is_worth(2.1, 496.0)
     assert is_worth(1.9, 1e9)
-    assert is_worth(99.0, 496.0, trials[:3]), "two candidates say nothing of what is usual"
+    assert is_worth(9.0, 496.0, trials[:3]), "two candidates say nothing of what is usual"
+    assert not is_worth(99.0, 496.0, trials[:3]), "it would outlast the search"
     assert is_worth(99.0, 496.0, begun(8, seconds=10.0)), "their plans have no times"
     assert is_worth(99.0, 496.0, asked="trials=99")
 
@@ -206,6 +208,59 @@ def test_the_baseline_is_tuned_in_half_of_the_minutes() -> None:
     assert budget("minutes=1", trained, 20.0).has_time_for_baseline()
     assert not budget("minutes=1", trained, 20.1).has_time_for_baseline()
     assert budget("", trained, 1e9).has_time_for_baseline()
+
+
+def planned(trial: TrialRecord, times: float = 1.0) -> TrialRecord:
+    """Its step of 100 examples is planned to take so many times 10 ms."""
+    training = trial.job.replace(training={"batch_size": 100})
+    return trial.with_plan(step_seconds=times * 0.01).replace(job=training)
+
+
+def test_a_training_that_would_outlast_its_part_of_the_minutes_is_not_begun() -> None:
+    """Of ten minutes the baseline has five, the search all but the four seconds of the report."""
+    trials, words = [planned(trial) for trial in begun(2, seconds=10.0)], f"minutes=10 trials=9 {ALONE}"
+    baseline, candidate = trials[:2]
+
+    def too_long(
+        trial: TrialRecord, times: float, elapsed: float, known: list[TrialRecord] = trials
+    ) -> str | None:
+        return budget(words, known, elapsed).too_long(planned(trial, times))
+
+    assert too_long(baseline, 25.0, 40.0) is None
+    refused = too_long(baseline, 27.0, 40.0)
+    assert refused is not None
+    assert "would take about 4 min 30 s, and the baseline's part has 4 min 20 s" in refused
+    assert too_long(candidate, 58.0, 40.0) is None
+    assert too_long(candidate, 60.0, 40.0) is not None
+    assert too_long(candidate, 1.9, 595.0) is None, "it may take as long as others"
+    assert too_long(baseline, 1e9, 40.0, []) is None, "there has to be a baseline"
+    running = baseline.with_result(outcome=Outcome.RUNNING, seconds=None)
+    beside = running.replace(number=1)
+    # a pass of 800 examples by the plan alone, as nothing is known of what plans are worth
+    assert too_long(beside, 3_000.0, 40.0, [running]) is None
+    assert too_long(beside, 4_000.0, 40.0, [running]) is not None
+    assert too_long(running, 4_000.0, 40.0, [running]) is None, "it was interrupted, and there has to be one"
+    assert budget("trials=9", trials, 40.0).too_long(planned(candidate, 1e9)) is None
+
+
+def after(epoch: float) -> CurvePoint:
+    validation = metrics(0.9)
+    return CurvePoint(
+        examples=100, epoch=epoch, train_loss=0.5, learning_rate=0.1, seconds=60.0, validation=validation
+    )
+
+
+def test_the_first_training_has_half_of_what_is_left_and_what_was_cut_does_not_keep_candidates_away() -> None:
+    words, baseline = f"minutes=10 trials=9 {ALONE}", planned(begun(0, seconds=60.0)[0])
+    assert budget(words, [], 500.0).seconds_left(baseline) == 50.0
+    assert budget(words, [], 100.0).seconds_left(baseline) == 250.0
+    assert budget(words, [baseline], 100.0).seconds_left(baseline) == 200.0
+    assert budget(words, [baseline], 560.0).search_is_over(0)
+    measured = baseline.result.measured.replace(cut_after=100)
+    cut = baseline.with_result(measured=measured, curve=(after(0.1),))
+    assert not budget(words, [cut], 560.0).search_is_over(0)
+    assert budget(words, [cut], 560.0).too_long(baseline.replace(kind=TrialKind.CANDIDATE)) is None
+    assert expected_by_plan(0.0001, [cut]) == pytest.approx(600.0), "it would have taken ten times as long"
 
 
 def test_a_candidate_that_outlasts_the_search_is_cut_short_where_others_have_completed() -> None:

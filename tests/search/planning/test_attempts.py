@@ -216,7 +216,7 @@ def test_one_process_trains_whatever_was_planned_where_plans_are_not_executed() 
     assert Execution().strategy(record).name == "dp"
     assert Execution(ONE_RANK).strategy(record).name == "fsdp"
     assert Execution(ONE_RANK).strategy(record.with_plan(technique=None)).name == "dp"  # the baseline's
-    assert Execution().task_fields(record) == {"strategy": named("dp")}
+    assert Execution().task_fields(record, JOB) == {"strategy": named("dp")}
 
 
 def test_delayed_updates_are_always_executed_by_what_can_delay_them() -> None:
@@ -226,16 +226,16 @@ def test_delayed_updates_are_always_executed_by_what_can_delay_them() -> None:
     for execution_ in (Execution(), Execution(ONE_RANK)):
         strategy = execution_.strategy(delayed)
         assert strategy == named("zero_offload")
-        assert execution_.task_fields(delayed)["strategy"] == strategy
+        assert execution_.task_fields(delayed, JOB)["strategy"] == strategy
 
 
 def test_ranks_alone_may_fall_silent_for_long() -> None:
     record = bare(0, ne=0.9, flops=1.0)
     sharded = record.with_plan(technique="fsdp", ranks="1x2")
-    two = Execution(ONE_RANK, 7, larger=(ONE_RANK.with_ranks("1x2"),)).task_fields(sharded)
+    two = Execution(ONE_RANK, 7, larger=(ONE_RANK.with_ranks("1x2"),)).task_fields(sharded, JOB)
     assert (two["gpus_per_host"], two["hbm"], two["strategy"].name) == (2, 7, "fsdp")
     assert two["deadline_seconds"] == planning.DEADLINE_SECONDS
-    assert Execution(ONE_RANK).task_fields(record)["deadline_seconds"] is None
+    assert Execution(ONE_RANK).task_fields(record, JOB)["deadline_seconds"] is None
 
 
 def test_plans_are_executed_here_and_on_hosts_of_a_launcher_and_a_declared_memory_is_enforced() -> None:

@@ -115,7 +115,7 @@ def test_the_record_knows_its_shape_and_its_job_does_not() -> None:
     assert small.job == record.job
     its = Execution(given[0], given[0].hbm, larger=given[1:])
     assert (its.cluster_of(record), its.ranks(record)) == (given[1], 2)
-    fields = its.task_fields(record)
+    fields = its.task_fields(record, job)
     assert (fields["hosts"], fields["gpus_per_host"], fields["cluster"]) == (1, 2, given[1])
     assert its.cluster_of(bare(0, ne=0.9, flops=1.0)) == given[0]  # of an older version
 

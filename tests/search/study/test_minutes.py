@@ -530,6 +530,33 @@ def test_the_baseline_is_tuned_less_where_minutes_are_few_and_candidates_keep_th
     assert _kinds(more.trials)[:5] == _kinds(few.trials)
 
 
+@pytest.mark.parametrize("widths", [["[16]", "[32768, 32768]"], ["[32768, 32768]"]])
+def test_what_cannot_end_in_time_is_not_begun_or_ends_where_it_stands(
+    studies: Studies, tmp_path: Path, widths: list[str]
+) -> None:
+    """Where nothing can end in time the fastest is begun after a few, and ends with the minutes."""
+    space = tmp_path / "space.yaml"
+    space.write_text(
+        f"layers: shared\ndepth: [1, 2]\nslots: 1\nmodules: {{mlp: {{mlp: [{', '.join(widths)}]}}}}\n"
+        "ensemble: [sum]\nout_embeddings: [2, 4, 6]\n"
+        "training: {learning_rate: {low: 0.001, high: 0.01, log: true}}\n"
+    )
+    study = studies.open(f"space={space}", "minutes=2", "averages=0", "confirm=0", "refit=no", "tune=0")
+    record = study.run()
+    slow = [trial for trial in record.candidates if "32768" in str(trial.job.model)]
+    refused = [trial for trial in slow if trial.result.outcome is Outcome.INFEASIBLE]
+    assert refused
+    assert all(
+        "not begun, for want of time: it would take about" in str(trial.result.error) for trial in refused
+    )
+    begun = [trial for trial in record.candidates if trial.result.outcome is Outcome.COMPLETED]
+    assert begun
+    assert [trial for trial in slow if trial not in refused] == ([] if len(widths) > 1 else begun[:1])
+    assert all(task.ends_at is not None for task in studies.tasks if task.trains)
+    assert f"For want of time {len(refused)} trainings were not begun." in said(study)
+    assert record.elapsed_seconds <= 1.1 * 120
+
+
 def _kinds(trials: Sequence[TrialRecord]) -> list[tuple[int, str]]:
     return [(trial.number, trial.kind.value) for trial in trials]
 

@@ -116,3 +116,44 @@ def test_one_rank_holds_what_was_predicted(
         counter.start_over("second step")
         step(held[1])
         assert predicted == pytest.approx(counter.peak, rel=WITHIN)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [Strategy(), Strategy(checkpointing="full"), Strategy(tables="host", table_cache=1100, micro_batches=2)],
+    ids=lambda each: each.name,
+)
+def test_an_evaluation_holds_no_more_than_a_step_and_has_as_many_rows_as_that_allows(
+    strategy: Strategy,
+) -> None:
+    training = TrainingConfig(batch_size=EXAMPLES, precision="fp32", epochs=1)
+    config = parse_model(MODEL, "test")
+    job = Job(model=config, features=SCHEMA, log="x", training=training, seed=0)
+    pricing = pricing_of(job, CLUSTER)
+    rows, predicted = pricing.evaluation_rows(strategy), pricing.memory(strategy).total
+    assert rows > 2 * EXAMPLES / strategy.micro_batches
+    with MemoryCounter() as counter, counted_by(counter):
+        with on_host():
+            built = build_model(config, SCHEMA).train()
+        step = DistributedStep(built, job, strategy, Ranks(), where=torch.device("cpu"))
+        del built
+        held = [batch(seed, counted=False) for seed in range(2)]
+        step(held[0])
+        peaks = []
+        for count in (rows, 2 * rows):
+            counter.start_over("evaluation")
+            step._score(repeated(held[0].features, count))
+            peaks.append(counter.peak)
+    assert 0.6 * predicted < peaks[0] <= predicted < peaks[1]
+
+
+def repeated(features: FeatureBatch, rows: int) -> FeatureBatch:
+    """So many rows, of which those of a batch are the first."""
+    places = torch.arange(rows) % EXAMPLES
+    ((ids, offsets),) = features.bags
+    in_bags = ids.view(EXAMPLES, IDS_PER_BAG)[places].flatten()
+    return FeatureBatch(
+        ids_BT=features.ids_BT[places],
+        bags=((in_bags, torch.arange(rows, dtype=offsets.dtype) * IDS_PER_BAG),),
+        numeric_BK=features.numeric_BK[places],
+    )

@@ -163,7 +163,7 @@ def test_with_too_little_time_nothing_is_measured_but_what_is_kept_serves(measur
     assert measured == []
     (line,) = said
     assert line.startswith("Not measuring what parts of models take on this CPU (fp32, 2 processes at once)")
-    assert "that takes 45 s or more, and the minutes leave 44 s for it" in line
+    assert "that takes 25 s or more, and the minutes leave 24 s for it" in line
     found = within(kept.LEAST_SECONDS + 1, said)
     assert found is not None
     assert measured == [2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 
@@ -10,7 +11,7 @@ from dhen.model import parse_model
 from search.execution.jobs import job_on
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
-from trials.events import Evaluated, Event
+from trials.events import Evaluated, Event, Trained
 from trials.job import TrainingConfig
 from trials.training.loop import BY_HEART, train
 
@@ -57,3 +58,18 @@ def test_a_training_ends_when_ne_has_not_improved_for_so_many_evaluations(
 
 def test_a_training_without_an_end_of_its_own_has_all_passes(noise: PreparedLog) -> None:
     assert len(nes(noise, epochs=3, patience=20, learning_rate=1e-5, embedding_learning_rate=1e-4)) == 3
+
+
+def test_a_training_whose_time_is_over_ends_where_it_stands_with_what_it_has_learnt(
+    noise: PreparedLog,
+) -> None:
+    config = TrainingConfig(epochs=20, batch_size=50, precision="fp32")
+    events: list[Event] = []
+    kept: list[object] = []
+    job = job_on(noise, MODEL, config, 0, "fp32")
+    train(job, noise, events.append, keep=kept.append, progress_seconds=1e9, ends_at=time.time())
+    (point,) = (event.point for event in events if isinstance(event, Evaluated))
+    trained = events[-1]
+    assert isinstance(trained, Trained)
+    assert point.examples == trained.measured.cut_after == 50
+    assert (trained.best, len(kept)) == (point.validation, 1)
