@@ -42,8 +42,8 @@ def command(
       table2, 3   modules, mlp
       table3      experts
       trainings   training.KEY, parallel, threads
-      log         format, csv.KEY, label, weight, columns.NAME, schema_file, split.KEY, growing.KEY,
-                  skip_bad_rows, demo.KEY
+      log         format, csv.KEY, label, weight, columns.NAME, schema_file, skip_bad_rows
+      rows        split.KEY, growing.KEY, demo.KEY
     """
     launcher = Launcher()
     launcher.warm_up()

@@ -44,8 +44,8 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None, as_
       serving     serving.KEY, max_table_bytes
       machines    parallel, threads, cluster, ranks, hbm, launcher
       memory      prefer, technique, servers, memory_margin
-      log         format, csv.KEY, label, weight, columns.NAME, schema_file, split.KEY, growing.KEY,
-                  skip_bad_rows, demo.KEY
+      log         format, csv.KEY, label, weight, columns.NAME, schema_file, skip_bad_rows
+      rows        split.KEY, growing.KEY, demo.KEY
       records     name, storage, ledger, tracking, register_model, optuna
 
     Keys with a dot are paths into the study file, e.g. training.batch_size=4096, serving.max_ms=5 or

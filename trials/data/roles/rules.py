@@ -174,8 +174,8 @@ def _scattered(column: ColumnSample) -> JudgedColumn | None:
     if column.distinct <= SOME_VALUES or spread < SCATTERED or column.known < REPEATS * column.distinct:
         return None
     # counts begin near zero and become rarer
-    ranks = [np.argsort(np.argsort(each)) for each in (values, counts)]
-    falls = float(np.corrcoef(*ranks)[0, 1]) < -0.5
+    by_value, by_count = (np.argsort(np.argsort(each)) for each in (values, counts))
+    falls = float(np.corrcoef(by_value, by_count)[0, 1]) < -0.5
     order = np.argsort(values)
     low = values[order][np.searchsorted(np.cumsum(counts[order]), 0.05 * counts.sum())]
     of_one_size = np.nanquantile(values, 0.1) * 1000 > np.nanmax(values)
