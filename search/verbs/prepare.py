@@ -65,7 +65,8 @@ def command(
             raise UserError("--check writes nothing and reads no schema.yaml: leave --out and --schema out.")
         with step_progress(console) as progress:
             files = log_files(named, progress=progress)
-        _check(infer(open_log(files, options.format, options.csv), options), console, as_json=as_json)
+        raw = open_log(files, options.format, options.csv, whole=False)
+        _check(infer(raw, options), console, as_json=as_json)
         return
     with step_progress(console) as progress:
         log = prepare(
@@ -111,7 +112,7 @@ def _check(inferred: InferredSchema, console: Console, *, as_json: bool) -> None
     unknown = [
         f"looked at {inferred.rows:,} of {'' if inferred.complete else 'about '}{inferred.rows_of_log:,} rows",
         "only the whole log shows: rows and clicks of each part of the split, values that no row so far has, rows "
-        "that cannot be read",
+        "that cannot be read, quotes after backslashes and bytes that are no UTF-8 further on",
     ]
     if schema.split.by == "auto":
         unknown.append(

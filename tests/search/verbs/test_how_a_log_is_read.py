@@ -108,6 +108,28 @@ def test_a_log_sorted_by_its_label_is_split_at_random(dhen_search: Run, shop: Pa
     assert "split.by=random split.validation=0.1" in dhen_search(*words, code=2).stderr
 
 
+def test_a_check_says_how_each_column_is_read_and_writes_nothing(dhen_search: Run, tmp_path: Path) -> None:
+    rng = random.Random(2)
+    clicks = [int(rng.random() < 0.3) for _ in range(400)]
+    log, rows = (
+        tmp_path / "log.csv",
+        [f"s{n % 7},{rng.randrange(9, 90) * click},{click}" for n, click in enumerate(clicks)],
+    )
+    log.write_text("\n".join(("site,dwell_ms,click", *rows)) + "\n")
+    said = dhen_search("prepare", log, "--check", "columns.site=ignore", "columns.dwell_ms=numeric").stdout
+    assert [line.split()[:2] for line in said.splitlines()[1:4]] == [
+        ["site", "ignore"],
+        ["dwell_ms", "numeric"],
+        ["click", "label"],
+    ]
+    checked = json.loads(dhen_search("prepare", log, "--check", "--json").stdout)
+    assert [(column["name"], column["role"]) for column in checked["columns"]][1] == ("dwell_ms", "ignore")
+    assert checked["notes"][0].startswith("left out, since they are known only after the label: 'dwell_ms'")
+    assert checked["directory"] is None
+    assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
+    assert "leave --out" in dhen_search("prepare", log, "--check", "--out", tmp_path / "x", code=2).stderr
+
+
 def test_a_file_without_header_needs_a_word(dhen_search: Run, tmp_path: Path) -> None:
     path = tmp_path / "access.csv"
     path.write_text("".join(f"{i % 7},{i * i},{i % 5},{i % 2}\n" for i in range(300)))

@@ -65,8 +65,10 @@ def open_log(
     log_format: str | None = None,
     csv: GivenDialect = UNSAID,
     usual: GivenDialect | None = None,
+    *,
+    whole: bool = True,
 ) -> RawLog:
-    """Finds the files, their format, their dialects and their columns. Files are read whole for it, once.
+    """Finds the files, their format, their dialects and their columns.
 
     Args:
         sources: files and folders.
@@ -74,6 +76,7 @@ def open_log(
         csv: what is said of how text files are written.
         usual: what a schema says of it that was made for other files too, and decides if several readings are
             possible; None if there is no schema.
+        whole: whether files are read whole for it, once, for their hashes and for what is odd late in them.
 
     Raises:
         UserError: for missing or empty files, several formats, an unknown format, a file that may be read in
@@ -94,8 +97,9 @@ def open_log(
         raise UserError(
             f"the files of a log must have one format, received {examples}; say which with format."
         )
-    facts = facts_of(files, user_cache())
-    files = [_whole(file, known, csv) for file, known in zip(files, facts, strict=True)]
+    if whole:
+        facts = facts_of(files, user_cache())
+        files = [_whole(file, known, csv) for file, known in zip(files, facts, strict=True)]
     texts = [file.dialect.to_dict().items() for file in files if file.format in _WITH_DIALECT]
     shared = set.intersection(*map(set, texts)) if texts else set()
     return RawLog(files=tuple(files), csv=csv.over(GivenDialect(**dict(shared - _PLAIN))))
