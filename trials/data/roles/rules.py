@@ -62,12 +62,6 @@ def judge(column: ColumnSample) -> JudgedColumn:
     return next(judgement for rule in _RULES if (judgement := rule(column)) is not None)
 
 
-def seen(column: ColumnSample) -> str:
-    """Says how many values a column has, and how many are missing."""
-    missing = f", {100 * column.missing / column.rows:.2g} % missing" if column.missing else ""
-    return f"{column.distinct:,} values{missing}"
-
-
 def judge_as(column: ColumnSample, given: str | dict[str, Any]) -> JudgedColumn:
     """Returns a column in the role that a person wants, written as it is found to be.
 
