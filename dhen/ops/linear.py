@@ -19,8 +19,12 @@ from dhen.ops.dropout import dropout_scale, keep_mask, where_kept, where_positiv
 from dhen.ops.split import How, RankGroup, Split, apart, gathered, keep_part
 from dhen.ops.split_backward import wanted
 
-FUSED_ON_CPU = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
-"""Whether this PyTorch was built with oneDNN."""
+FUSED_ON_CPU = (
+    torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+)
+"""Whether oneDNN multiplies in bf16 here: this PyTorch was built with it, and the CPU has AVX-512 or better."""
 
 
 class Over(NamedTuple):
