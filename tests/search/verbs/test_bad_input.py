@@ -86,7 +86,7 @@ from trials.record import Outcome, TrialKind
         (("train", "dcn_v2", "--data", "{log}", "--out", "b", "--from-weights"), "is no bundle"),
         (
             ("train", "dcn_v2", "--data", "{log}", "--out", "b", "epochs=3"),
-            "unknown key 'epochs'. Known: demo, format",
+            "unknown key 'epochs'. Known: columns, csv, demo, format",
         ),
         (
             ("train", "dcn_v2", "--data", "none.csv", "--out", "b", "seed=abc"),
