@@ -482,8 +482,7 @@ class LogSchema(Value):
                 )
         if self.label is None:
             raise ValueError("no column has the role label; give one `role: label`")
-        stamp = self.columns.get(self.timestamp or "")
-        for name in stamp.parts if isinstance(stamp, TimestampColumn) else ():
+        for name in self.event.parts if self.event else ():
             if name not in self.columns:
                 raise ValueError(f"{self.timestamp} goes with {name!r}, and no column has this name")
         ages = [name for name, column in self.numeric.items() if column.days_before]
@@ -568,6 +567,11 @@ class LogSchema(Value):
         return self._only("timestamp")
 
     @property
+    def event(self) -> TimestampColumn | None:
+        """What is said of the time stamp column."""
+        return self.columns.get(self.timestamp or "")  # type: ignore[return-value]  # by its role
+
+    @property
     def weight(self) -> str | None:
         """Name of the example weight column."""
         return self._only("weight")
@@ -592,8 +596,7 @@ class LogSchema(Value):
     @property
     def cycles(self) -> tuple[Cycle, ...]:
         """Tables derived from the time stamp."""
-        column = self.columns.get(self.timestamp or "")
-        return column.derive if isinstance(column, TimestampColumn) else ()
+        return self.event.derive if self.event else ()
 
     @cached_property
     def categorical(self) -> dict[str, CategoricalColumn]:
@@ -629,19 +632,15 @@ class LogSchema(Value):
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the columns that a model needs, without the label: what a raw file must hold to be scored."""
-        stamp = self.columns.get(self.timestamp or "")
         needed = {*self.tables, *self.numeric}
-        if isinstance(stamp, TimestampColumn) and (
-            stamp.derive or any(c.days_before for c in self.numeric.values())
-        ):
-            needed |= {str(self.timestamp), *stamp.parts}
+        if self.event and (self.cycles or any(column.days_before for column in self.numeric.values())):
+            needed |= {str(self.timestamp), *self.event.parts}
         return tuple(name for name in self.columns if name in needed)
 
     @property
     def used(self) -> tuple[str, ...]:
         """All columns that are read: not ignored ones, nor one of splits that `split` has no use for."""
-        stamp = self.columns.get(self.timestamp or "")
-        parts = stamp.parts if isinstance(stamp, TimestampColumn) else ()
+        parts = self.event.parts if self.event else ()
         return tuple(
             name
             for name, column in self.columns.items()

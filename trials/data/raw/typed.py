@@ -70,7 +70,10 @@ def typed_columns(
     def one(name: str) -> pa.Array:
         return _typed(batch, name, schema, bad_rows)
 
-    return dict(zip(columns, pool.map(one, columns), strict=True))
+    typed = dict(zip(columns, pool.map(one, columns), strict=True))
+    for name in (name for name in columns if name in schema.numeric and schema.numeric[name].days_before):
+        typed[name] = _days_before(typed[name].to_numpy(), typed[str(schema.timestamp)].to_numpy())
+    return typed
 
 
 def type_labelled(
@@ -125,7 +128,7 @@ def _typed(batch: RawBatch, name: str, schema: LogSchema, bad_rows: BadRows) -> 
         return pa.array(_stamps(batch, name, schema, column, bad_rows))
     if isinstance(column, NumericColumn) and column.days_before:
         own = TimestampColumn(format=column.days_before, missing=column.missing)
-        return pa.array(_days_before(_stamps(batch, name, schema, own, bad_rows), batch, schema))
+        return pa.array(_stamps(batch, name, schema, own, bad_rows))
     numbers, bad = numbers_of(raw, column if isinstance(column, NumericColumn) else PLAIN_NUMBER)
     if isinstance(column, OracleColumn):
         outside = (numbers < 0.0) | (numbers > 1.0)
@@ -162,16 +165,12 @@ def _stamps(
     return stamps
 
 
-def _days_before(stamps: Stamps, batch: RawBatch, schema: LogSchema) -> NDArray[np.float64]:
-    """Returns how many days (N) time stamps lie before the event; NaN where one of the two is missing, or where
-    the stamp is a day or more later, which nobody knew at the event."""
-    assert schema.timestamp is not None
-    event = schema.columns[schema.timestamp]
-    assert isinstance(event, TimestampColumn)
-    moments = _stamps(batch, schema.timestamp, schema, event, BadRows(skip=True))
+def _days_before(stamps: Stamps, moments: Stamps) -> pa.Array:
+    """Returns how many days (N) time stamps lie before the events; NaN if one of the two is missing, or if the
+    stamp is a day or more later, which nobody knew at the event."""
     present = (stamps != MISSING_STAMP) & (moments != MISSING_STAMP)
     days = (np.where(present, moments, 0) - np.where(present, stamps, 0)) / DAY_MS
-    return np.where(present & (days > -1.0), np.maximum(days, 0.0), np.nan)
+    return pa.array(np.where(present & (days > -1.0), np.maximum(days, 0.0), np.nan))
 
 
 def bags_of(raw: pa.Array, column: MultiHotColumn, name: str) -> pa.ListArray:

@@ -114,14 +114,14 @@ def _nested(column: ColumnSample) -> JudgedColumn | None:
 
 def _stamp(column: ColumnSample) -> JudgedColumn | None:
     ways = stamp_columns_of(column)
-    rising = [way for way in ways if rises(stamps_in(column, way))]
+    rising = [way for way in ways if rises(stamps_in(column, way))] if len(ways) > 1 else ways
     if len(ways) > 1 and len(rising) != 1:
         sentence = (
             f"not used: {column.name!r} ({UNCLEAR_DATES}); as the time of the event it is "
             f"columns.{column.name}.format=day_first (or month_first)"
         )
         return JudgedColumn(IgnoredColumn(), UNCLEAR_DATES, sentence)
-    return JudgedColumn((rising or ways)[0], "time stamps") if ways else None
+    return JudgedColumn(rising[0], "time stamps") if rising else None
 
 
 def _constant(column: ColumnSample) -> JudgedColumn | None:
