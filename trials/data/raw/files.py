@@ -64,8 +64,6 @@ class RawFile:
     folder: Path | None = None
     """The folder that was named as the log, where the file itself was not."""
     dialect: CsvDialect = PLAIN_CSV
-    unnamed: frozenset[str] = frozenset()
-    """Those of the fields that have no name in the header, and are called by their place."""
     header_bytes: int = 0
     """Bytes of decompressed text before the first row of data."""
     header_lines: int = 0
@@ -117,11 +115,6 @@ class RawLog:
     files: tuple[RawFile, ...]
     csv: GivenDialect = UNSAID
     """What was said of how its text is written, and what all files share that is not plain."""
-
-    @property
-    def unnamed(self) -> frozenset[str]:
-        """Columns that have no name in any file's header, and are called by their place."""
-        return frozenset.intersection(*(file.unnamed for file in self.files))
 
     @property
     def format(self) -> Format:

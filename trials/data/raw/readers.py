@@ -28,6 +28,7 @@ PARQUET_ROWS = 32_768
 """Rows of a Parquet file per batch."""
 BYTES_AS_CHARACTERS = "latin-1"
 """Encoding in which each byte is a character."""
+_QUOTES_AS_TEXT = "If quotes are part of the text, give csv.quote= (nothing behind it)."
 RAGGED = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
 """How Arrow's parser says that a row has a wrong number of fields."""
 
@@ -259,8 +260,7 @@ def _check_last_field(file: RawFile, last_column: pa.Array) -> None:
     """Checks that no quote was left open: it swallows the rest of the file, the end of its last line included."""
     if len(last_column) and last_column[-1].is_valid and last_column[-1].as_py().endswith(b"\n"):
         raise UserError(
-            f"{file.path}: a quote in column {file.fields[-1]!r} is never closed. If quotes are part of the "
-            "text, give csv.quote= (nothing behind it)."
+            f"{file.path}: a quote in column {file.fields[-1]!r} is never closed. {_QUOTES_AS_TEXT}"
         )
 
 
@@ -276,9 +276,5 @@ def _ragged_row(file: RawFile, error: str) -> UserError | None:
 
 
 def _remedy(error: str) -> str:
-    return (
-        " Perhaps a quoted field is never closed. If quotes are part of the "
-        "text, give csv.quote= (nothing behind it)."
-        if "straddl" in error or "out of sync" in error
-        else ""
-    )
+    swallows = "straddl" in error or "out of sync" in error
+    return f" Perhaps a quoted field is never closed. {_QUOTES_AS_TEXT}" if swallows else ""

@@ -219,14 +219,13 @@ def _text_file(
         if other.dialect.header and head.startswith(read_at(other.path, 0, other.header_bytes)):
             return replace(other, path=path)
     header = find_dialect(path, lines, csv, usual)
-    names, unnamed = _names([from_bytes(field.encode("latin-1")).strip() for field in header.fields])
+    names = _names([from_bytes(field.encode("latin-1")).strip() for field in header.fields])
     file_format = requested or (Format.TSV if header.dialect.delimiter == "\t" else Format.CSV)
     return RawFile(
         path=path,
         format=Format.AVAZU if requested is None and set(AVAZU_COLUMNS) <= set(names) else file_format,
         fields=names,
         dialect=header.dialect,
-        unnamed=unnamed,
         header_bytes=bom + sum(map(len, lines[: header.lines])),
         header_lines=header.lines,
     )
@@ -238,17 +237,17 @@ def _lines(text: bytes, *, whole: bool) -> list[str]:
     return lines if whole or len(lines) < 2 else lines[:-1]
 
 
-def _names(fields: Sequence[str]) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Names of columns, and which of them had none; a name that comes again is `x.1`, as pandas calls it."""
-    names: dict[str, bool] = {}
+def _names(fields: Sequence[str]) -> tuple[str, ...]:
+    """Names of columns: `column_3` for the third one without a name, `x.1` for a second `x`, as pandas has it."""
+    names: list[str] = []
     for place, field in enumerate(fields, start=1):
         own = name = field or f"column_{place}"
         number = 0
         while name in names or (number and name in fields):
             number += 1
             name = f"{own}.{number}"
-        names[name] = not field
-    return tuple(names), frozenset(name for name in names if names[name])
+        names.append(name)
+    return tuple(names)
 
 
 def _without_doubles(path: Path, names: tuple[str, ...]) -> tuple[str, ...]:

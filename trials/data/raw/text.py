@@ -134,14 +134,15 @@ def coded(
     """
     codes, raw = distinct(column)
     raw = pc.utf8_trim(raw, characters=wrapping) if wrapping else raw
-    raw = (
-        pc.replace_substring_regex(raw, f"{re.escape(weight_mark)}[^{weight_mark}]*$", "")
-        if weight_mark
-        else raw
-    )
+    raw = without_weights(raw, weight_mark) if weight_mark else raw
     merged = clean(raw, marks).dictionary_encode()  # " a" and "a" become one
     to_merged = np.append(merged.indices.fill_null(-1).to_numpy(zero_copy_only=False), -1).astype(np.int32)
     return dictionary_array(to_merged[codes], merged.dictionary)
+
+
+def without_weights(values: pa.Array, mark: str) -> pa.Array:
+    """Returns values of bags without the weight that follows the last mark of each."""
+    return pc.replace_substring_regex(values, f"{re.escape(mark)}[^{mark}]*$", "")
 
 
 def dictionary_array(codes: Codes, values: pa.Array) -> pa.DictionaryArray:

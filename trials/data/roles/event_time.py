@@ -72,11 +72,10 @@ def _event(judged: dict[str, JudgedColumn], stamps: dict[str, Stamps]) -> tuple[
     key = f"`columns.NAME=timestamp` chooses another of {', '.join(map(repr, stamps))}"
     if rising and event != by_name and names.suggests_event(by_name) > 0:
         why = "it is in the file's order"
-        return (
-            event,
-            why,
-            f"the time of the event is {event!r}, as {why}, not {by_name!r}, as its name suggests; {key}",
+        sentence = (
+            f"the time of the event is {event!r}, as {why}, not {by_name!r}, as its name suggests; {key}"
         )
+        return event, why, sentence
     if rising or names.suggests_event(event) > 0:
         why = "in the file's order" if rising else "named like it"
         return event, why, f"the time of the event is {event!r}, {why}; {key}"

@@ -96,7 +96,7 @@ def infer(log: RawLog, options: ReadOptions = READ_AS_FOUND) -> InferredSchema:
     judged: dict[str, JudgedColumn] = {}
     for name, column in sample.columns.items():
         if name == label:
-            judged[name] = _label(log, column, rule, options)
+            judged[name] = _label(column, rule, options)
         elif name in options.columns:
             judged[name] = judge_as(column, options.columns[name])
         else:
@@ -215,9 +215,9 @@ def _judge(log: RawLog, column: ColumnSample, sample: Sample) -> JudgedColumn:
     return judgement
 
 
-def _label(log: RawLog, column: ColumnSample, rule: LabelColumn, options: ReadOptions) -> JudgedColumn:
+def _label(column: ColumnSample, rule: LabelColumn, options: ReadOptions) -> JudgedColumn:
     """Returns the label column; of two values that do not say which is the click, the rarer one is taken for
-    it. One that was named is a rate where its values are from 0 to 1, and more than two, or weighted."""
+    it. One that was named is a rate if its values are from 0 to 1, and more than two, or weighted."""
     if rule != LabelColumn():
         return JudgedColumn(rule, "the label, by a rule")
     if options.label is not None and column.numbers is not None:
@@ -231,14 +231,16 @@ def _label(log: RawLog, column: ColumnSample, rule: LabelColumn, options: ReadOp
     positive = None
     if len(values) == 2 and None in map(plain_label, values):
         positive = min(values, key=lambda value: values[value])
-    rule = LabelColumn(positive=positive)
-    LabelReader(column.name, rule, log.describe()).read(column.raw)  # more than two values: an error now
     why = "the label" if positive is None else "the rarer value; change it if the other is the positive one"
-    return JudgedColumn(rule, why)
+    return JudgedColumn(LabelColumn(positive=positive), why)
 
 
 def _sample_labels(log: RawLog, column: ColumnSample, judgement: JudgedColumn) -> NDArray[np.float64]:
-    """Returns the labels of the sample's rows (N), NaN where missing; of a share, whether there is a click."""
+    """Returns the labels of the sample's rows (N), NaN if missing; of a share, whether there is a click.
+
+    Raises:
+        UserError: for a label of more than two values.
+    """
     assert isinstance(judgement.column, LabelColumn)
     if judgement.column.share is not None:
         numbers, _ = numbers_of(column.raw)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from trials.data.log_schema import MultiHotColumn
+from trials.data.raw.text import without_weights
 from trials.data.roles.sample import ColumnSample
 
 _CONTROL = tuple(map(chr, (0x1D, 0x03, 0x01, 0x02, 0x1E, 0x1F, 0x1C, 0x04, 0x05, 0x09)))
@@ -45,7 +44,7 @@ def _separated_by(separator: str, column: ColumnSample, least_several: float) ->
     parts = parts.filter(whole)
     mark = _weight_mark(parts, len(split_values))
     if mark is not None:
-        parts = pc.replace_substring_regex(parts, f"{re.escape(mark)}[^{mark}]*$", "")
+        parts = without_weights(parts, mark)
     needed = 2.0 if separator in _COMMON else 0.0 if separator in _CONTROL else 1.0
     if column.distinct < needed * len(pc.unique(pa.array(parts))):
         return None
