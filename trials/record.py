@@ -490,12 +490,17 @@ class Result(Value):
         epoch = self.curve[-1].epoch if self.measured.cut_after is not None and self.curve else 1.0
         return self.training_seconds / max(min(epoch, 1.0), 1e-9)
 
+    @property
+    def not_begun(self) -> bool:
+        """Whether the training would have outlasted its part of the study's minutes."""
+        return (self.error or "").startswith(NOT_BEGUN)
+
     def taken_over(self) -> Result:
         """Returns the result as another trial has it: that trial took no time, and its look at test is its own."""
         return self.replace(test=None, seconds=0.0)
 
 
-NO_TIME = "not begun, for want of time"
+NOT_BEGUN = "not begun, for want of time"
 """Beginning of the error of a trial that would have outlasted its part of the study's minutes."""
 DRIVER_DIED = "its driver died"
 """Beginning of the error of an attempt whose driver died, in a study that has several drivers."""

@@ -7,7 +7,7 @@ from statistics import median
 
 from dashboards.sentences.winners import confirm_command, diverged
 from dashboards.units import decimals, duration
-from trials.record import NO_TIME, TrialKind, TrialRecord
+from trials.record import TrialKind, TrialRecord
 from trials.study_record import ExpectedGain, StudyRecord, covered_seconds
 
 MOST_SEEDS = 5
@@ -57,9 +57,9 @@ def no_candidate(record: StudyRecord) -> str:
 
 
 def outlasted(record: StudyRecord) -> str | None:
-    """Returns the sentence on trainings that would have outlasted their part of the minutes: those not begun, and
-    those ended where they stood; None where there are none."""
-    unbegun = [trial for trial in record.trials if (trial.result.error or "").startswith(NO_TIME)]
+    """Returns the sentence on trainings that had no time: those that were not begun, and those that were stopped.
+    None if there are none."""
+    unbegun = [trial for trial in record.trials if trial.result.not_begun]
     parts = []
     if unbegun:
         baselines = sum(trial.kind is TrialKind.BASELINE for trial in unbegun)
@@ -67,7 +67,8 @@ def outlasted(record: StudyRecord) -> str | None:
         some = "1 training was" if len(unbegun) == 1 else f"{len(unbegun)} trainings were"
         parts.append(f"{some} not begun{of_baseline}")
     parts += (
-        f"trial {trial.number} was ended after {trial.result.measured.cut_after:,} examples, of which its NE is"
+        f"trial {trial.number} was stopped after {trial.result.measured.cut_after:,} examples and counts with its "
+        "NE there"
         for trial in record.trials
         if trial.result.measured.cut_after is not None and not trial.shared
     )

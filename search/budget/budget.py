@@ -19,7 +19,7 @@ from search.budget.turns import last_turn, tuned, tuning_gains_more, untuned
 from search.config import StudyConfig
 from search.pareto import eligible, ne_of, own
 from search.study_state import StudyState
-from trials.record import NO_TIME, Outcome, TrialKind, TrialRecord
+from trials.record import NOT_BEGUN, Outcome, TrialKind, TrialRecord
 from trials.study_record import ExpectedGain
 
 NOTHING_NEW = 100
@@ -127,7 +127,7 @@ class Budget:
         if self._later is None:
             return True
         seconds = candidate_seconds(self._state)
-        if not self._has_candidates:
+        if not self.has_candidates:
             return self.has_time_for(CUT_SHARE * seconds if self._all_were_cut else seconds)
         return self._state.elapsed_seconds() + seconds < self._search_end() - reserved
 
@@ -153,15 +153,14 @@ class Budget:
         return expected <= max(LARGEST_SHARE * left, USUAL_TIMES * median(trained))
 
     def too_long(self, trial: TrialRecord) -> str | None:
-        """Returns why a training that is about to begin is not: by its plan it would outlast its part of the
-        minutes; None where it may begin, as the first training may, and the first candidate of a study whose
-        trainings were all cut."""
+        """Returns why a training must not begin: by its plan it would outlast its part of the minutes. None if it
+        may, as the first training of all may, and the first candidate of a study whose trainings were all cut."""
         planned = planned_seconds(trial)
         of_baseline = trial.kind is TrialKind.BASELINE
         if of_baseline:
             first = self._state.trials.keys() <= {trial.number}
         else:
-            first = self._all_were_cut and not self._has_candidates
+            first = self._all_were_cut and not self.has_candidates
         if self._later is None or planned is None or first:
             return None
         expected = expected_by_plan(planned, self._state.completed)
@@ -174,14 +173,17 @@ class Budget:
             return None
         part = "the baseline's part" if of_baseline else "the search"
         return (
-            f"{NO_TIME}: it would take about {duration(expected)}, and {part} has {duration(max(0.0, left))} of "
+            f"{NOT_BEGUN}: it would take about {duration(expected)}, and {part} has {duration(max(0.0, left))} of "
             "the minutes left"
         )
 
     def seconds_left(self, trial: TrialRecord) -> float | None:
-        """Returns after how many seconds a training that begins now ends where it stands, with what it has learnt:
-        of the baseline when its part of the minutes is over, of which the first training has half of what is left
-        at least; of a candidate when only the report has time. None for no limit."""
+        """Returns after how many seconds a training that begins now is stopped, to count with what it has learnt;
+        None for no limit.
+
+        The baseline is stopped when its part of the minutes is over; its first training has at least half of what
+        is left. A candidate is stopped when only the report has time.
+        """
         if self._later is None or trial.origin.trained_for_weights:
             return None
         left = self._later.minutes_seconds - self._state.elapsed_seconds()
@@ -194,21 +196,20 @@ class Budget:
     def _left_for_candidate(self) -> float:
         """Seconds that the search has for a candidate; all but the report's for the first one."""
         assert self._later is not None
-        if not self._has_candidates:
+        if not self.has_candidates:
             return self._later.minutes_seconds - self._later.closing - self._state.elapsed_seconds()
         return (
             self._search_end() + OVERRUN_SHARE * self._later.minutes_seconds - self._state.elapsed_seconds()
         )
 
     @property
-    def _has_candidates(self) -> bool:
+    def has_candidates(self) -> bool:
         """Whether a candidate was begun."""
         return any(trial.result.outcome is not Outcome.INFEASIBLE for trial in self._state.candidates)
 
     @property
     def _all_were_cut(self) -> bool:
-        """Whether no training has come to its own end: then none can, and candidates have as long as the baseline
-        had."""
+        """Whether every training was stopped before its end: then candidates are stopped, too."""
         return all(trial.result.measured.cut_after is not None for trial in self._state.completed)
 
     def has_time_for_baseline(self) -> bool:

@@ -30,7 +30,7 @@ from search.study_state import StudyState
 from spaces.nearest import nearest_label, nearest_point
 from spaces.space import Candidate, Point, Space
 from trials.job import Job, TrainingConfig
-from trials.record import NO_TIME, Origin, Outcome, TrialKind, TrialRecord
+from trials.record import Origin, Outcome, TrialKind, TrialRecord
 
 LOG = logging.getLogger(__name__)
 JobOf = Callable[[Any, TrainingConfig, int], Job]
@@ -38,8 +38,8 @@ JobOf = Callable[[Any, TrainingConfig, int], Job]
 
 
 MOST_TOO_LONG = 3
-"""Number of the sampler's proposals in a row that would outlast the search after which no other seems to end in
-time, since for each it may plan hundreds of points: an assumption."""
+"""Number of proposals in a row that would outlast the search after which the sampler is asked no more: it may
+plan hundreds of points for each. An assumption."""
 
 
 class CandidateJobs:
@@ -160,7 +160,7 @@ class CandidateSource:
             if self._budget.search_is_over(fruitless()):
                 return
             if self._too_long >= MOST_TOO_LONG:
-                if any(trial.result.outcome is not Outcome.INFEASIBLE for trial in self._state.candidates):
+                if self._budget.has_candidates:
                     return
                 yield self._fastest()
                 continue
@@ -216,11 +216,11 @@ class CandidateSource:
         point, notes = self._proposals.ask(number, start, left | decays)
         admitted = self._in_time(self._admitted(number, point, Origin(started_at=now(), sampler_notes=notes)))
         if not start:  # a start point has taken no time to find
-            self._too_long = self._too_long + 1 if _is_too_long(admitted[0]) else 0
+            self._too_long = self._too_long + 1 if admitted[0].result.not_begun else 0
         return admitted
 
     def _in_time(self, admitted: AdmittedTrial) -> AdmittedTrial:
-        """A trial as it was admitted, or as it has ended where it would outlast its part of the minutes."""
+        """Returns a trial as it was admitted, or as infeasible if it would outlast its part of the minutes."""
         record, job = admitted
         why = self._budget.too_long(record) if job is not None and not record.attempts else None
         if why is None:
@@ -229,9 +229,9 @@ class CandidateSource:
         return record.with_result(outcome=Outcome.INFEASIBLE, error=why, seconds=0.0), None
 
     def _fastest(self) -> AdmittedTrial:
-        """The fastest of the candidates that were not begun, since none can end in time: it is trained for as long
-        as there is."""
-        refused = [one for one in self._state.candidates if _is_too_long(one) and not one.outside_space]
+        """Returns the fastest of the candidates that were not begun. None can end in time, so it trains until it
+        is stopped."""
+        refused = [one for one in self._state.candidates if one.result.not_begun and not one.outside_space]
         fastest = min(refused, key=lambda trial: trial.plan.step_seconds or math.inf)
         self._too_long, number = 0, len(self._state.trials)
         _, notes = self._proposals.ask(number, fastest.point)
@@ -316,8 +316,3 @@ class CandidateSource:
             trained_for_weights=origin.trained_for_weights,
         )
         return self._admission.admit(record, job, self._state.trials.get(number))
-
-
-def _is_too_long(trial: TrialRecord) -> bool:
-    """Whether a trial was not begun as it would have outlasted its part of the minutes."""
-    return (trial.result.error or "").startswith(NO_TIME)

@@ -33,6 +33,8 @@ from trials.storage.disk_full import is_disk_full
 from trials.study_record import StudyRecord
 
 STUDY_SUFFIXES = (".yaml", ".yml", ".json", "")
+MOUNTS = Path("/proc/mounts")
+"""The mounted file systems of a Linux machine."""
 """How names of study files end; what ends otherwise may be a log of gigabytes, which is not read to find out."""
 
 
@@ -81,21 +83,21 @@ def run_session(
 
 
 def _warn_of_network_file_system(directory: Path, config: StudyConfig, console: Console) -> None:
-    mounts = Path("/proc/mounts")
-    if not mounts.exists():  # no Linux
+    if not MOUNTS.exists():  # no Linux
         return
+    mounts = MOUNTS.read_text()
     urls = {
         "storage": database_url(directory, config.storage),
         "tracking": server_of(config) or store_uri(directory),
     }
     for key, url in urls.items():
         file = sqlite_file(url) if url.startswith("sqlite") else None
-        kind = network_file_system(file, mounts.read_text()) if file else None
+        kind = network_file_system(file, mounts) if file else None
         if kind is not None:
             console.print(
-                f"warning: {file} lies on a network file system ({kind}), whose locks may fail and then leave a "
-                f"SQLite database damaged. Give {key}= a file "
-                "on a local disk (sqlite:////PATH) or a server, or choose another --out.",
+                f"warning: {file} lies on a network file system ({kind}). Its locks may fail, which can damage a "
+                f"SQLite database. Pass {key}= with a file on a local disk (sqlite:////PATH) or a server, or "
+                "another --out.",
                 style="yellow",
                 soft_wrap=True,
                 markup=False,

@@ -208,7 +208,8 @@ def _for_rows(column: Column, rows: int) -> Column:
 
 def _judge(log: RawLog, column: ColumnSample, sample: Sample) -> JudgedColumn:
     if known_role := _known_role(log, column.name):
-        return JudgedColumn(known_role, f"a column of {log.format}")
+        known = "Avazu" if log.format is Format.AVAZU else "Criteo"
+        return JudgedColumn(known_role, f"a column of the {known} log")
     judgement = judge(column)
     if isinstance(judgement.column, IgnoredColumn) and not sample.complete:
         return replace(judgement, why=f"{judgement.why}, in the first {sample.rows:,} rows")
