@@ -104,8 +104,10 @@ def _seconds_per_trial(record: StudyRecord) -> float | None:
     """Returns the seconds from the end of one trial to that of the next, by those of this stage; before it has
     any, at most what trials took: the time in which the log was read and the machine measured comes once. None
     before any has ended."""
-    stage = record.stage
-    if stage is not None:
+    stage, candidates = record.stage, ended(record.candidates)
+    # candidates that were refused took no time: alone they show no pace
+    refused_alone = bool(candidates) and not any(trial.result.seconds for trial in candidates)
+    if stage is not None and not refused_alone:
         done = done_in_stage(record, stage) - stage.done_before
         if done > 0 and record.elapsed_seconds > stage.began_seconds:
             return (record.elapsed_seconds - stage.began_seconds) / done

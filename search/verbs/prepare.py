@@ -14,7 +14,7 @@ from search.terminal import print_columns, print_notes, step_progress
 from search.verbs.output import PreparedSummary, json_option, print_json
 from trials.data.prepare.prepare_log import prepare
 from trials.data.raw.sources import open_log
-from trials.data.read_options import ReadOptions
+from trials.data.remote import is_url
 from trials.data.roles.infer import InferredSchema, infer
 from trials.data.schema_yaml import read_schema
 
@@ -139,6 +139,5 @@ def _check(inferred: InferredSchema, console: Console, *, as_json: bool) -> None
 
 
 def _is_key(word: str) -> bool:
-    """Tells `label=y` from a folder such as `dt=2026-11-02`."""
-    key, equals, _ = word.partition("=")
-    return bool(equals) and key.partition(".")[0] in ReadOptions.model_fields and not Path(word).exists()
+    """Tells `label=y` from a URL, and from a folder such as `dt=2026-11-02`."""
+    return "=" in word and not is_url(word) and not Path(word).exists()

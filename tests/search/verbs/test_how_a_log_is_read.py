@@ -127,6 +127,8 @@ def test_a_check_says_how_each_column_is_read_and_writes_nothing(dhen_search: Ru
     assert checked["notes"][0].startswith("left out, since they are known only after the label: 'dwell_ms'")
     assert checked["directory"] is None
     assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
+    mistyped = dhen_search("prepare", log, "colums.site=ignore", code=2).stderr
+    assert "unknown key 'colums'. Did you mean 'columns'" in mistyped
     assert "leave --out" in dhen_search("prepare", log, "--check", "--out", tmp_path / "x", code=2).stderr
 
 

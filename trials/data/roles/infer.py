@@ -175,9 +175,8 @@ def find_label(log: RawLog, requested: str | None) -> tuple[str, LabelColumn, st
     label = next((by_name[name] for name in names.LABELS if name in by_name), None)
     if label is None:
         raise UserError(
-            f"{log.describe()}: no label column found (looked for {', '.join(names.LABELS)}). Name it with "
-            "label=... (`dhen-search prepare --label`, where a command has no such key), one of: "
-            f"{listed(log.columns, MOST_LISTED)}. {WAYS}."
+            f"{log.describe()}: no label column found (looked for {', '.join(names.LABELS)}). Pass "
+            f"label=NAME with one of: {listed(log.columns, MOST_LISTED)}. {WAYS}."
         )
     return label, LabelColumn(), None
 
