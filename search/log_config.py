@@ -13,7 +13,7 @@ from trials.data.demo.spec import DemoLog
 from trials.data.read_options import ReadOptions
 
 DEMO = "demo"
-"""The name of the built-in generated log, where a path of a log would stand."""
+"""The name of the built-in generated log, in place of a path."""
 
 
 class DemoConfig(DemoLog):
@@ -30,9 +30,9 @@ class LogConfig(ReadOptions):
     """Files or folders of the log, a prepared log, URLs of such, or `demo` for the built-in one; on the command
     line `--data`."""
     schema_file: str | None = None
-    """Path of a schema.yaml that `prepare` wrote and you edited; the schema is inferred where not given."""
+    """Path of a schema.yaml that `prepare` wrote and you edited; the schema is inferred if not given."""
     demo: DemoConfig = DemoConfig()
-    """The built-in log, where `data` is `demo`."""
+    """The built-in log, if `data` is `demo`."""
 
     @field_validator("data", mode="before")
     @classmethod
@@ -69,7 +69,7 @@ def set_override(data: dict[str, Any], word: str) -> None:
     """Applies one `dotted.key=value` to nested data; values are read as YAML.
 
     Raises:
-        UserError: where the word is not of this form.
+        UserError: for a word that is not of this form.
     """
     key, equals, text = word.partition("=")
     if not equals or not key:

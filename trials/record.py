@@ -437,8 +437,8 @@ class Measured(Value):
     """Number of steps whose updates were lost, where servers hold the tables: of some rows with a server that was
     killed and came back from what it had saved, or of a whole batch with a rank on its own that was killed."""
     cut_after: int | None = Field(default=None, exclude_if=lambda examples: examples is None)
-    """Number of examples after which the training was ended where it stood, since its part of the study's minutes
-    was over; None where it came to its own end."""
+    """Number of examples after which the training was stopped, since its part of the study's minutes was over;
+    None if it came to its own end."""
 
     @property
     def numbers(self) -> dict[str, float | None]:

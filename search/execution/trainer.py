@@ -82,8 +82,8 @@ class Trainer:
         start_from: Path | None = None,
         seconds: float | None = None,
     ) -> Training:
-        """A training, with the strategy that was planned where plans are executed; a scheduler begins it. It ends
-        where it stands so many `seconds` from now, if any are given.
+        """A training, with the strategy that was planned if plans are executed; a scheduler begins it. It is
+        stopped after so many `seconds`, if they are given.
 
         Raises:
             UserError: where this machine lacks what the strategy needs.

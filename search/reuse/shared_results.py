@@ -44,8 +44,8 @@ class SharedResults:
         self._shared.close()
 
     def publish(self, record: TrialRecord) -> None:
-        """Lets other studies find what was trained here to its end; a result taken over is found where it was
-        trained."""
+        """Lets other studies find what was trained here to its end; a result taken over is found in the study that
+        trained it."""
         if not record.attempts or record.result.measured.cut_after is not None:
             return
         weights = trial_folder(self._directory, record.number) / WEIGHTS

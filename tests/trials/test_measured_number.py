@@ -22,8 +22,8 @@ PACKAGES = ("dhen", "spaces", "trials", "search", "dashboards")
 CONTRACT = Path("trials/record.py")
 NUMBER, VALUE = "watts", 41.5
 FIRST_FIELD = f"    {next(iter(Measured.model_fields))}: float | None = None\n"
-MEASURES = {"trials/training/loop.py"}
-"""What makes a `Measured` of numbers of its own."""
+MEASURES = {CONTRACT.as_posix(), "trials/training/loop.py"}
+"""Where the numbers are defined, and what makes a `Measured` of numbers of its own."""
 HAND_KEPT = 3
 """So many of the numbers by name in one file are taken for a list of them."""
 WAY = """
@@ -133,7 +133,7 @@ def test_no_file_but_what_measures_lists_the_measured_numbers() -> None:
     """A display of one or two of them is none."""
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     lists = {path.relative_to(ROOT).as_posix() for path in files if len(_names(path)) >= HAND_KEPT}
-    assert lists == MEASURES
+    assert lists <= MEASURES
 
 
 @pytest.mark.parametrize(

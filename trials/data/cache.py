@@ -10,7 +10,7 @@ DIR/train|validation|test/
     bag0_ids.npy     int32 [nnz], int64 where the table is growing
                      bag0_offsets.npy int64 [N + 1]    and so on for each multi-hot table
     weight.npy       float32 [N]      oracle.npy       float64 [N]      timestamp.npy    int64 [N]
-    pair.npy         bool [N]                                           the last four where the log has them
+    pair.npy         bool [N]                                           the last four if the log has them
 """
 
 from __future__ import annotations

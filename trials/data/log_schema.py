@@ -333,8 +333,8 @@ class SplitRule(Value):
     validation: SplitPart = 0.1
     """Fraction of the rows for validation; with `by: files` a list of file names, with `by: column` of values.
     The name of a file in a folder that is the log is its path in there (`day1/part-0.parquet`). With
-    the other rules one of validation and test may be a list too, of values where a column has the role split, else
-    of file names; the fraction is then of the other rows."""
+    the other rules one of validation and test may be a list too, of values if a column has the role split, else of
+    file names; the fraction is then of the other rows."""
     test: SplitPart = 0.1
     """Fraction of the rows for test, or a list, as for validation. Rows in neither are training rows."""
 
@@ -386,7 +386,7 @@ class SplitRule(Value):
 
 
 class CsvDialect(Value):
-    """How a text file is written; the plain one where nothing is said."""
+    """How a text file is written; the defaults are the plain way."""
 
     delimiter: str = ","
     quote: str = '"'
@@ -452,7 +452,7 @@ class GivenDialect(Value):
         return {key: value for key, value in self.to_dict().items() if value is not None}
 
     def over(self, other: GivenDialect) -> GivenDialect:
-        """Returns what is said here, and where nothing is, there."""
+        """Returns this dialect, completed by what another one has."""
         return other.replace(**self.said)
 
 

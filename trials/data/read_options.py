@@ -29,8 +29,8 @@ class GivenSplit(Value):
 
     by: SplitBy | None = None
     """How rows are split, as in the [schema](schema.md): timestamp, order, random, auto, files or column. Null: by
-    files where both parts are lists (by column where one has the role split), else as the schema has it, which is
-    auto where it was inferred and the log has no time stamps."""
+    files if both parts are lists (by column if one has the role split), else as the schema has it, which is auto
+    if it was inferred and the log has no time stamps."""
     validation: SplitPart | None = None
     """Fraction of the rows for validation, such as 0.15, or a list of names of files, or of values of the column
     that holds the split. Null: as the schema has it."""
@@ -97,23 +97,23 @@ class ReadOptions(Value):
     """How a log is read, as far as a person says it."""
 
     format: str | None = None
-    """Format of the files: csv, tsv, parquet, criteo or avazu; detected where not given."""
+    """Format of the files: csv, tsv, parquet, criteo or avazu; detected if not given."""
     csv: GivenDialect = UNSAID
-    """How text files are written, where it is not as it is found out."""
+    """How text files are written, if it is not found out rightly."""
     label: str | None = None
     """The label: a column of two values, a comparison (`rating>=4`, `status==delivered`), clicks among impressions
-    (`clicks/impressions`), or a rate or probability from 0 to 1. Looked for by name where not given."""
+    (`clicks/impressions`), or a rate or probability from 0 to 1. Looked for by name if not given."""
     weight: str | None = None
     """Name of the column of the example's weight, such as the impressions that a rate is of; if not given, one
     that is called example_weight or sample_weight."""
     split: GivenSplit = GivenSplit()
-    """Which rows are train, validation and test, where it is not as the schema has it."""
+    """Which rows are train, validation and test, if not as the schema has it."""
     columns: dict[str, str | dict[str, Any]] = Field(default_factory=dict)
-    """Roles of columns, where they are not as found: `columns.NAME=ROLE`, such as `columns.weight=weight` or
+    """Roles of columns, if not as found: `columns.NAME=ROLE`, such as `columns.weight=weight` or
     `columns.dwell_ms=ignore`; or keys of a column as the [schema](schema.md) has them, such as
     `columns.price.thousands=","`."""
     growing: GivenGrowing = GivenGrowing()
-    """Which tables grow while they train (hash tables of embeddings), where it is not as the schema has it."""
+    """Which tables grow while they train (hash tables of embeddings), if not as the schema has it."""
     skip_bad_rows: bool = False
     """Whether rows that cannot be read are left out and counted; otherwise the first one ends the command."""
 

@@ -34,10 +34,13 @@ VARIABLE = "MLFLOW_TRACKING_URI"
 """The environment's variable that names the tracking server, as MLflow itself has it."""
 ALLOW_FOLDERS = "MLFLOW_ALLOW_FILE_STORE"
 """MLflow's variable without which it refuses to keep runs in a folder of files."""
-WEB, DATABASES, DATABRICKS = ("http", "https"), ("sqlite", "postgresql", "mysql", "mssql"), "databricks"
+DATABASES, DATABRICKS = ("sqlite", "postgresql", "mysql", "mssql"), "databricks"
 """Kinds of servers, by the scheme of their address; `databricks` may also be the whole address."""
-DATABRICKS_SECONDS = "MLFLOW_DATABRICKS_ENDPOINT_HTTP_RETRY_TIMEOUT"
-BOUNDS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": 1, "MLFLOW_HTTP_REQUEST_TIMEOUT": 10, DATABRICKS_SECONDS: 5}
+BOUNDS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": 1,
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": 10,
+    "MLFLOW_DATABRICKS_ENDPOINT_HTTP_RETRY_TIMEOUT": 5,
+}
 """Largest number of retries and of seconds of a request. MLflow's own are 7, 120 and 500: many minutes."""
 NO_ANSWER = (ConnectionError, TimeoutError, socket.gaierror)
 """Errors of this machine's own that say that the server does not answer."""
@@ -84,7 +87,7 @@ def check_server(uri: str, source: str) -> str:
         if os.environ.get(ALLOW_FOLDERS, "").lower() in ("true", "1"):
             return folder.as_uri()
         raise UserError(
-            f"{source}={shown}: MLflow keeps runs in folders no more. Give sqlite:///{folder}/mlflow.db, or set "
+            f"{source}={shown}: MLflow no longer keeps runs in folders. Pass sqlite:///{folder}/mlflow.db, or set "
             f"{ALLOW_FOLDERS}=true, which allows the folder; the address of a server begins with http://. A study "
             "with tracking=local keeps its runs in the run directory."
         )

@@ -198,9 +198,8 @@ class Tracker:
         if self._experiment[0] == record.name:
             return
         identity, location = _identity(record), None
-        if self._server is None or is_database(
-            self._server
-        ):  # by default the working directory would have files
+        # of a database MLflow would put the files into the working directory
+        if self._server is None or is_database(self._server):
             location = artifacts(self._directory).absolute().as_uri()
         if self._server is None:
             experiment = self.client.get_experiment_by_name(record.name)

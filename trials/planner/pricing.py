@@ -408,8 +408,9 @@ class Pricing:
         """Returns the rows of a rank that go forward at once in an evaluation: as many as hold no more beside
         weights and optimizer state than a training step does at its peak.
 
-        At least a micro-batch, whose forward pass holds less where nothing is saved; the stages of a pipeline take
-        no more than one in any case.
+        A power of two, so that strategies that hold nearly the same have the same scores to the bit; at least a
+        micro-batch, whose forward pass holds less when nothing is saved. Stages of a pipeline take one at a time
+        in any case.
         """
         examples, micro = self.examples(strategy), self.micro_batch(strategy)
         if strategy.pipeline > 1:
@@ -426,8 +427,9 @@ class Pricing:
         read = (batch.other - saved) // BATCHES_HELD[self.cluster.device] + saved
         read += self._lookup_workspace + self._kept_of_lookup
         row_bytes = activations / micro + FP32_BYTES * sum(self._dims) + read / self.examples_per_rank
-        fitting = int((1 - LEFT_FREE) * room / row_bytes)
-        return min(MOST_ROWS, max(micro, fitting) // strategy.tensor or 1)
+        fitting = max(1, int((1 - LEFT_FREE) * room / row_bytes))
+        power = 1 << fitting.bit_length() - 1
+        return min(MOST_ROWS, max(micro, power) // strategy.tensor or 1)
 
     def _peak(self, strategy: Strategy) -> tuple[DensePeak, LiveMemory]:
         """Returns the dense part of the fullest rank at its peak, and the moment of the rank's."""

@@ -58,7 +58,7 @@ class Task(Value):
     devices: tuple[str, ...] | None = None
     """Ids of the CUDA devices of this machine that the task has, one per rank here; None: all."""
     ends_at: float | None = None
-    """Unix time at which a training ends where it stands, evaluated and with its best weights; None: no limit."""
+    """Unix time at which a training is stopped, evaluated and with its best weights kept; None: no limit."""
     hbm: int | None = Field(default=None, gt=0)
     """Bytes that a rank may hold; beyond them it is out of memory. None: as much as there is."""
     deadline_seconds: float | None = Field(default=None, gt=0)

@@ -98,7 +98,7 @@ class DistributedStep:
             servers: those that hold the tables; None where ranks do.
             where: this process's device.
             evaluation_rows: rows of this rank that go forward at once in an evaluation; None: no more than a
-                micro-batch where memory is short, else as many as a plan is not needed for.
+                micro-batch if memory is limited, else `rows_at_once`.
         """
         config = job.training
         assert config.batch_size is not None

@@ -41,7 +41,7 @@ def evaluate(
 ) -> Metrics:
     """Returns metrics on a split of the log, corrected for negative sampling where its schema states a rate.
 
-    `batch_size` rows go forward at a time, `rows_at_once` where not given. The model computes in the
+    `batch_size` rows go forward at a time, `rows_at_once` if not given. The model computes in the
     precision that its dense part has (`trials.optim.master_weights.compute_in`).
     """
     split = log.split(split_name)
@@ -60,7 +60,7 @@ def logit_metrics(logit_N: Tensor, split: Split, log: PreparedLog) -> Metrics:
 
 def split_logits(model: nn.Module, split: Split, batch_size: int | None = None) -> Tensor:
     """Returns the logits (N) of all rows of a split, in fp32 in the host's memory, without gradients where the
-    caller wants none; `batch_size` rows go forward at a time, `rows_at_once` where not given."""
+    caller wants none; `batch_size` rows go forward at a time, `rows_at_once` if not given."""
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()

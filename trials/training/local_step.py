@@ -39,7 +39,7 @@ class TrainStep:
         self, model: nn.Module, config: TrainingConfig, *, evaluation_rows: int | None = None
     ) -> None:
         """Takes the model over; `config` must be resolved. `evaluation_rows` go forward at once in an evaluation;
-        None: as many as a plan is not needed for."""
+        None: `rows_at_once`."""
         assert config.precision != "auto"
         assert not config.frequency_decay, (
             "this step looks embeddings up where their gradients cannot be reached"

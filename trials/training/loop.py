@@ -92,7 +92,7 @@ class _Run:
     limit: TimeLimit = field(default_factory=lambda: TimeLimit(None, ONE_RANK, 0))
     """When the training has to have ended."""
     cut_after: int | None = None
-    """Examples after which that was so; None where it came to its own end."""
+    """Examples after which it was stopped; None if it came to its own end."""
     checks: int = 0
     """Number of checks of losses since the last evaluation, or the checkpoint from which the training went on."""
 
@@ -176,7 +176,7 @@ def train(
         strategy: how the model is held.
         cluster: the cluster for which the job was planned.
         evaluation_rows: rows of a rank that go forward at once in an evaluation, by the plan.
-        ends_at: Unix time at which training ends where it stands, with an evaluation; None for no limit.
+        ends_at: Unix time at which training is stopped, with an evaluation; None for no limit.
         servers: those that hold the tables; None where ranks do. Of ranks that train on their own
             (`training.tables.synchrony=async`) the first calls this, as if it were alone, and the others `assist`.
         resume_from: a folder for checkpoints. Where there is one, training goes on from it, and tells the
@@ -310,7 +310,7 @@ def _train(run: _Run) -> None:
         if now - last_progress > run.progress_seconds:
             last_progress = now
             run.emit(run.progress(now - began))
-        # ranks on their own come to an end together only where one of them evaluates
+        # ranks on their own stop together only when one of them evaluates
         over = (turn.evaluates or not run.alone) and run.limit.is_over(state, now - began)
         if not (turn.evaluates or over):
             if may_save and run.checkpoints.due(evaluated=False):
@@ -355,7 +355,7 @@ def _train(run: _Run) -> None:
         ends = _judge(run, point)
         if over and not (ends or turn.last):
             ends, run.cut_after = True, state.examples
-            LOG.info("ended here: its time is over")
+            LOG.info("stopped: its time is over")
         # before anybody hears of it: who is stopped for this evaluation goes on from here
         if not (ends or turn.last) and run.checkpoints.due(evaluated=True):
             stretch_began += _save(run, began)

@@ -106,7 +106,7 @@ def fresh_step(
     evaluation_rows: int | None = None,
 ) -> Step:
     """Makes a step whose weights follow from the seed, alike on all ranks; what dropout draws differs from rank to
-    rank. Of a rank `evaluation_rows` go forward at once in an evaluation, where a plan says so."""
+    rank. Of a rank `evaluation_rows` go forward at once in an evaluation, if a plan sets them."""
     if job.training.delayed_update and strategy.dense != DELAYING:
         raise UserError(
             f"training.delayed_update=true needs {DELAYING}, whose updates are the host's; {strategy.name} "

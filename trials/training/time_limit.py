@@ -1,5 +1,5 @@
-"""The end of a training whose time is over: after the same step on all ranks, so that what was learnt is evaluated
-and kept within the time."""
+"""Stops a training when its time is over: after the same step on all ranks, and early enough to evaluate and keep
+what was learnt."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ NEAR = 180
 MOST_TRIED = EVENLY + NEAR + 100
 """Number of points that are planned for a proposal at most: an assumption, not measured apart."""
 PLANNING_SECONDS = 10.0
-"""Seconds after which no further point is planned for a proposal: on a log of thousands of columns a plan takes a
-fifth of a second."""
+"""Seconds after which no further point is planned for a proposal: an assumption. A plan for a log of thousands of
+columns takes a fifth of a second."""
 BEST = 4
 """Number of candidates of lowest NE near which points are drawn, beside those on the front: an assumption, not
 measured apart."""

@@ -166,7 +166,7 @@ def test_a_plan_is_the_command_lines(tmp_path: Path, dhen_search: Run) -> None:
         ("run_study(trials=2, training={'epochz': 1})", "training.epoch"),
         ("run_study(trials=object())", "is no value of a setting"),
         ("plan('dcn_v3')", "no shipped model"),
-        ("plan('dcn_v2', space='wide')", "unknown key 'space'. Known: demo, format"),
+        ("plan('dcn_v2', space='wide')", "unknown key 'space'. Known: columns, csv, demo, format"),
         ("plan('dcn_v2')", "'schema' is missing"),
         ("plan({'layers': []}, schema={'numeric': 3}, training={'batch_size': 8})", "layers"),
         ("plan('dcn_v2', cluster='zion', schema={'numeric': 3}, training={'batch_size': 8})", "zionex"),

@@ -112,5 +112,5 @@ def test_registering_again_makes_no_further_version(dhen_search: Run, study: Pat
         said = dhen_search("register", tmp_path / "lowest", "--name", "bob's", "--tracking", study).stdout
         assert "version 1 of the model bob's, alias best" in said
     mistake = dhen_search("register", tmp_path / "lowest", "--tracking", tmp_path, code=2).stderr
-    assert "MLflow keeps runs in folders no more" in mistake
+    assert "MLflow no longer keeps runs in folders" in mistake
     assert "no bundle here" in dhen_search("register", tmp_path, "--tracking", study, code=2).stderr

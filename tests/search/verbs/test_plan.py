@@ -250,7 +250,7 @@ def test_the_sweep_is_one_file_that_opens_anywhere(dhen_search: Run, config: Pat
         (("{config}", "tecnique=dp"), "unknown key 'tecnique'. Did you mean 'technique'?"),
         (
             ("{config}", "nonsense.key=1"),
-            "Known: demo, format, growing, hbm, label, memory_margin, model, prefer, ranks, schema, ",
+            "Known: columns, csv, demo, format, growing, hbm, label, memory_margin, model, prefer, ranks, ",
         ),
         (("{dlrm}", "--cluster", "h100", "--sweep", "depth=1..4", "--out", "x.html"), "has no layers"),
         (

@@ -120,7 +120,7 @@ def build(request: Request, directory: Path, progress: Progress) -> None:
         ne_floor=_ne_floors(totals) if schema.oracle else None,
         notes=(
             *request.sentences,
-            *([f"{reason}"] if reason else []),
+            *([reason] if reason else []),
             *bad_rows.notes(),
             *_notes(staged, schema, encoding.schema),
             *_collision_notes(collisions),
@@ -134,7 +134,7 @@ def build(request: Request, directory: Path, progress: Progress) -> None:
 
 
 def _decided(request: Request, staged: Staged) -> tuple[LogSchema, str]:
-    """Returns the schema with its rule for the split decided, and a sentence on it where it needs one."""
+    """Returns the schema with its rule for the split decided, and a sentence on the decision; empty for none."""
     schema = request.schema
     if schema.split.by != "auto":
         return schema, ""

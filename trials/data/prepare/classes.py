@@ -12,7 +12,7 @@ from trials.data.prepare.splits import SplitPlan, plan_splits
 from trials.data.prepare.staging import Staged
 
 LARGER = (0.2, 0.3)
-"""Fractions for validation and test that are tried where smaller ones lack clicks."""
+"""Fractions for validation and test that are tried if smaller ones lack clicks."""
 
 
 def plan_of(staged: Staged, rule: SplitRule) -> SplitPlan:

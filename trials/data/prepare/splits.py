@@ -21,7 +21,7 @@ OPEN = 3
 LAST = int(np.iinfo(np.int64).max)
 """A position that no row has."""
 DRAW_BITS = 31
-"""Bits of the numbers that rows draw where they are split at random."""
+"""Bits of the numbers that rows draw in a random split."""
 SEED = np.uint64(0x5D588B656C078965)
 """Seed of these, the same in every log."""
 MAX_CELLS = 1 << 16
@@ -124,7 +124,7 @@ class SplitPlan:
     starts: tuple[int, int] = (0, 0)
     """Beginnings of validation and test among open rows: milliseconds, positions among them, or draws."""
     first_of_file: Mapping[str, int] = field(default_factory=dict)
-    """Number of open rows before each file's, by its name, where rows are split at random."""
+    """Number of open rows before each file's, by its name, for a random split."""
 
     def of(
         self, file: str, first_open: int, rows: int, stamps: Stamps | None, values: pa.DictionaryArray | None

@@ -1,4 +1,4 @@
-"""The dialect of a text file: what stands between fields, how they are quoted, and where the header is.
+"""The dialect of a text file: what separates fields, how they are quoted, and which line is the header.
 
 DuckDB's sniffer proposes, our own parser judges: of all readings the one counts in which most records are equally
 long. Lines are Latin-1, in which each byte is a character.

@@ -203,7 +203,7 @@ class LabelReader:
 
 
 def _compared(column: pa.Array, comparison: str) -> tuple[pa.Array, NDArray[np.bool_]]:
-    """Returns whether values (N) fulfil a comparison, null where missing, and which of them are no numbers."""
+    """Returns whether values (N) fulfil a comparison, null if missing, and which of them are no numbers."""
     rule = COMPARISON.fullmatch(comparison)
     assert rule is not None  # checked when the schema was made
     if rule[1] in _ORDERED:

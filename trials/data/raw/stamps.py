@@ -51,7 +51,7 @@ _DIGITS: dict[str, tuple[int, ...]] = {
 def stamps_of(
     column: pa.Array, stamp_format: StampFormat, marks: Sequence[str] = MISSING_MARKS
 ) -> tuple[Stamps, NDArray[np.bool_]]:
-    """Returns milliseconds (N), `MISSING_STAMP` where missing or unreadable, and which were unreadable (N)."""
+    """Returns milliseconds (N), `MISSING_STAMP` if missing or unreadable, and which were unreadable (N)."""
     if pa.types.is_temporal(column.type):
         ms = column.cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
         return _filled(ms), np.zeros(len(column), dtype=bool)
@@ -81,7 +81,7 @@ def stamps_of(
 def stamps_of_parts(
     year: NDArray[np.float64], month: NDArray[np.float64], day: NDArray[np.float64]
 ) -> tuple[Stamps, NDArray[np.bool_]]:
-    """Returns milliseconds (N) of dates in three columns, NaN where missing, and which are no dates (N)."""
+    """Returns milliseconds (N) of dates in three columns, NaN if missing, and which are no dates (N)."""
     known = np.isfinite(year) & np.isfinite(month) & np.isfinite(day)
     whole = [np.where(known, part, 1).astype(np.int64) for part in (year, month, day)]
     ms, valid = _ms_of(whole[0], whole[1], whole[2], ())
@@ -89,7 +89,7 @@ def stamps_of_parts(
 
 
 def clocks_of(column: pa.Array) -> tuple[Stamps, NDArray[np.bool_]]:
-    """Returns times of day as milliseconds since midnight (N), `MISSING_STAMP` where missing or unreadable, and
+    """Returns times of day as milliseconds since midnight (N), `MISSING_STAMP` if missing or unreadable, and
     which were unreadable (N)."""
     if pa.types.is_time(column.type):
         return _filled(column.cast(pa.time64("us")).cast(pa.int64())) // 1000, np.zeros(
@@ -102,7 +102,7 @@ def clocks_of(column: pa.Array) -> tuple[Stamps, NDArray[np.bool_]]:
 
 
 def month_numbers(column: pa.Array) -> NDArray[np.float64]:
-    """Returns months as numbers (N), 1 to 12, NaN where missing; they may be written as words."""
+    """Returns months as numbers (N), 1 to 12, NaN if missing; they may be written as words."""
     codes, values = distinct(column)
     numbers, _ = numbers_of(values)
     for place, word in enumerate(values.to_pylist()):

@@ -87,7 +87,7 @@ def _decoded(column: pa.Array) -> pa.Array:
 
 
 def from_bytes(raw: bytes) -> str:
-    """Returns what bytes spell: in UTF-8, or in Latin-1 where they are none."""
+    """Returns what bytes spell: in UTF-8, or in Latin-1 if they are none."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -124,7 +124,7 @@ def coded(
     wrapping: str = "",
     weight_mark: str | None = None,
 ) -> pa.DictionaryArray:
-    """Returns a column as codes of its distinct clean values, null where missing.
+    """Returns a column as codes of its distinct clean values, null if missing.
 
     Args:
         column: any column of scalars.
@@ -153,7 +153,7 @@ def dictionary_array(codes: Codes, values: pa.Array) -> pa.DictionaryArray:
 def numbers_of(
     column: pa.Array, form: NumericColumn = PLAIN_NUMBER
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Returns numbers (N), NaN where missing, infinite, unreadable, or too large for a deviation (such as the
+    """Returns numbers (N), NaN if missing, infinite, unreadable, or too large for a deviation (such as the
     largest float, a usual mark for no value), and which were unreadable (N); `form` is how text has them."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -168,7 +168,7 @@ def numbers_of(
 
 
 def _numbers_of_text(text: pa.Array, form: NumericColumn) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Returns numbers (N), NaN where missing or unreadable, and which were unreadable (N)."""
+    """Returns numbers (N), NaN if missing or unreadable, and which were unreadable (N)."""
     if form.decimal == POINT:
         try:
             numbers: NDArray[np.float64] = text.cast(pa.float64()).to_numpy(zero_copy_only=False)

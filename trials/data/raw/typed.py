@@ -4,11 +4,11 @@ A typed batch is an Arrow record batch under the log's own column names; by role
 
     label        uint8, 0 or 1; a share of clicks has a row of each, the second one marked in `labels.PAIR`, and
                  their weights in `PAIR_WEIGHT`
-    categorical  dictionary<int32, string> of the batch's own distinct values, null where missing
+    categorical  dictionary<int32, string> of the batch's own distinct values, null if missing
     split        the same
     multi_hot    list of such, without missing values
-    numeric      float64, NaN where missing
-    timestamp    int64, milliseconds since 1970, `MISSING_STAMP` where missing
+    numeric      float64, NaN if missing
+    timestamp    int64, milliseconds since 1970, `MISSING_STAMP` if missing
     weight       float32
     oracle       float64
 """

@@ -44,7 +44,7 @@ def settle_leaks(
     Args:
         judged: all columns of the log; changed in place.
         sample: the log's first rows.
-        labels: label of each row (N), 0 or 1, NaN where missing.
+        labels: label of each row (N), 0 or 1, NaN if missing.
     """
     if min(np.sum(labels == 0), np.sum(labels == 1)) < LEAST_CLICKS:
         return
@@ -92,7 +92,7 @@ def _sentences(left_out: Mapping[str, str], telling: Mapping[str, float], unsure
 
 
 def _codes_of(column: ColumnSample, judgement: JudgedColumn) -> NDArray[np.int64]:
-    """Returns the code of each row's value (N), -1 where missing; many numbers are put into bins of equal size."""
+    """Returns the code of each row's value (N), -1 if missing; many numbers are put into bins of equal size."""
     codes = column.codes.astype(np.int64)
     numbers = column.numbers
     if not isinstance(judgement.column, NumericColumn) or numbers is None or column.distinct <= _BINS:
@@ -128,8 +128,8 @@ def auc_out_of_fold(codes: NDArray[np.int64], labels: NDArray[np.float64]) -> fl
     sample every id would be perfect.
 
     Args:
-        codes: code of each row's value (N), -1 where missing.
-        labels: label of each row (N), 0 or 1, NaN where missing.
+        codes: code of each row's value (N), -1 if missing.
+        labels: label of each row (N), 0 or 1, NaN if missing.
     """
     fits = np.random.default_rng(0).random(len(labels)) < 0.5
     fitted, scored = (_counted(codes[half], labels[half]) for half in (fits, ~fits))

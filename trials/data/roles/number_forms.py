@@ -43,7 +43,7 @@ _GROUPED = r"^[1-9]\d{0,2}(?:%s\d{3})+(?:[.,]\d+)?$"
 def number_form(
     values: pa.Array, counts: NDArray[np.int64], *, semicolons: bool
 ) -> tuple[Numbers, NumericColumn] | None:
-    """Returns the distinct values (D) of a column as numbers, NaN where they are none, and how they are written;
+    """Returns the distinct values (D) of a column as numbers, NaN if they are none, and how they are written;
     None for a column that is not one of numbers.
 
     A few values that are no numbers are left: when the log is prepared they raise an error that names their line.

@@ -34,7 +34,7 @@ class ColumnSample:
     complete: bool = True
     """Whether these are all rows of the log."""
     commas: bool = False
-    """Whether the file's fields are separated by semicolons, as they are where numbers have a decimal comma."""
+    """Whether semicolons separate the file's fields, as they do beside decimal commas."""
 
     @property
     def kind(self) -> pa.DataType:
@@ -56,8 +56,8 @@ class ColumnSample:
 
     @cached_property
     def not_missing(self) -> tuple[str, ...]:
-        """Usual marks of a missing value that are values here: NA among codes of two letters, and words where
-        another cell is empty, which shows how a missing value is written."""
+        """Usual marks of a missing value that are values here: NA among codes of two letters, and words if other
+        cells are empty, which shows how this column writes a missing value."""
         values = self._written.dictionary
         words = [mark for mark in _WORDS if pc.is_in(pa.array([mark]), values)[0].as_py()]
         others = values.filter(pc.invert(pc.is_in(values, pa.array(MISSING_MARKS))))
@@ -86,7 +86,7 @@ class ColumnSample:
 
     @property
     def codes(self) -> NDArray[np.int32]:
-        """Place of each row's value among `values` (of a list column, of each element's), -1 where missing."""
+        """Place of each row's value among `values` (of a list column, of each element's), -1 if missing."""
         codes: NDArray[np.int32] = self._coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
         return codes
 
@@ -118,13 +118,13 @@ class ColumnSample:
 
     @property
     def numbers(self) -> NDArray[np.float64] | None:
-        """The distinct values as numbers, NaN where they are none, or None for a column that is not one of
+        """The distinct values as numbers, NaN if they are none, or None for a column that is not one of
         numbers."""
         return self._as_numbers[0]
 
     @property
     def row_numbers(self) -> NDArray[np.float64]:
-        """The number of each row (N) of a column of numbers, NaN where it has none."""
+        """The number of each row (N) of a column of numbers, NaN if it has none."""
         assert self.numbers is not None
         found: NDArray[np.float64] = np.append(self.numbers, np.nan)[self.codes]
         return found

@@ -58,7 +58,7 @@ def stamp_columns_of(column: ColumnSample) -> list[TimestampColumn]:
 
 
 def stamps_in(column: ColumnSample, way: TimestampColumn) -> Stamps:
-    """Returns the milliseconds (N) of the sample's rows, `MISSING_STAMP` where missing or unreadable."""
+    """Returns the milliseconds (N) of the sample's rows, `MISSING_STAMP` if missing or unreadable."""
     return stamps_of(column.raw, way.format, way.marks)[0]
 
 
