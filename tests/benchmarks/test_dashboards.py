@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from running_benchmarks import number, run_benchmark, tables
 from tools import needs
 
 
+@pytest.mark.slow
 @needs("chromium")
 def test_a_report_is_made_larger_and_opened(study: Path) -> None:
     words = (study, "--candidates", 20, "--points", 30, "--repeats", 1)

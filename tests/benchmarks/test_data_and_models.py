@@ -9,6 +9,7 @@ import pytest
 from running_benchmarks import number, run_benchmark, tables
 
 
+@pytest.mark.slow
 def test_preparation_says_speed_and_memory() -> None:
     (rows,) = tables(run_benchmark("benchmarks.data.preparation_speed", "--rows", 2000, "--cores", 1, 2))
     assert [row["cores"] for row in rows] == ["1", "2"]
@@ -18,6 +19,7 @@ def test_preparation_says_speed_and_memory() -> None:
     assert number(row["peak RSS MiB"]) >= number(row["imports alone MiB"]) > 0
 
 
+@pytest.mark.slow
 def test_ensembles_are_compared_over_mixes_and_what_is_trained_is_kept(log: Path, tmp_path: Path) -> None:
     words = (log, "--out", tmp_path / "kept.jsonl", "--seeds", 1, "--mixes", 2)
     (rows,) = tables(run_benchmark("benchmarks.models.ensembles_over_mixes", *words))
@@ -30,6 +32,7 @@ def test_ensembles_are_compared_over_mixes_and_what_is_trained_is_kept(log: Path
     assert (tmp_path / "kept.jsonl").read_text() == kept
 
 
+@pytest.mark.slow
 def test_a_module_is_compared_with_the_first_of_its_group(log: Path, tmp_path: Path) -> None:
     words = ("--seeds", 2, "--groups", "alone", "--networks", "linear", "--raw", tmp_path / "raw.json")
     (rows,) = tables(run_benchmark("benchmarks.models.modules_and_norms", log, *words))
@@ -55,6 +58,7 @@ def test_networks_are_compared_with_and_without_buckets(log: Path) -> None:
     assert all(0.3 < number(row["validation NE"]) < 2 for row in rows)
 
 
+@pytest.mark.slow
 def test_sparse_attention_is_timed_beside_dense_attention_and_its_memory_grows() -> None:
     words = ("--embeddings", 24, 48, "--examples", 2, "--repeats", 1, "--dim", 8, "--block-size", 2)
     layouts = ("--layouts", "sliding_window", "--precisions", "fp32")
@@ -71,6 +75,7 @@ def test_sparse_attention_is_timed_beside_dense_attention_and_its_memory_grows()
     assert power["sliding_window"] < 1.3 < power["dense"]
 
 
+@pytest.mark.slow
 def test_sparse_attention_is_compared_in_ne() -> None:
     words = ("--columns", 6, "--rows", 1000, "--seeds", 2, "--block-size", 1, "--shuffled")
     said = run_benchmark("benchmarks.models.sparse_attention", "ne", *words, "--layouts", "bigbird")

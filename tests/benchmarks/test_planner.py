@@ -35,6 +35,7 @@ def pod() -> Cluster:
     return load_cluster("zionex").with_ranks("32x8")
 
 
+@pytest.mark.slow
 def test_step_times_stand_beside_predicted_ones() -> None:
     words = ("--rows", 4000, "--networks", 1, "--batches", 16, 64, "--space", "tiny", "--precision", "fp32")
     said = run_benchmark("benchmarks.planner.cpu_step_time", *words)
@@ -50,6 +51,7 @@ def test_step_times_stand_beside_predicted_ones() -> None:
     assert "medians by batch 16: " in said
 
 
+@pytest.mark.slow
 def test_plans_are_timed() -> None:
     words = ("latency", "--repeats", 1, "--candidates", 3)
     said = run_benchmark("benchmarks.planner.memory_and_latency", *words)
@@ -59,6 +61,7 @@ def test_plans_are_timed() -> None:
     assert "3 candidates of the spaces" in said
 
 
+@pytest.mark.slow
 def test_least_and_fastest_techniques_are_mapped() -> None:
     words = ("--cluster", "h100", "--ranks", "2x8", "--depths", 1, 8, "--widths", 64, 32_768)
     (rows,) = tables(run_benchmark("benchmarks.planner.depth_and_width", *words))
@@ -73,6 +76,7 @@ def test_least_and_fastest_techniques_are_mapped() -> None:
     assert rows[-1]["fastest that cuts the model"].startswith(("tensor", "pipeline"))
 
 
+@pytest.mark.slow
 def test_planned_memory_is_compared_with_traces(tmp_path: Path) -> None:
     words = ("accuracy", "--cases", 1, "--seed", 6, "--out", tmp_path / "cases.jsonl")
     said = run_benchmark("benchmarks.planner.memory_and_latency", *words)
@@ -105,6 +109,7 @@ def test_chosen_strategies_meet_in_pairs() -> None:
     assert len(chosen) < len(of_ladder) // 3
 
 
+@pytest.mark.slow
 def test_planned_memory_is_compared_with_real_steps() -> None:
     said = run_benchmark("benchmarks.planner.memory_and_latency", "real", "--cases", 1, "--seed", 1)
     (rows,) = tables(said)
@@ -130,6 +135,7 @@ def test_tables_of_mixed_length_are_planned_as_they_are_traced() -> None:
     assert composed(case).total == pytest.approx(traced.total, rel=0.01)
 
 
+@pytest.mark.slow
 def test_figure_6_is_predicted_drawn_and_varied(tmp_path: Path) -> None:
     """HSDP leads with this project's engines in mixed precision, and DP with PyTorch of the paper's time."""
     words = ("--deepest", 8, "--sensitivity", "as above", "UPDATE_MOMENTS", "--out", tmp_path / "figure.html")
@@ -209,6 +215,7 @@ def test_every_change_of_figure_6_can_be_made(pod: Cluster) -> None:
     assert len(set(names)) == len(names) > 30
 
 
+@pytest.mark.slow
 def test_placements_are_compared() -> None:
     words = ("--ranks", "1x2", "--tables", 8, "--seeds", 1, "--dim", 32)
     said = run_benchmark("benchmarks.planner.table_balance", *words)
@@ -219,6 +226,7 @@ def test_placements_are_compared() -> None:
     assert "at most 1.05 times the larger of mean and largest indivisible shard: holds" in said
 
 
+@pytest.mark.slow
 def test_zero_offload_lets_one_device_hold_a_network_many_times_as_deep() -> None:
     """Plain DP's peak has 20 bytes for each parameter, ZeRO-Offload's 2: what the limit is depends on the rest."""
     words = ("--hbm", "4GiB", "--width", 2048, "--held", "dp", "zero_offload")
@@ -231,6 +239,7 @@ def test_zero_offload_lets_one_device_hold_a_network_many_times_as_deep() -> Non
     assert number(offloaded["host, bytes per parameter"]) == pytest.approx(20, abs=0.1)
 
 
+@pytest.mark.slow
 def test_servers_are_predicted_for_each_synchrony() -> None:
     (rows,) = tables(
         run_benchmark("benchmarks.planner.servers", "--rows", 1000, "--dimension", 8, "--batch", 64)

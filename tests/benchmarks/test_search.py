@@ -14,6 +14,7 @@ from running_benchmarks import FOLDER, number, run_benchmark, run_benchmark_proc
 CANDIDATES = FOLDER / "search" / "demo_candidates.json"
 
 
+@pytest.mark.slow
 def test_the_table_of_a_study_holds_its_candidates(study: Path, tmp_path: Path) -> None:
     out = tmp_path / "table.json"
     said = run_benchmark("benchmarks.search.candidate_table", study, "--out", out)
@@ -23,6 +24,7 @@ def test_the_table_of_a_study_holds_its_candidates(study: Path, tmp_path: Path) 
     assert "'completed': 3" in said
 
 
+@pytest.mark.slow
 def test_studies_are_compared_by_their_samplers(study: Path) -> None:
     (rows,) = tables(run_benchmark("benchmarks.search.samplers_live", study, "--marks", 2, 3))
     (row,) = rows
@@ -52,6 +54,7 @@ def test_a_wide_log_is_generated_and_searched(tmp_path: Path) -> None:
     assert (tmp_path / "wide-600-8-30-0.csv").read_text().startswith('"label","c0","c1"')
 
 
+@pytest.mark.slow
 def test_networks_that_have_learnt_from_validation_stand_beside_those_that_have_not(
     study: Path, tmp_path: Path
 ) -> None:
@@ -82,6 +85,7 @@ def test_rates_that_fall_stand_beside_constant_ones(log: Path, tmp_path: Path) -
             assert 0 < number(times) < 10
 
 
+@pytest.mark.slow
 def test_samplers_are_compared_on_a_made_up_function(tmp_path: Path) -> None:
     out = tmp_path / "found.jsonl"
     words = ("--synthetic", "--samplers", "random", "tpe", "--trials", 12, "--repeats", 2, "--out", out)
@@ -109,6 +113,7 @@ def test_samplers_are_compared_on_trained_candidates_with_stopping(tmp_path: Pat
     assert [row["sampler"] for row in tables(said)[0]] == ["random", "random+curve"]
 
 
+@pytest.mark.slow
 def test_stopping_rules_are_replayed() -> None:
     words = (CANDIDATES, "--orders", 1, "--candidates", 20)
     (rows,) = tables(run_benchmark("benchmarks.search.stopping_replayed", *words))
@@ -204,6 +209,7 @@ def test_the_walk_of_a_candidate_is_followed() -> None:
         assert f" {name} " in said
 
 
+@pytest.mark.slow
 def test_the_passes_found_stand_beside_fixed_numbers() -> None:
     words = ("demo", "demo.rows=1000", "--most", 2, "--networks", "dlrm")
     (rows,) = tables(run_benchmark("benchmarks.search.passes_found", *words))

@@ -13,6 +13,7 @@ from running_benchmarks import number, run_benchmark, run_benchmark_process, tab
 SMALL = ("--steps", 2, "--batch", 64, "--threads", 1)
 
 
+@pytest.mark.slow
 def test_ours_trains_beside_plain_pytorch() -> None:
     words = ("--rows", 4000, "--repeats", 1, "--batch", 128, "--threads", 1, "--architectures", "dcn_v2")
     said = run_benchmark("benchmarks.training.beside_peers", *words)
@@ -27,17 +28,14 @@ def test_ours_trains_beside_plain_pytorch() -> None:
     assert "FuxiCTR is left out" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("axis", "points", "names"),
     [
         ("layers", (1, 2), ("layers", "slope of seconds a step")),
-        pytest.param(
-            "rows", (2000, 4000), ("training rows", "slope of seconds a pass"), marks=pytest.mark.slow
-        ),
-        pytest.param("tables", (2, 4), ("tables", "slope of seconds a step"), marks=pytest.mark.slow),
-        pytest.param(
-            "table-rows", (100, 1000), ("table-rows", "slope of seconds a step"), marks=pytest.mark.slow
-        ),
+        ("rows", (2000, 4000), ("training rows", "slope of seconds a pass")),
+        ("tables", (2, 4), ("tables", "slope of seconds a step")),
+        ("table-rows", (100, 1000), ("table-rows", "slope of seconds a step")),
     ],
 )
 def test_cost_grows_along_an_axis(axis: str, points: tuple[int, int], names: tuple[str, str]) -> None:
@@ -51,6 +49,7 @@ def test_cost_grows_along_an_axis(axis: str, points: tuple[int, int], names: tup
     assert "needs two points" not in said
 
 
+@pytest.mark.slow
 def test_tables_below_the_device_stand_beside_those_on_it() -> None:
     (rows,) = tables(
         run_benchmark(
@@ -78,6 +77,7 @@ def test_tables_below_the_device_stand_beside_those_on_it() -> None:
     assert rows[0]["without counts"] == "100.0%"
 
 
+@pytest.mark.slow
 def test_growing_tables_stand_beside_fixed_ones(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.csv", 600)
     ((row,),) = tables(
@@ -120,7 +120,8 @@ def test_widths_are_a_share_of_the_peak() -> None:
         assert 0 <= number(share) < 100
 
 
-@pytest.mark.parametrize("ranks", ["1x1", pytest.param("2x1", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", ["1x1", "2x1"])
 def test_an_optimisation_stands_beside_fp32(ranks: str) -> None:
     words = ("--rows", 2000, "--ranks", ranks, "--repeats", 1, "--batch", 128, "--layers", 1)
     only = ("--only", "", "table_precision=fp16")
@@ -131,6 +132,7 @@ def test_an_optimisation_stands_beside_fp32(ranks: str) -> None:
     assert all(number(row["examples/s"]) > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_the_accelerators_script_runs_on_a_cpu() -> None:
     words = ("--device", "cpu", "--steps", 1, "--layers", 1, "--width", 16, "--batch", 32)
     (rows,) = tables(run_benchmark("benchmarks.training.accelerator_step", *words))
@@ -139,6 +141,7 @@ def test_the_accelerators_script_runs_on_a_cpu() -> None:
     assert all(number(row["examples/s"]) > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_the_delays_cost_is_told_seed_by_seed() -> None:
     words = ("--rows", 2000, "--repeats", 2, "--layers", 1, "--dim", 4)
     (rows,) = tables(run_benchmark("benchmarks.training.delayed_update", *words))
@@ -147,6 +150,7 @@ def test_the_delays_cost_is_told_seed_by_seed() -> None:
     assert " to " in rows[2]["from seed to seed"]
 
 
+@pytest.mark.slow
 def test_one_bit_adam_stands_beside_adamw_and_its_links_are_priced() -> None:
     words = ("--rows", 3000, "--repeats", 2, "--layers", 1, "--batch", 64, "--ranks", "1x1", "--ratios", 0.5)
     (rows,) = tables(run_benchmark("benchmarks.training.one_bit_adam", "ne", *words))
@@ -219,6 +223,7 @@ def test_how_long_a_pipelines_ranks_wait_is_measured_beside_the_plan() -> None:
     assert number(rows[0]["planned"]) < number(rows[1]["planned"]) < 100
 
 
+@pytest.mark.slow
 def test_rows_are_pulled_and_pushed() -> None:
     words = ("--rows", 200, "--batches", 64, "--dims", 4, "--servers", 1, 2, "--steps", 3)
     (rows,) = tables(run_benchmark("benchmarks.servers.pull_and_push", *words))
