@@ -1,4 +1,4 @@
-"""Faults at random moments of small real studies, each kind once; `make chaos` has any number."""
+"""Faults at random moments of small real studies, each kind once in `make test-all`; `make chaos` has any number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from chaos.table import INJECTIONS, PAGE, append, injections, table, with_table
 from conftest import keep_costs
 from tools import needs
 
-SHORT = ("driver_killed",)
 SEED = 3
 
 
@@ -27,18 +26,10 @@ def chaos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
         yield Chaos(folder, SEED, dict(os.environ), stack)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(
-            name,
-            marks=[
-                *([] if name in SHORT else [pytest.mark.slow]),
-                *([needs(fault.tool)] if fault.tool else []),
-            ],
-        )
-        for name, fault in FAULTS.items()
-    ],
+    [pytest.param(name, marks=[needs(fault.tool)] if fault.tool else []) for name, fault in FAULTS.items()],
 )
 def test_a_study_goes_on_after_a_fault(chaos: Chaos, name: str) -> None:
     (injection,) = chaos.inject(name, 0)
