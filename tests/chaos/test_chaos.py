@@ -1,4 +1,4 @@
-"""Faults at random moments of small real studies, each kind once in `make test-all`; `make chaos` has any number."""
+"""Faults in small real studies, each kind once in `make test-all`; `make chaos` runs any number."""
 
 from __future__ import annotations
 
