@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dhen.errors import UserError, listed, unknown_name
 from dhen.values import parse
-from trials.data.log_schema import COMPARISON, PAIR_WEIGHT, LabelColumn
+from trials.data.log_schema import COMPARISON, PAIR_WEIGHT, LabelColumn, NumericColumn
 from trials.data.raw.readers import BadRows, RawBatch
-from trials.data.raw.text import coded, numbers_of
+from trials.data.raw.text import coded, is_text, numbers_of
 
 PAIR = "\0pair"
 """Column of typed batches that marks the second of two rows that were one; no file has such a name."""
@@ -80,6 +81,17 @@ def label_of(text: str, columns: Collection[str]) -> tuple[str, LabelColumn, str
     raise UserError(f"{unknown_name('label column', unknown, columns)} {WAYS}.")
 
 
+def rates_of(column: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Returns a column's rates (N), of which `3.4%` is 0.034, and which were unreadable (N); see `numbers_of`."""
+    rate_N, unreadable_N = numbers_of(column, NumericColumn(suffix="%"))
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if is_text(column.type):
+        percent = pc.match_substring_regex(column, r"%\s*$").fill_null(False)
+        rate_N = np.where(percent.to_numpy(zero_copy_only=False), rate_N / 100, rate_N)
+    return rate_N, unreadable_N
+
+
 class LabelReader:
     """Reads the label column batch by batch, and knows at the end whether it was a label column."""
 
@@ -136,9 +148,9 @@ class LabelReader:
             UserError: for a rate that is not between 0 and 1, or a number of clicks that is not between 0 and that
                 of impressions, with its place.
         """
-        value_N, unreadable_N = numbers_of(batch.table.column(self._column))
-        bad_rows.add_unreadable(batch, self._column, "number", unreadable_N)
         counts = self._rule.share == "count"
+        value_N, unreadable_N = (numbers_of if counts else rates_of)(batch.table.column(self._column))
+        bad_rows.add_unreadable(batch, self._column, "number", unreadable_N)
         # of the raw column: what is typed is float32, which rounds large counts
         weight_N = numbers_of(batch.table.column(weight))[0] if weight else np.ones(len(value_N))
         missing_N = np.isnan(value_N)

@@ -27,10 +27,9 @@ from trials.data.log_schema import (
     WeightColumn,
 )
 from trials.data.raw.files import Format, RawLog
-from trials.data.raw.labels import WAYS, LabelReader, canonical, label_of, plain_label
+from trials.data.raw.labels import WAYS, LabelReader, canonical, label_of, plain_label, rates_of
 from trials.data.raw.sources import CRITEO_COLUMNS, estimate_rows, open_log
 from trials.data.raw.stamps import MISSING_STAMP
-from trials.data.raw.text import numbers_of
 from trials.data.read_options import READ_AS_FOUND, ReadOptions
 from trials.data.roles import names
 from trials.data.roles.event_time import settle_time
@@ -220,10 +219,11 @@ def _label(column: ColumnSample, rule: LabelColumn, options: ReadOptions) -> Jud
     it. One that was named is a rate if its values are from 0 to 1, and more than two, or weighted."""
     if rule != LabelColumn():
         return JudgedColumn(rule, "the label, by a rule")
-    if options.label is not None and column.numbers is not None:
-        known = column.numbers[~np.isnan(column.numbers)]
+    if options.label is not None:
+        rates, unreadable = rates_of(column.values)
+        known = rates[~np.isnan(rates)]
         fractions = bool(np.any(known % 1)) and (len(known) > 2 or options.weight is not None)
-        if fractions and known.min() >= 0 and known.max() <= 1:
+        if fractions and not unreadable.any() and known.min() >= 0 and known.max() <= 1:
             return JudgedColumn(LabelColumn(share="rate"), "the label: a rate")
     values: Counter[str] = Counter()
     for value, count in zip(column.values.to_pylist(), column.counts.tolist(), strict=True):
@@ -243,7 +243,7 @@ def _sample_labels(log: RawLog, column: ColumnSample, judgement: JudgedColumn) -
     """
     assert isinstance(judgement.column, LabelColumn)
     if judgement.column.share is not None:
-        numbers, _ = numbers_of(column.raw)
+        numbers, _ = rates_of(column.raw)
         return np.where(np.isnan(numbers), np.nan, numbers > 0)
     labels, missing, _ = LabelReader(column.name, judgement.column, log.describe()).read(column.raw)
     return np.where(missing, np.nan, labels)

@@ -174,6 +174,15 @@ def test_a_rate_is_two_rows(weighted: bool, rated: Columns, write_csv: WriteCsv)
     assert any("'ctr' is a click rate or probability" in note for note in log.notes)
 
 
+def test_a_rate_in_percent_is_one_in_hundredths(rated: Columns, write_csv: WriteCsv) -> None:
+    options = ReadOptions(label="ctr", weight="impressions")
+    plain = prepare([write_csv(rated)], options=options)
+    rated["ctr"] = [f"{100 * rate:.1f}%" for rate in rated["ctr"]]
+    percent = prepare([write_csv(rated)], options=options)
+    assert labels_of(percent) == labels_of(plain)
+    assert weights_of(percent) == pytest.approx(weights_of(plain), rel=1e-5)
+
+
 def test_a_named_weight_is_no_feature(rated: Columns, write_csv: WriteCsv) -> None:
     rated["example_weight"] = [1.0, 2.0] * (ROWS // 2)
     log = prepare([write_csv(rated)], options=ReadOptions(weight="impressions"))
