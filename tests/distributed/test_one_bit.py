@@ -217,7 +217,7 @@ def held(name: str, precision: str, ranks: int = RANKS) -> list[float]:
 def a_job(log: PreparedLog, **more: object) -> Job:
     layer = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3, "raw_numeric": True}
     model = parse_model({"embedding_dim": 4, "layers": [layer] * 2, "dropout": 0.1}, "test")
-    settings = {"batch_size": 42, "epochs": 1, "evaluate_every": 700, "patience": 9, "precision": "fp32"}
+    settings = {"batch_size": 42, "epochs": 1, "evaluate_every": 350, "patience": 9, "precision": "fp32"}
     settings |= {"optimizer": "onebit_adam", "variance_lag": 5, "variance_ratio": 0.5, "clip_norm": 0.5}
     found = Job.model_validate(
         {
@@ -242,7 +242,7 @@ def resumed() -> dict[str, Any]:
         whole = run(job, log, Told(), None, ranks=ranks, strategy=strategy)
         if world == RANKS:
             try:
-                run(job, log, Told(at=1300), place, ranks=ranks, strategy=strategy)
+                run(job, log, Told(at=650), place, ranks=ranks, strategy=strategy)
             except Interrupted:
                 dist.barrier()
             if ranks.first:
@@ -286,7 +286,7 @@ def assert_alike(step: ParallelStep) -> None:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("one_bit")
-    prepare([write_log(folder / "log.csv", 3000)], out=folder / "log")
+    prepare([write_log(folder / "log.csv", 1500)], out=folder / "log")
     os.environ["SHARED"] = str(folder)
     return folder
 

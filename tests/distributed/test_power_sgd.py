@@ -166,7 +166,7 @@ def resumed() -> dict[str, Any]:
     whole = run(job, log, Told(), None, ranks=ranks, strategy=strategy)
     if world == RANKS:
         try:
-            run(job, log, Told(at=1300), place, ranks=ranks, strategy=strategy)
+            run(job, log, Told(at=650), place, ranks=ranks, strategy=strategy)
         except Interrupted:
             dist.barrier()
         if ranks.first:
@@ -189,7 +189,7 @@ def on_a_rank() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("power_sgd")
-    prepare([write_log(folder / "log.csv", 3000)], out=folder / "log")
+    prepare([write_log(folder / "log.csv", 1500)], out=folder / "log")
     os.environ["SHARED"] = str(folder)
     return folder
 

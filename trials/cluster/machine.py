@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +22,9 @@ MEASUREMENTS, PAUSE_SECONDS = 5, 0.05
 """Number of measurements of the matmul peak, and seconds between two of them."""
 PRODUCT_SIZE = 1024
 """Rows and columns of the matrices multiplied, where no other size is wanted."""
+SMALLEST_PRODUCT, LONGEST_PRODUCT_SECONDS = 128, 0.25
+"""A measurement begins with products of this size. It goes on to twice the size if a product of that is expected to
+take less than so many seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +81,18 @@ def measured_matmul(size: int, repeats: int = 2) -> MatmulPeak:
 
 
 def _flops_per_second(dtype: torch.dtype, size: int, repeats: int) -> float:
+    """Returns the speed of products of `size`, or of the largest that do not take long: a CPU without instructions
+    for bf16 takes seconds for a bf16 product of 1,024."""
     where = device()
     drawn = torch.Generator(where).manual_seed(0)  # trainings draw from the others
-    # products of equal numbers take less power, so that a GPU's clock stays higher than in a training
-    a = torch.randn(size, size, device=where, generator=drawn).to(dtype)
-    return 2.0 * size**3 / best_seconds(lambda: a @ a, a.device, repeats)
+    width = min(SMALLEST_PRODUCT, size)
+    while True:
+        # products of equal numbers take less power, so that a GPU's clock stays higher than in a training
+        a = torch.randn(width, width, device=where, generator=drawn).to(dtype)
+        seconds = best_seconds(partial(torch.matmul, a, a), where, repeats)
+        if width == size or 8 * seconds > LONGEST_PRODUCT_SECONDS:
+            return 2.0 * width**3 / seconds
+        width = min(2 * width, size)
 
 
 def best_seconds(run: Callable[[], object], where: torch.device, repeats: int = 5) -> float:

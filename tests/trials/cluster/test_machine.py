@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -29,6 +31,21 @@ def test_a_bad_moment_does_not_lower_the_peak(monkeypatch: pytest.MonkeyPatch) -
         assert matmul_peak(8) == MatmulPeak(fp32=400.0, bf16=950.0)
     finally:
         matmul_peak.cache_clear()
+
+
+def test_products_that_take_long_are_not_made_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those in bf16 on a CPU that has no instructions for it."""
+    sizes = {torch.float32: 0, torch.bfloat16: 0}
+
+    def seconds(product: partial[torch.Tensor], *_: object) -> float:
+        (a, _) = product.args
+        sizes[a.dtype] = len(a)
+        return 1e-12 * len(a) ** 3 * (1e5 if a.dtype == torch.bfloat16 else 1)
+
+    monkeypatch.setattr(machine, "best_seconds", seconds)
+    peak = machine.measured_matmul(PRODUCT_SIZE)
+    assert sizes == {torch.float32: PRODUCT_SIZE, torch.bfloat16: machine.SMALLEST_PRODUCT}
+    assert peak == MatmulPeak(fp32=pytest.approx(2e12), bf16=pytest.approx(2e7))
 
 
 def test_threads_are_measured_within_the_limit_and_left_as_they_were() -> None:
