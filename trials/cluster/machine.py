@@ -23,8 +23,8 @@ MEASUREMENTS, PAUSE_SECONDS = 5, 0.05
 PRODUCT_SIZE = 1024
 """Rows and columns of the matrices multiplied, where no other size is wanted."""
 SMALLEST_PRODUCT, LONGEST_PRODUCT_SECONDS = 128, 0.25
-"""A measurement begins with products of this size. It goes on to twice the size if a product of that is expected to
-take less than so many seconds."""
+"""A measurement begins with products of this size. It doubles the size while a product of that is expected to take
+less than so many seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
