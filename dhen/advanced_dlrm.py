@@ -33,12 +33,12 @@ class AdvancedDlrmConfig(ModelConfig):
 
     family: Literal["advanced_dlrm"] = "advanced_dlrm"
     """The model family; it must be named."""
-    rank: int = Field(default=0, ge=0)
+    rank: int = Field(default=0, ge=0, le=65_536)
     """Number of learned mixes of the embeddings among which dot products are taken; 0: among the
     embeddings."""
     mlp: Widths = Field(default=(256, 128), min_length=1)
     """Hidden widths above the interactions."""
-    experts: int = Field(default=1, gt=0)
+    experts: int = Field(default=1, gt=0, le=4096)
     """Number of MLPs of those widths, mixed by a softmax gate; 1: a plain MLP."""
 
 

@@ -60,7 +60,7 @@ class LayerConfig(Value):
     meaning."""
     ensemble: Annotated[SerializeAsAny[EnsembleConfig], BeforeValidator(_ensemble)] = SumConfig()
     """How the modules' outputs are joined: a name, or a mapping of `kind` and its settings."""
-    out_embeddings: int = Field(default=8, gt=0)
+    out_embeddings: int = Field(default=8, gt=0, le=4096)
     """l, the number of embeddings that each module puts out."""
     raw_numeric: bool = False
     """Whether the modules see the raw numeric inputs too, as one more embedding."""

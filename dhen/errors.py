@@ -21,6 +21,11 @@ class UserError(ValueError):
     """Says what was wrong, what was received and what would work."""
 
 
+class ScoreError(ArithmeticError):
+    """A model gave a score that is no probability. Its weights are to blame, not the rows: the command line exits
+    with code 1."""
+
+
 def unknown_name(kind: str, received: str, known: Iterable[str]) -> UserError:
     """The error for a name that is in no registry: lists the known ones and the nearest."""
     names = sorted(known)

@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from dhen.errors import EXIT_CODE, UserError
+from dhen.errors import EXIT_CODE, ScoreError, UserError
 from search.logs import show_logs
 from trials.hosts.head import HeadGoneError
 from trials.storage.disk_full import NO_SPACE, disk_full
@@ -132,6 +132,9 @@ def main(arguments: list[str] | None = None) -> Any:
         _end_without_ray()
     except UserError as error:
         fail(str(error))
+    except ScoreError as error:
+        click.echo(f"dhen-search: {error}", err=True)
+        sys.exit(1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:

@@ -17,14 +17,16 @@ from trials.cluster.quantity import byte_words, parse_bytes
 
 BYTES_PER_WEIGHT = 4
 """Bytes per exported weight, which is fp32."""
+MOST_BATCH, MOST_THREADS = 65_536, 1024
+"""Most rows and threads of a request: `verify` builds and runs the one that a bundle names."""
 
 
 class ServingConfig(Value):
     """A request to the exported model, and what it may take."""
 
-    batch: int = Field(default=256, gt=0)
+    batch: int = Field(default=256, gt=0, le=MOST_BATCH)
     """Rows per request."""
-    threads: int = Field(default=1, gt=0)
+    threads: int = Field(default=1, gt=0, le=MOST_THREADS)
     """CPU threads that serve a request; with more than one, candidates whose time is measured train one at a
     time."""
     max_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -130,9 +132,9 @@ class ForwardTime(Value):
 
     ms: float = Field(gt=0)
     """Milliseconds of a request that nothing else disturbs."""
-    batch: int
+    batch: int = Field(gt=0, le=MOST_BATCH)
     """Rows per request."""
-    threads: int
+    threads: int = Field(gt=0, le=MOST_THREADS)
     machine: str
     """Name of the device that was measured."""
 

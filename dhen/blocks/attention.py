@@ -44,7 +44,7 @@ class AttentionConfig(DropoutBlockConfig):
     kind: Literal["attention"] = "attention"
     heads: int = Field(default=2, gt=0)
     """Number of attention heads; must divide the embedding dimension."""
-    feedforward: int = Field(default=64, gt=0)
+    feedforward: int = Field(default=64, gt=0, le=65_536)
     """Width of the encoder layer's feed-forward part."""
 
     def check(self, dim: int) -> None:

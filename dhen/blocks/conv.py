@@ -27,9 +27,9 @@ class ConvConfig(BlockConfig):
     """A convolution, its activation, and its projection."""
 
     kind: Literal["conv"] = "conv"
-    channels: int = Field(default=4, gt=0)
+    channels: int = Field(default=4, gt=0, le=65_536)
     """Number of output channels; the paper has 1."""
-    kernel: int = Field(default=3, gt=0)
+    kernel: int = Field(default=3, gt=0, le=4095)
     """Side of the square kernel; an odd number."""
     # left out of plain data where it is the default, so that jobs of before it was a field keep their fingerprint
     activation: Literal["none", "relu"] = Field(

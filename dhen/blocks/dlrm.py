@@ -32,7 +32,7 @@ class DlrmConfig(DropoutBlockConfig):
     """Pairwise dot products, an MLP, and W_m."""
 
     kind: Literal["dlrm"] = "dlrm"
-    rank: int = Field(default=0, ge=0)
+    rank: int = Field(default=0, ge=0, le=65_536)
     """Number of learned mixes of the embeddings among which dot products are taken; 0: among the
     embeddings."""
     mlp: Widths = Field(default=(128, 64), min_length=1)

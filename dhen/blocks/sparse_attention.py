@@ -77,7 +77,7 @@ class SparseAttentionConfig(DropoutBlockConfig):
     kind: Literal["sparse_attention"] = "sparse_attention"
     heads: int = Field(default=2, gt=0)
     """Number of attention heads; must divide the embedding dimension."""
-    feedforward: int = Field(default=64, gt=0)
+    feedforward: int = Field(default=64, gt=0, le=65_536)
     """Width of the encoder layer's feed-forward part."""
     layout: Literal["fixed", "sliding_window", "bigbird", "variable", "given"] = "bigbird"
     """Which blocks attend to which: fixed (local groups and the summaries of all), sliding_window (neighbours and

@@ -58,9 +58,14 @@ def sums_of_unpacked(packed: Tensor, rows: Tensor, offsets: Tensor) -> Tensor:
     """Returns the sums of rows from each offset to the next; of a row the last 8 bytes are its scale and its least
     number, in fp32."""
     chosen_ND = packed.index_select(0, rows)
-    scale_N2 = chosen_ND[:, -ROW_EXTRA_BYTES:].contiguous().view(torch.float32)
+    scale_N2 = scales_of(chosen_ND)
     values_ND = chosen_ND[:, :-ROW_EXTRA_BYTES].float() * scale_N2[:, :1] + scale_N2[:, 1:]
     return F.embedding_bag(torch.arange(len(rows), device=rows.device), values_ND, offsets, mode="sum")
+
+
+def scales_of(packed_ND: Tensor) -> Tensor:
+    """Returns the scale and the offset of each packed row: fp32 (N, 2)."""
+    return packed_ND[:, -ROW_EXTRA_BYTES:].contiguous().view(torch.float32)
 
 
 def use_int8_tables(network: nn.Module) -> None:

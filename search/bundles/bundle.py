@@ -31,8 +31,9 @@ from dhen.cost import CostRow
 from dhen.errors import UserError
 from dhen.fingerprint import fingerprint
 from dhen.inputs.fresh_rows import unfilled_tables
-from dhen.inputs.int8_tables import use_int8_tables
-from dhen.model import build_model
+from dhen.inputs.int8_tables import Int8Tables, scales_of, use_int8_tables
+from dhen.model import build_model, model_cost
+from dhen.schema import FeatureSchema
 from dhen.values import Value, load_json, parse
 from search.bundles.increments import Increment, TrainedPeriod, Version, read_increments, replay
 from search.bundles.int8_cost import Int8Cost
@@ -46,7 +47,7 @@ from trials.job import Job
 from trials.optim.master_weights import compute_in
 from trials.record import Metrics
 from trials.serving_limits import ForwardTime, ServingConfig
-from trials.storage.weights_file import adopt_weights, named_tensor, read_weights
+from trials.storage.weights_file import adopt_weights, named_tensor, read_weights, stored_numbers
 from trials.study_record import Comparison, LogSummary
 from trials.training.latency import forward_time
 
@@ -67,7 +68,7 @@ class Member(Value):
 class BundleInfo(Value):
     """The content of `bundle.json`."""
 
-    bundle_version: int = 1
+    bundle_version: int = Field(default=1, ge=1, le=1)
     study: str
     trial: int
     job: Job | None = None
@@ -75,10 +76,10 @@ class BundleInfo(Value):
     members: tuple[Member, ...] = ()
     """Networks of an average, in the order of their weights' files."""
     log: LogSummary
-    flops: float
+    flops: float = Field(ge=0, allow_inf_nan=False)
     """Forward FLOPs per example."""
-    parameters: int
-    embedding_parameters: int
+    parameters: int = Field(ge=0)
+    embedding_parameters: int = Field(ge=0)
     cost: tuple[CostRow, ...]
     validation: Metrics
     """Metrics on validation; of networks that were trained on validation too (`Job.refit`) those that they were
@@ -88,7 +89,7 @@ class BundleInfo(Value):
     baseline_test: Metrics | None = None
     comparison: Comparison | None = None
     """The comparison with the baseline on test, over several seeds: `comparison.better` is the verdict."""
-    negative_sampling_rate: float = 1.0
+    negative_sampling_rate: float = Field(default=1.0, gt=0, le=1)
     """Fraction of negatives the training log kept; scores are corrected for it."""
     forward: ForwardTime | None = None
     """Forward time measured at export; None where the device did not hold the model, and in older bundles."""
@@ -111,6 +112,8 @@ class BundleInfo(Value):
     def _has_networks(self) -> BundleInfo:
         if (self.job is None) != bool(self.members):
             raise ValueError("expected either a job, or members")
+        if any(job.training.precision == "auto" for job in self.jobs):
+            raise ValueError("training.precision is auto; a trained network has fp32 or bf16")
         return self
 
     @property
@@ -251,6 +254,25 @@ class Bundle:
             )
         return worst
 
+    def check_finite(self, model: nn.Module) -> None:
+        """Checks that all weights of the bundle's model are numbers, those that no stored example uses too.
+
+        Raises:
+            UserError: naming the first tensor with NaN or an infinity.
+        """
+        tensors = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+        tensors |= {
+            f"{name}.packed": scales_of(module.packed)
+            for name, module in model.named_modules()
+            if isinstance(module, Int8Tables)
+        }
+        for name, tensor in tensors.items():
+            # the extremes of a tensor with NaN are NaN; unlike `isfinite`, they need no copy of a table
+            if tensor.numel() and not torch.stack(torch.aminmax(tensor)).isfinite().all():
+                raise UserError(
+                    f"{self.directory}: the weights {name} hold NaN or an infinity; export the bundle again."
+                )
+
     def forward_time(self, log: PreparedLog | None = None) -> ForwardTime | None:
         """Forward time measured now, as at export; without a log on the stored examples, repeated.
 
@@ -313,13 +335,15 @@ def read_bundle(directory: Path) -> Bundle:
     """A bundle whose files are all there and unaltered.
 
     Raises:
-        UserError: naming the missing or altered file, or where the folder is no bundle.
+        UserError: naming the missing or altered file, or where the folder is no bundle, or where model, encoding
+            and weights do not fit together.
     """
     check_is_bundle(directory)
     _check_whole(directory, (INFO, CHECK))
     info = parse(BundleInfo, load_json(directory / INFO), INFO)
     increments = read_increments(directory, _exported(directory, info))
     encoding = Encoding.load(directory / ENCODING)
+    _check_fits(directory, info, encoding)
     return Bundle(directory=directory, info=info, encoding=encoding, increments=increments)
 
 
@@ -330,6 +354,37 @@ def _check_whole(directory: Path, needed: Iterable[str]) -> None:
         raise UserError(f"{directory / MANIFEST} is damaged; export the bundle again.") from None
     if fault:
         raise UserError(f"{directory}: the bundle's file {fault}; export it again.")
+
+
+def _check_fits(directory: Path, info: BundleInfo, encoding: Encoding) -> None:
+    """Checks models against the encoding and the headers of their weights, before anything is built.
+
+    Raises:
+        UserError: where they do not fit.
+    """
+    try:
+        encoded = encoding.features
+    except (LookupError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{directory / ENCODING}: its parts do not fit together ({reason}).") from None
+    for job, name in zip(info.jobs, weights_names(info), strict=True):
+        if _inputs(job.features) != _inputs(encoded):
+            raise UserError(
+                f"{directory}: the tables and numbers of its model in {INFO} are others than those of {ENCODING}/."
+            )
+        stored = stored_numbers(directory / name)
+        implied = sum(row.parameters for row in model_cost(job.model, job.features))
+        if implied > stored:
+            raise UserError(
+                f"{directory / name}: has {stored:,} numbers, and the model in {INFO} needs {implied:,}; export "
+                "the bundle again."
+            )
+
+
+def _inputs(features: FeatureSchema) -> tuple[object, ...]:
+    """Returns what encoding and model must agree on; statistics of tables may differ."""
+    tables = [(table.name, table.rows, table.multi_hot, table.buckets) for table in features.tables]
+    return tables, [table.growing is not None for table in features.tables], features.numeric
 
 
 def _exported(directory: Path, info: BundleInfo) -> Version:

@@ -31,6 +31,7 @@ def score_rows(
 
     Raises:
         UserError: for files that cannot be read as rows of the bundle's log.
+        ScoreError: for the first row whose score is no probability.
     """
     scorer, scored = Scorer(bundle), 0
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +39,7 @@ def score_rows(
         writer = csv.writer(file)
         writer.writerow(("row", "score"))
         for rows in encode_rows(files, bundle.encoding, options=options, batch_size=MOST_ROWS):
-            scores_B = scorer.score_encoded(rows)
+            scores_B = scorer.score_encoded(rows, first=scored)
             writer.writerows((scored + i, f"{score:.9g}") for i, score in enumerate(scores_B))
             scored += len(scores_B)
             on_rows(scored)

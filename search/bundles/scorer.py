@@ -14,6 +14,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
+from dhen.errors import ScoreError
 from dhen.memory.passes import rows_at_once
 from search.bundles.bundle import Bundle
 from trials.cluster.machine import device
@@ -55,19 +56,36 @@ class Scorer:
 
         Raises:
             UserError: where a column is missing that the model needs, or for a value that its role does not allow.
+            ScoreError: as `score_encoded`.
         """
         table = rows if isinstance(rows, pa.RecordBatch) else record_batch(rows)
         encoded = transform(table, self.encoding)
         return self.score_encoded(encoded)
 
     @torch.no_grad()
-    def score_encoded(self, rows: EncodedRows) -> NDArray[np.float64]:
-        """Returns the probability of each encoded row (B)."""
+    def score_encoded(self, rows: EncodedRows, *, first: int = 0) -> NDArray[np.float64]:
+        """Returns the probability of each encoded row (B).
+
+        Args:
+            rows: the rows.
+            first: number of rows before these, which messages count too.
+
+        Raises:
+            ScoreError: for the first row whose score is no probability.
+        """
         at_once = rows_at_once(self.model)
         parts = (rows.slice(start, min(start + at_once, rows.rows)) for start in range(0, rows.rows, at_once))
         logits = [self.model(feature_batch(part).to(self._device)).double() for part in parts]
         p_B: NDArray[np.float64] = torch.sigmoid(torch.cat(logits)).cpu().numpy() if logits else np.empty(0)
-        return undo_negative_sampling(p_B, self._rate)
+        p_B = undo_negative_sampling(p_B, self._rate)
+        good_B = (p_B >= 0.0) & (p_B <= 1.0)  # NaN is neither
+        if not good_B.all():
+            row = int(good_B.argmin())
+            raise ScoreError(
+                f"row {first + row + 1}: the score is {p_B[row]:g}, which is no probability. The model's weights "
+                "are damaged: `dhen-search verify BUNDLE` names which; export the bundle again."
+            )
+        return p_B
 
 
 def record_batch(columns: Mapping[str, Iterable[Any]] | pd.DataFrame) -> pa.RecordBatch:

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dhen.errors import UserError
+from dhen.errors import ScoreError, UserError
 from search.http.token import bearer, digest, is_token
 from search.serving.live_model import LiveModel, Served
 from search.serving.requests import ContentTypeError, rows_of
@@ -73,6 +73,8 @@ def make_app(model: LiveModel, *, max_body_bytes: int, token: str | None) -> Sta
             return _error(400, str(error), served)
         except UnicodeEncodeError as error:
             return _error(400, f"a text of the body is no Unicode: {error}.", served)
+        except ScoreError as error:
+            return _error(500, str(error), served)
         except Exception:
             LOG.exception("a request failed")
             return _error(500, "the server failed; its log says why.", served)

@@ -78,13 +78,14 @@ def _json(text: str, schema: LogSchema) -> pa.RecordBatch | None:
         raise UserError(
             f"beside {name} stands {', '.join(unknown) or PARAMS}, which this model does not take."
         )
-    table, rows = FORMS[name](data[name], name)
+    table, rows = FORMS[name](data[name], name, schema.inputs)
     if not rows:
         return None
     if not table:
-        raise UserError(f"{name}: {rows} rows without a column; the model has {', '.join(schema.inputs)}.")
-    present = [column for column in schema.inputs if column in table]
-    return record_batch({column: _checked(column, table[column], schema) for column in present})
+        raise UserError(
+            f"{name}: {rows} rows without a column of the model, which has {', '.join(schema.inputs)}."
+        )
+    return record_batch({column: _checked(column, values, schema) for column, values in table.items()})
 
 
 def _checked(name: str, values: Sequence[Any], schema: LogSchema) -> Sequence[Any]:
@@ -116,7 +117,7 @@ def _refuse(name: str, values: Sequence[Any], good: Sequence[bool], kind: str) -
         raise UserError(f"row {row + 1}: column {name!r} holds {values[row]!r}, which is no {kind}.")
 
 
-def _records(rows: Any, name: str) -> tuple[Table, int]:
+def _records(rows: Any, name: str, inputs: Sequence[str]) -> tuple[Table, int]:
     if not isinstance(rows, list):
         raise UserError(f"{name}: expected a list of rows, received {_kind(rows)}.")
     for number, row in enumerate(rows, start=1):
@@ -124,11 +125,11 @@ def _records(rows: Any, name: str) -> tuple[Table, int]:
             raise UserError(
                 f"{name}, row {number}: expected an object with a value for each column, received {_kind(row)}."
             )
-    columns = dict.fromkeys(column for row in rows for column in row)
-    return {column: [row.get(column) for row in rows] for column in columns}, len(rows)
+    present = [column for column in inputs if any(column in row for row in rows)]
+    return {column: [row.get(column) for row in rows] for column in present}, len(rows)
 
 
-def _split(table: Any, name: str) -> tuple[Table, int]:
+def _split(table: Any, name: str, inputs: Sequence[str]) -> tuple[Table, int]:
     if not isinstance(table, dict) or not {"columns", "data"} <= set(table):
         raise UserError(f"{name}: expected an object with columns and data, received {_kind(table)}.")
     names, rows = table["columns"], table["data"]
@@ -140,10 +141,12 @@ def _split(table: Any, name: str) -> tuple[Table, int]:
             raise UserError(
                 f"{name}, row {number}: expected a list of {len(names)} values, received {found}."
             )
-    return {column: [row[place] for row in rows] for place, column in enumerate(names)}, len(rows)
+    places = {column: place for place, column in enumerate(names)}
+    present = [column for column in inputs if column in places]
+    return {column: [row[places[column]] for row in rows] for column in present}, len(rows)
 
 
-def _inputs(table: Any, name: str) -> tuple[Table, int]:
+def _inputs(table: Any, name: str, inputs: Sequence[str]) -> tuple[Table, int]:
     if not isinstance(table, dict) or not all(isinstance(values, list) for values in table.values()):
         raise UserError(
             f"{name}: expected an object with a list of values for each column, received {_kind(table)}."
@@ -151,7 +154,7 @@ def _inputs(table: Any, name: str) -> tuple[Table, int]:
     lengths = {column: len(values) for column, values in table.items()}
     if len(set(lengths.values())) > 1:
         raise UserError(f"{name}: the columns have different numbers of values: {lengths}.")
-    return table, max(lengths.values(), default=0)
+    return {column: table[column] for column in inputs if column in table}, max(lengths.values(), default=0)
 
 
 def _is_names(names: Any) -> bool:
@@ -167,8 +170,9 @@ def _kind(value: Any) -> str:
     return kinds.get(type(value), "a number")
 
 
-Form = Callable[[Any, str], tuple[Table, int]]
-"""A function that returns the columns of rows, and how many rows there are."""
+Form = Callable[[Any, str, Sequence[str]], tuple[Table, int]]
+"""A function that returns those of a model's columns that rows have, and how many rows there are. Other columns
+are never built: each row may name another one."""
 FORMS: dict[str, Form] = {
     "dataframe_records": _records,
     "dataframe_split": _split,

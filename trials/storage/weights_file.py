@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -59,6 +59,20 @@ def read_all(path: Path) -> Weights:
     """
     try:
         return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: no readable weights ({error}).") from None
+
+
+def stored_numbers(path: Path) -> int:
+    """Returns how many numbers a file's weights have, by its header alone.
+
+    Raises:
+        UserError: when the file is missing or damaged.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = [name for name in file.offset_keys() if not name.startswith(OPTIMIZER)]
+            return sum(math.prod(file.get_slice(name).get_shape()) for name in names)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: no readable weights ({error}).") from None
 

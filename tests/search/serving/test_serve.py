@@ -201,7 +201,7 @@ def test_a_value_that_its_role_does_not_allow_is_named_with_its_row(
         ),
         (b'{"inputs": {"a": [1], "b": []}}', JSON, 400, "different numbers of values"),
         (b'{"instances": [], "params": {"a": 1}}', JSON, 400, "beside instances stands params"),
-        (b'{"dataframe_records": [{}, {}]}', JSON, 400, "2 rows without a column; the model has"),
+        (b'{"dataframe_records": [{}, {}]}', JSON, 400, "2 rows without a column of the model, which has"),
         (b'{"inputs": {"price": [' + b"1" * 5000 + b"]}}", JSON, 400, "the body is no JSON"),
         (b"site,price\na,1,2\n", CSV, 400, "row 1: expected 2 fields, found 3"),
         (b"{}", "text/plain", 415, "send application/json or text/csv"),
