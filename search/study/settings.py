@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from search.config import StudyConfig
 from search.drivers.join import SETTINGS, WRITTEN, for_other_drivers
 from search.ordered_axes import ordered_axes
 from search.planning.plan_trial import LOCAL, cluster_summary, declared_clusters, precision_here
-from search.read_study import HEAD, NOTED_AT
+from search.read_study import HEAD, NOTED_AT, not_begun
+from search.run_directory import database_url, has_database, has_results
 from search.study_state import StudyState
 from spaces.axes import Choice
 from spaces.space import Space
@@ -27,6 +29,7 @@ from trials.cluster.load import THIS
 from trials.cluster.machine import Precision, preferred_precision
 from trials.data.cache import PreparedLog
 from trials.job import TRAINING_VERSION, TrainingConfig
+from trials.storage.database import same_database
 from trials.storage.ledger import Ledger, Setting
 from trials.study_record import (
     ExpectedGain,
@@ -239,6 +242,10 @@ def _settled(
     """The facts of a study. This machine is measured for a new study alone: a second measurement would differ."""
     facts: dict[str, Any] = {"log": log.fingerprint, "space": space.fingerprint, "seed": config.seed}
     noted = ledger.facts()
+    if noted is None and has_results(directory):
+        raise not_begun(directory)
+    if noted is not None and _is_copy(ledger, directory, noted):
+        noted["created"] = time.time()  # a study of its own, wherever studies are told apart by it
     if noted is None or config.cluster not in (LOCAL, THIS):
         cluster, *larger = declared_clusters(
             config.cluster,
@@ -262,6 +269,17 @@ def _settled(
             f"continue it with the same settings, or choose another --out (or name=)."
         )
     return noted
+
+
+def _is_copy(ledger: Ledger, directory: Path, noted: dict[str, Any]) -> bool:
+    """Tells whether the run directory, with its database, is a copy of one that is still where the study began."""
+    own, began_in = database_url(directory, None), Path(ledger.directory() or directory)
+    with suppress(UserError, OSError):
+        other = database_url(began_in, None)
+        if same_database(ledger.url, own) and has_database(began_in) and not same_database(other, own):
+            with closing(Ledger(other, ledger.study, create=False)) as original:
+                return (original.facts() or {}).get("created") == noted["created"]
+    return False
 
 
 def check_training_axes(space: Space, training: TrainingConfig) -> None:
