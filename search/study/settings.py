@@ -17,7 +17,7 @@ from search.config import StudyConfig
 from search.drivers.join import SETTINGS, WRITTEN, for_other_drivers
 from search.ordered_axes import ordered_axes
 from search.planning.plan_trial import LOCAL, cluster_summary, declared_clusters, precision_here
-from search.read_study import HEAD, NOTED_AT, not_begun
+from search.read_study import HEAD, NOTED_AT, not_begun, run_directory_of
 from search.run_directory import database_url, has_database, has_results
 from search.study_state import StudyState
 from spaces.axes import Choice
@@ -31,6 +31,7 @@ from trials.data.cache import PreparedLog
 from trials.job import TRAINING_VERSION, TrainingConfig
 from trials.storage.database import same_database
 from trials.storage.ledger import Ledger, Setting
+from trials.storage.studies import StoredStudy
 from trials.study_record import (
     ExpectedGain,
     FoundPasses,
@@ -82,8 +83,11 @@ class StudySettings:
             elapsed_seconds: seconds of the minutes that are over.
 
         Raises:
-            UserError: where the ledger knows the study with another log, space, seed or cluster.
+            UserError: where the ledger knows the study with another log, space, seed or cluster, or another run
+                directory has it.
         """
+        if not joins:
+            _check_home(ledger, directory)
         self._ledger, self._changes_alone = ledger, joins
         left = max(0.0, 60.0 * (config.minutes or math.inf) - elapsed_seconds)
         self._facts = _settled(ledger, config, directory, log, space, side_by_side, threads, left)
@@ -269,6 +273,17 @@ def _settled(
             f"continue it with the same settings, or choose another --out (or name=)."
         )
     return noted
+
+
+def _check_home(ledger: Ledger, directory: Path) -> None:
+    """Raises UserError if another run directory has the study, such as the one that this is a copy of: its weights
+    lie there, and `storage` has one study of a name."""
+    home = run_directory_of(ledger.url, StoredStudy(ledger.study, ledger.directory()))
+    if home is not None and not home.samefile(directory):
+        raise UserError(
+            f"study {ledger.study!r} of the database that storage= names lies in {home}: go on there "
+            f"(`dhen-search run {home}`), or begin a study with another name= and another --out than {directory}."
+        )
 
 
 def _is_copy(ledger: Ledger, directory: Path, noted: dict[str, Any]) -> bool:

@@ -86,6 +86,16 @@ def test_results_without_their_database_are_not_begun_anew(
     assert {path: path.read_bytes() for path in files} == files
 
 
+def test_two_run_directories_do_not_share_a_study_of_one_database(
+    dhen_search: Run, study: Path, click_log: Path, tmp_path: Path
+) -> None:
+    before = read_study(study)
+    words = ("run", "--data", click_log, "--out", tmp_path / "other", "trials=4", *SMALL)
+    said = dhen_search(*words, "name=study", f"storage={database_url(study, None)}", code=2).stderr
+    assert f"lies in {study}: go on there" in said
+    assert read_study(study) == before
+
+
 def test_in_a_database_of_others_a_study_keeps_its_name(tmp_path: Path) -> None:
     begun, renamed = tmp_path / "begun", tmp_path / "renamed"
     begun.mkdir()
