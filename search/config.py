@@ -12,12 +12,13 @@ from pydantic import Field, field_validator, model_validator
 from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
 from dhen.values import dump_yaml, load_yaml, parse
-from search.log_config import LogConfig, set_override
+from search.log_config import DEMO, LogConfig, set_override
 from search.run_directory import DRIVER_LOG, LOCK_FILE, STUDY_DB, STUDY_FILE
 from trials.address import LOCAL, LauncherName
 from trials.cluster.cluster import RANKS
 from trials.cluster.quantity import Bytes, Share, SignedBytes
 from trials.data.period_length import DAY, parse_length
+from trials.data.remote import is_url
 from trials.job import TrainingConfig
 from trials.serving_limits import Limits, ServingConfig
 from trials.storage.database import without_password
@@ -404,9 +405,11 @@ BUDGET_KEYS = frozenset(
         "origins",
         "tracking",
         "register_model",
+        "data",
+        "schema_file",
     }
 )
-"""Keys that may differ when a study is resumed."""
+"""Keys that may differ when a study is resumed: a log is known by its content, which the ledger has."""
 HELD_KEYS = ("ranks", "hbm", "prefer", "technique", "memory_margin", "servers")
 """Keys of a study that say how a model is held; `train` and `plan` take them too."""
 CONFIGURATION_KEYS = ("model", "schema", "training")
@@ -445,6 +448,33 @@ def read_study_config(file: Path | None, overrides: Iterable[str], **options: An
     return parse(StudyConfig, data, str(file) if file else "study")
 
 
+def as_begun(config: StudyConfig, directory: Path) -> StudyConfig:
+    """Settings for a study in a run directory: with paths that hold in any working directory, and with the name
+    by which a database that others use too has known the study since its start.
+
+    Raises:
+        UserError: for a `study.yaml` that was edited into something else.
+    """
+    name = config.name
+    if name is None and (directory / STUDY_FILE).exists():
+        name = written_config(directory).name
+    elif name is None and config.storage is not None:
+        name = directory.resolve().name
+    log = {} if config.data == (DEMO,) else {"data": tuple(map(_absolute, config.data))}
+    files = {"schema_file": config.schema_file, "space": config.space, "baseline": config.baseline}
+    named = {key: _absolute(file) for key, file in files.items() if _is_file(file)}
+    return config.replace(name=name, **log, **named)
+
+
+def _is_file(name: str | None) -> bool:
+    """Tells whether a setting names a file; what has no suffix may be a name of ours."""
+    return name is not None and Path(name).suffix != "" and Path(name).is_file()
+
+
+def _absolute(path: str) -> str:
+    return path if not path or is_url(path) else str(Path(path).absolute())
+
+
 def check_directory(directory: Path, config: StudyConfig) -> None:
     """Checks that the run directory holds this study or nothing at all.
 
@@ -453,7 +483,7 @@ def check_directory(directory: Path, config: StudyConfig) -> None:
     """
     path = directory / STUDY_FILE
     if path.exists():
-        before, now = written_config(directory).to_dict(), config.to_dict()
+        before, now = as_begun(written_config(directory), directory).to_dict(), config.to_dict()
         changed = [key for key in now if now[key] != before[key] and key not in BUDGET_KEYS]
         if changed:
             differences = "; ".join(

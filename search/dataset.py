@@ -18,6 +18,11 @@ from trials.data.remote import is_url, local_copy, shown_url
 from trials.data.schema_yaml import read_schema
 from trials.user_cache import user_cache
 
+
+class MissingLogError(UserError):
+    """There is nothing at a path of a log."""
+
+
 OnProgress = Callable[[str, int, int | None], None]
 
 
@@ -37,6 +42,20 @@ def open_log(
     schema = schema or _given_schema(config)
     paths = log_files(config.data, config.demo, progress)
     return prepare(paths, options=config, schema=schema, progress=progress)
+
+
+def open_study_log(config: LogConfig, directory: Path, progress: OnProgress | None = None) -> PreparedLog:
+    """The prepared log of the study in a run directory, as its settings name it.
+
+    Raises:
+        UserError: as `open_log`; if the log isn't there, with how the study is told its new place.
+    """
+    try:
+        return open_log(config, progress)
+    except MissingLogError as error:
+        raise UserError(
+            f"{error} If the log has moved, `dhen-search run {directory} --data PATH` goes on with it there."
+        ) from None
 
 
 def log_getter(config: LogConfig) -> Callable[[], PreparedLog] | None:
@@ -70,7 +89,7 @@ def log_files(
     paths = [path for name in names for path in _paths(name, progress)]
     missing = [path for path in paths if not path.exists()]
     if missing:
-        raise UserError(f"{missing[0]}: no such file or folder (a log, a prepared log, or `{DEMO}`).")
+        raise MissingLogError(f"{missing[0]}: no such file or folder (a log, a prepared log, or `{DEMO}`).")
     return paths
 
 
@@ -80,7 +99,7 @@ def _paths(name: str, progress: OnProgress | None) -> list[Path]:
     if not _is_pattern(name):
         return [Path(name)]
     if not (found := sorted(glob.glob(name, recursive=True))):
-        raise UserError(f"{name}: no file or folder fits this pattern.")
+        raise MissingLogError(f"{name}: no file or folder fits this pattern.")
     return [Path(path) for path in found]
 
 

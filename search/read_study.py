@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,14 @@ from dhen.errors import UserError
 from dhen.values import load_yaml
 from search.execution.reduce_events import cut_short, reduce_event
 from search.run_directory import (
+    BEST,
     LOCK_FILE,
-    STUDY_DB,
+    REPORT,
     STUDY_FILE,
     database_url,
     folder_of,
+    has_database,
+    has_results,
     is_driven,
     study_name,
     trial_folder,
@@ -28,7 +31,7 @@ from search.run_directory import (
 from search.study_state import StudyState
 from trials.events import EVENTS, Evaluated, Event, EventReader, Progress
 from trials.record import Outcome, TrialRecord
-from trials.storage.database import same_database
+from trials.storage.database import same_database, sqlite_file
 from trials.storage.ledger import Ledger
 from trials.storage.studies import StoredStudy, Studies
 from trials.study_record import LogSummary, StudyRecord
@@ -52,7 +55,11 @@ def read_study(directory: Path, *, brief: bool = False, or_empty: bool = False) 
             `or_empty`.
     """
     running = is_driven(directory)
-    if or_empty and (directory / STUDY_FILE).exists() and not _has_ledger(directory):
+    if (
+        or_empty
+        and (directory / STUDY_FILE).exists()
+        and not (_has_ledger(directory) or has_results(directory))
+    ):
         return _empty(directory, running=running)
     url, name = ledger_of(directory)
     with _of_this_version(str(directory)):
@@ -89,7 +96,7 @@ def ledger_of(directory: Path) -> tuple[str, str]:
             raise UserError(f"{directory}: a study begins here; it has not started a trial yet.")
         raise UserError(f"{directory}: no study here; `dhen-search run --out {directory}` starts one.")
     if not _has_ledger(directory):
-        raise _not_begun(directory)
+        raise not_begun(directory)
     config = _config(directory)
     return database_url(directory, config.get("storage")), study_name(directory, config.get("name"))
 
@@ -118,14 +125,15 @@ def stored_studies(database: str, name: str | None) -> tuple[StoredStudy, ...]:
 
 def run_directory_of(database: str, study: StoredStudy) -> Path | None:
     """The study's run directory, where it is on this machine: another study may lie at its path here."""
-    if study.directory is None:
-        return None
-    directory = Path(study.directory)
-    try:
-        url, name = ledger_of(directory)
-    except (UserError, OSError):
-        return None
-    return directory if name == study.name and same_database(url, database) else None
+    file = sqlite_file(database)
+    beside = file.parent if file is not None else None  # that it was begun in may have been renamed since
+    for directory in (beside, Path(study.directory) if study.directory else None):
+        with suppress(UserError, OSError):
+            if directory is not None:
+                url, name = ledger_of(directory)
+                if name == study.name and same_database(url, database):
+                    return directory
+    return None
 
 
 def read_finished_study(directory: Path) -> StudyRecord:
@@ -171,7 +179,7 @@ def _read(
     ablations, slices = ledger.analyses.ablations(), ledger.analyses.slices()
     ledger.close()
     if head is None or (not trials and not or_empty):
-        raise _not_begun(directory or name)
+        raise not_begun(directory or name)
     record = StudyRecord.model_validate(head).replace(
         created_at=facts.get("created"),
         running=running,
@@ -199,7 +207,7 @@ def _driven_since(directory: Path) -> float:
 
 def _has_ledger(directory: Path) -> bool:
     """Whether the study in a run directory has a database by now."""
-    return _config(directory).get("storage") is not None or (directory / STUDY_DB).exists()
+    return _config(directory).get("storage") is not None or has_database(directory)
 
 
 def _config(directory: Path) -> dict[str, Any]:
@@ -248,8 +256,18 @@ def _of_this_version(what: str) -> Iterator[None]:
         ) from error
 
 
-def _not_begun(what: Path | str) -> UserError:
-    return UserError(f"{what}: the study has not started a trial yet; run its command again.")
+def not_begun(what: Path | str) -> UserError:
+    """Returns what is wrong with a study, by its run directory or its name, of which a database knows no trial."""
+    if not isinstance(what, Path) or not has_results(what):
+        return UserError(f"{what}: the study has not started a trial yet; run its command again.")
+    best = what / BEST
+    saved = f" {best} still works: `dhen-search predict {best}`, serve, export." if best.exists() else ""
+    if (what / REPORT).exists():
+        saved += f" {what / REPORT} still shows the trials."
+    return UserError(
+        f"{what}: trials were trained here, and the study's database with their results is lost or empty. Put it "
+        f"back from a copy (study.db, or what storage= names), or begin a new study with another --out.{saved}"
+    )
 
 
 def _as_it_is(directory: Path | None, trial: TrialRecord, *, running: bool) -> TrialRecord:

@@ -10,7 +10,7 @@ import fcntl
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from filelock import lock_descriptor
@@ -19,6 +19,7 @@ from dhen.errors import UserError
 from dhen.fingerprint import fingerprint
 from trials.record import TrialKind, TrialRecord
 from trials.storage.database import sqlite_file, sqlite_url
+from trials.storage.studies import Studies
 
 STUDY_FILE, STUDY_DB, LOCK_FILE = "study.yaml", "study.db", ".lock"
 DRIVER_LOG, REPORT, BEST = "driver.log", "report.html", "best"
@@ -59,8 +60,29 @@ def database_url(directory: Path, storage: str | None) -> str:
 
 
 def study_name(directory: Path, name: str | None) -> str:
-    """Name of the study in the run directory: `name`, or the directory's own."""
+    """Name of the study in the run directory: `name`; else that of the one study in the directory's own database,
+    which stays when the directory is renamed; else the directory's own.
+
+    Raises:
+        UserError: if that database cannot be read.
+    """
+    if name is None and has_database(directory):
+        with closing(Studies(database_url(directory, None))) as studies:
+            names = studies.names()
+        name = names[0] if len(names) == 1 else None
     return name or directory.resolve().name
+
+
+def has_database(directory: Path) -> bool:
+    """Tells whether the run directory has a database of its own. SQLite takes an empty file for a new one."""
+    file = directory / STUDY_DB
+    return file.exists() and file.stat().st_size > 0
+
+
+def has_results(directory: Path) -> bool:
+    """Tells whether trials were trained in the run directory: their database knows them before their folders are
+    made."""
+    return (directory / BEST).exists() or any((directory / TRIALS).glob("*"))
 
 
 def trial_folder(directory: Path, number: int) -> Path:

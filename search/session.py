@@ -14,7 +14,7 @@ from rich.console import Console
 
 from dhen.errors import UserError
 from search.config import StudyConfig, check_directory
-from search.dataset import log_getter, open_log
+from search.dataset import log_getter, open_log, open_study_log
 from search.execution.parallelism import Parallelism, most_servers, study_parallelism
 from search.log_config import LogConfig
 from search.logs import logged_to
@@ -105,7 +105,8 @@ def open_session(
     if directory.exists() and not directory.is_dir():
         raise UserError(f"--out {directory} is a file; give a folder, new or of an earlier session.")
     study = config if isinstance(config, StudyConfig) else None
-    storage, name = (study.storage, study_name(directory, study.name)) if study is not None else (None, "")
+    storage = study.storage if study is not None else None
+    name = study_name(directory, study.name) if study is not None and storage is not None else ""
     with (
         only_driver(directory, shared=shared, joins=joins),
         only_writer(storage, name),
@@ -113,11 +114,10 @@ def open_session(
     ):
         if study is not None and not joins:
             check_directory(directory, study)
+        begun = (directory / STUDY_FILE).exists()
         with step_progress(console) as progress:
-            log = open_log(config, progress)
-        if not (directory / STUDY_FILE).exists() and not all(
-            map(PreparedLog.is_prepared, map(Path, config.data))
-        ):
+            log = open_study_log(config, directory, progress) if begun else open_log(config, progress)
+        if not begun and not all(map(PreparedLog.is_prepared, map(Path, config.data))):
             print_columns(console, log.manifest.findings)
         print_notes(console, log.notes)
         session_launcher = HostsLauncher(hosts) if hosts else launcher

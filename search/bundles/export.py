@@ -8,7 +8,7 @@ from pathlib import Path
 from dhen.errors import UserError
 from search.bundles.bundle import BundleInfo, Member, library_versions, write_bundle
 from search.config import written_config
-from search.dataset import open_log
+from search.dataset import open_study_log
 from search.execution.jobs import trained_job
 from search.pareto import picked
 from search.run_directory import folder_of
@@ -48,7 +48,7 @@ def export(record: StudyRecord, log: PreparedLog, how: str, out: Path) -> TrialR
 
 def study_log(directory: Path) -> PreparedLog:
     """The prepared log of the study in a run directory, prepared again where the cache is gone."""
-    return open_log(written_config(directory))
+    return open_study_log(written_config(directory), directory)
 
 
 def bundle_info(

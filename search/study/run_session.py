@@ -12,7 +12,7 @@ from dhen.atomic_write import remove_left_behind
 from dhen.errors import UserError
 from search.budget.clock import StudyClock
 from search.bundles.export import export
-from search.config import StudyConfig, check_directory, read_study_config, write_config
+from search.config import StudyConfig, as_begun, check_directory, read_study_config, write_config
 from search.dataset import log_name
 from search.drivers.join import Joined
 from search.log_config import DEMO
@@ -51,7 +51,7 @@ def run_session(
     """Searches until the budget is spent, or Ctrl-C (exit code 130); the same words go on from there.
 
     Args:
-        words: an optional study file, then `key=value` words.
+        words: an optional study file, or the run directory of a study to go on with; then `key=value` words.
         data: files of the log.
         out: the run directory.
         launcher: starts processes.
@@ -67,9 +67,17 @@ def run_session(
     """
     clock, console = clock or StudyClock(), console or Console(stderr=quiet)
     file, overrides = _split_words(words)
-    directory = out or _default_directory(file, data)
-    base = file or (directory / STUDY_FILE if _resumes(directory, data) else None)
-    config = with_destination(read_study_config(base, overrides, data=data or None), directory)
+    if file is not None and file.is_dir():
+        if out is not None and out.resolve() != file.resolve():
+            raise UserError(
+                f"{file} is the run directory to go on with, and --out {out} another one: leave one out."
+            )
+        directory, base = file, file / STUDY_FILE
+    else:
+        directory = out or _default_directory(file, data)
+        base = file or (directory / STUDY_FILE if _resumes(directory, data) else None)
+    config = read_study_config(base, overrides, data=data or None)
+    config = as_begun(with_destination(config, directory), directory)
     if config.most_trials is None and config.minutes is None and not config.knows_when_to_stop:
         raise UserError("a study needs a budget: give trials=N, minutes=M, both, or search_until=auto.")
     _check_names(config)
@@ -201,14 +209,15 @@ def _check_names(config: StudyConfig) -> None:
 
 
 def _split_words(words: tuple[str, ...]) -> tuple[Path | None, list[str]]:
-    """Splits words into an optional study file, which comes first, and `key=value` words."""
+    """Splits words into an optional study file or run directory, which comes first, and `key=value` words."""
     if not words or "=" in words[0]:
         return None, list(words)
     file = Path(words[0])
-    if file.is_dir() or (file.exists() and file.suffix not in STUDY_SUFFIXES):
+    is_run = (file / STUDY_FILE).exists()
+    if not is_run and (file.is_dir() or (file.exists() and file.suffix not in STUDY_SUFFIXES)):
         raise UserError(
-            f"{file}: a study file is YAML. A log is given as --data {file}; several files each with a --data of "
-            "its own, or as a pattern in quotes."
+            f"{file}: a study file is YAML, and the directory of a run has a {STUDY_FILE}. A log is given as "
+            f"--data {file}; several files each with a --data of its own, or as a pattern in quotes."
         )
     return file, list(words[1:])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from search.config import StudyConfig
 from search.drivers.join import SETTINGS, WRITTEN, for_other_drivers
 from search.ordered_axes import ordered_axes
 from search.planning.plan_trial import LOCAL, cluster_summary, declared_clusters, precision_here
-from search.read_study import HEAD, NOTED_AT
+from search.read_study import HEAD, NOTED_AT, not_begun, run_directory_of
+from search.run_directory import database_url, has_database, has_results
 from search.study_state import StudyState
 from spaces.axes import Choice
 from spaces.space import Space
@@ -27,7 +29,9 @@ from trials.cluster.load import THIS
 from trials.cluster.machine import Precision, preferred_precision
 from trials.data.cache import PreparedLog
 from trials.job import TRAINING_VERSION, TrainingConfig
+from trials.storage.database import same_database
 from trials.storage.ledger import Ledger, Setting
+from trials.storage.studies import StoredStudy
 from trials.study_record import (
     ExpectedGain,
     FoundPasses,
@@ -79,8 +83,11 @@ class StudySettings:
             elapsed_seconds: seconds of the minutes that are over.
 
         Raises:
-            UserError: where the ledger knows the study with another log, space, seed or cluster.
+            UserError: where the ledger knows the study with another log, space, seed or cluster, or another run
+                directory has it.
         """
+        if not joins:
+            _check_home(ledger, directory)
         self._ledger, self._changes_alone = ledger, joins
         left = max(0.0, 60.0 * (config.minutes or math.inf) - elapsed_seconds)
         self._facts = _settled(ledger, config, directory, log, space, side_by_side, threads, left)
@@ -239,6 +246,10 @@ def _settled(
     """The facts of a study. This machine is measured for a new study alone: a second measurement would differ."""
     facts: dict[str, Any] = {"log": log.fingerprint, "space": space.fingerprint, "seed": config.seed}
     noted = ledger.facts()
+    if noted is None and has_results(directory):
+        raise not_begun(directory)
+    if noted is not None and _is_copy(ledger, directory, noted):
+        noted["created"] = time.time()  # a study of its own, wherever studies are told apart by it
     if noted is None or config.cluster not in (LOCAL, THIS):
         cluster, *larger = declared_clusters(
             config.cluster,
@@ -262,6 +273,28 @@ def _settled(
             f"continue it with the same settings, or choose another --out (or name=)."
         )
     return noted
+
+
+def _check_home(ledger: Ledger, directory: Path) -> None:
+    """Raises UserError if another run directory has the study, such as the one that this is a copy of: its weights
+    lie there, and `storage` has one study of a name."""
+    home = run_directory_of(ledger.url, StoredStudy(ledger.study, ledger.directory()))
+    if home is not None and not home.samefile(directory):
+        raise UserError(
+            f"study {ledger.study!r} of the database that storage= names lies in {home}: go on there "
+            f"(`dhen-search run {home}`), or begin a study with another name= and another --out than {directory}."
+        )
+
+
+def _is_copy(ledger: Ledger, directory: Path, noted: dict[str, Any]) -> bool:
+    """Tells whether the run directory, with its database, is a copy of one that is still where the study began."""
+    own, began_in = database_url(directory, None), Path(ledger.directory() or directory)
+    with suppress(UserError, OSError):
+        other = database_url(began_in, None)
+        if same_database(ledger.url, own) and has_database(began_in) and not same_database(other, own):
+            with closing(Ledger(other, ledger.study, create=False)) as original:
+                return (original.facts() or {}).get("created") == noted["created"]
+    return False
 
 
 def check_training_axes(space: Space, training: TrainingConfig) -> None:

@@ -24,9 +24,10 @@ Examples:
   dhen-search run --data log.csv ranks=2x4 launcher=ray              on a Ray cluster
   dhen-search run study.yaml --out runs/mine space=wide training.epochs=1
   dhen-search run --data log.csv --out runs/more space=wide warm_start=runs/log
+  dhen-search run runs/log trials=100                                go on with a run
 """,
 )
-@click.argument("words", nargs=-1, metavar="[STUDY.yaml] [key=value ...]")
+@click.argument("words", nargs=-1, metavar="[STUDY.yaml|RUN] [key=value ...]")
 @data_option()
 @click.option("--out", type=click.Path(path_type=Path), help="The run directory (default runs/NAME).")
 @json_option("What the study has come to, as JSON.")

@@ -33,6 +33,16 @@ ENVIRONMENT = {
 imported."""
 LOCK_SECONDS = 10.0
 """How long another process may hold the store before that is an error."""
+STUDY_ID = "mlflow.dhen.study"
+"""Tag of a study's experiment that says which study it is."""
+ADDRESSES = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+)
+"""Tables of MLflow's and their columns in which files have absolute addresses."""
 
 
 def database(directory: Path) -> Path:
@@ -56,7 +66,8 @@ def store_uri(directory: Path) -> str:
 
 
 def check_store(directory: Path) -> None:
-    """Fails at once where MLflow itself would try again for minutes.
+    """Fails at once where MLflow itself would try again for minutes. In a directory that was moved or copied the
+    addresses of its files, which MLflow keeps as absolute ones, become those that they have now.
 
     Raises:
         UserError: when there is a store and it is no database, or locked, or cannot be written.
@@ -70,7 +81,26 @@ def check_store(directory: Path) -> None:
     ):
         connection.execute("PRAGMA schema_version").fetchone()
         connection.execute("BEGIN IMMEDIATE")
-        connection.execute("ROLLBACK")
+        _take_addresses_along(connection, artifacts(directory))
+        connection.execute("COMMIT")
+
+
+def _take_addresses_along(connection: sqlite3.Connection, here: Path) -> None:
+    tables = {name for (name,) in connection.execute("select name from sqlite_master")}
+    if not {table for table, _ in ADDRESSES} <= tables:
+        return  # MLflow makes or migrates it
+    query = (
+        "select artifact_location from experiments join experiment_tags using (experiment_id) where key = ?"
+    )
+    for (there,) in connection.execute(query, (STUDY_ID,)).fetchall():
+        if local_path(there).resolve() == here.resolve():
+            continue
+        for table, column in ADDRESSES:
+            connection.execute(
+                f"update {table} set {column} = :here || substr({column}, length(:there) + 1) "
+                f"where substr({column} || '/', 1, length(:there) + 1) = :there || '/'",
+                {"here": here.absolute().as_uri(), "there": there},
+            )
 
 
 def open_store(directory: Path) -> MlflowClient:

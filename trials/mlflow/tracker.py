@@ -25,7 +25,7 @@ from trials.mlflow.log_dataset import dataset_input
 from trials.mlflow.runs import KEY, RunContents, marks, run_key, study_sheet, trial_sheet
 from trials.mlflow.series import seeds_of
 from trials.mlflow.server import is_database, open_server, server_errors
-from trials.mlflow.store import LOCK_SECONDS, artifacts, database, local_path, open_store, store_errors
+from trials.mlflow.store import LOCK_SECONDS, STUDY_ID, artifacts, database, open_store, store_errors
 from trials.mlflow.view import VIEWS, view_link, view_tags
 from trials.record import TrialKind, TrialRecord
 from trials.study_record import StudyRecord
@@ -39,7 +39,7 @@ LAYOUT = 6
 METRICS_PER_BATCH = 800
 PARAMS_PER_BATCH = 100
 """Params and tags per request: MLflow takes 1000 entries at once, of them 100 params and 100 tags."""
-REVISION, LOGGED, STUDY_ID = "mlflow.dhen.revision", "mlflow.dhen.logged", "mlflow.dhen.study"
+REVISION, LOGGED = "mlflow.dhen.revision", "mlflow.dhen.logged"
 """Names of tags for our own bookkeeping; MLflow shows none that begin with its name."""
 PARENT = "mlflow.parentRunId"
 NOTE = "mlflow.note.content"
@@ -203,7 +203,6 @@ class Tracker:
             location = artifacts(self._directory).absolute().as_uri()
         if self._server is None:
             experiment = self.client.get_experiment_by_name(record.name)
-            _check_location(experiment, self._directory)
         else:
             earlier = _identity(record, since=_began(record))
             experiment = self._experiment_on_server(identity) or self._experiment_on_server(earlier)
@@ -386,20 +385,6 @@ def _chosen(number: int, record: StudyRecord) -> tuple[object, ...]:
 def _compared(baseline: TrialRecord) -> str:
     """Returns what the runs of other trials need of the baseline."""
     return repr((baseline.number, baseline.result.curve, baseline.result.validation))
-
-
-def _check_location(experiment: Experiment | None, directory: Path) -> None:
-    """Raises:
-    UserError: where the run directory is a copy, or was moved: MLflow would write files to the old place.
-    """
-    here = artifacts(directory)
-    if experiment is None or local_path(experiment.artifact_location).resolve() == here.resolve():
-        return
-    raise UserError(
-        f"{database(directory)} keeps files in {local_path(experiment.artifact_location)}: the run directory was "
-        f"copied or moved. Move the database and {here.name}/ away, then run the same command again: they are "
-        "made anew from the study."
-    )
 
 
 def _identity(record: StudyRecord, since: object = None) -> str:

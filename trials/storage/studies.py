@@ -50,6 +50,15 @@ class Studies:
         with self._database.transaction() as connection:
             return tuple(StoredStudy(*row) for row in connection.execute(query))
 
+    def names(self) -> tuple[str, ...]:
+        """Returns the names of all studies, of those too that have not trained anything.
+
+        Raises:
+            UserError: when the database cannot be read, or has other tables.
+        """
+        with self._database.transaction() as connection:
+            return tuple(connection.scalars(sa.select(STUDIES.c.name)))
+
     def running(self, study: str) -> tuple[int, ...]:
         """Returns the numbers of the trials that were last written as running.
 

@@ -103,7 +103,7 @@ from trials.record import Outcome, TrialKind
         (("blocks", "nothing"), "Known: attention"),
         (("prepare", "none.csv"), "no such"),
         (("prepare", "none-*.csv"), "no file or folder fits this pattern"),
-        (("run", "{log}", "trials=1"), "a study file is YAML. A log is given as --data"),
+        (("run", "{log}", "trials=1"), "has a study.yaml. A log is given as --data"),
         (("run", "--data", "{log}", "."), "or as a pattern in quotes"),
         (("frobnicate",), "No such command"),
         (("run", "--data", "{log}", "name=20240601"), "a text that looks like a number stands in quotes"),
@@ -184,7 +184,7 @@ def test_a_run_directory_of_another_study(
     said = dhen_search(*words, "seed=5", code=2).stderr
     assert "another study (seed: 0 there, 5 now)" in said
     other = write_log(tmp_path / "clicks.csv", 1000, seed=4)
-    assert "another study" in dhen_search("run", "--data", other, "--out", study, *SMALL, code=2).stderr
+    assert "with another log" in dhen_search("run", "--data", other, "--out", study, *SMALL, code=2).stderr
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
     said = dhen_search("run", "--data", click_log, "--out", tmp_path / "full", *SMALL, code=2).stderr

@@ -439,13 +439,23 @@ def test_the_study_is_described_and_its_log_is_a_dataset(tmp_path: Path) -> None
         assert json.loads(entry.dataset.profile)["rows.test"] == log.rows["test"]
 
 
-def test_a_copied_run_directory_is_told(tmp_path: Path) -> None:
+def test_a_copied_run_directory_has_files_of_its_own(tmp_path: Path) -> None:
     """MLflow keeps absolute paths: it would write the copy's files to the place of the original."""
-    record = study(1)
-    Tracker.open(tmp_path / "original").sync(record)
-    shutil.copytree(tmp_path / "original", tmp_path / "copy")
-    with pytest.raises(UserError, match=r"copied or moved.*made anew"):
-        Tracker.open(tmp_path / "copy").sync(record)
+    record, original, copy = study(1), tmp_path / "100 % original", tmp_path / "copy"
+    Tracker.open(original).sync(record)
+    before = {path: path.read_bytes() for path in artifacts(original).rglob("*") if path.is_file()}
+    shutil.copytree(original, copy)
+    report = copy / "report.html"
+    report.write_text("the copy's")
+    Tracker.open(copy).sync(record, report=report)
+    assert {path: path.read_bytes() for path in artifacts(original).rglob("*") if path.is_file()} == before
+    here = artifacts(copy).as_uri()
+    assert client(copy).get_experiment(parent(copy).info.experiment_id).artifact_location == here
+    assert all(run.info.artifact_uri == f"{here}/{run.info.run_id}/artifacts" for run in runs(copy))
+    assert (
+        artifacts(copy) / parent(copy).info.run_id / "artifacts" / "report.html"
+    ).read_text() == "the copy's"
+    assert parent(original).info.artifact_uri.startswith(artifacts(original).as_uri())
 
 
 def test_a_study_is_known_by_when_it_was_created_not_by_when_its_first_trial_began() -> None:
