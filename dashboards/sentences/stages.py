@@ -98,6 +98,14 @@ def passes_found(record: StudyRecord) -> str | None:
     )
 
 
+def decay_left_out(technique: str) -> str:
+    """Says that a study, or a training, does not try one kind of decay, and for which technique."""
+    return (
+        f"training.table_decay is left out of what is tried: a network that {technique} holds could not be held "
+        "with it."
+    )
+
+
 def number_of_passes(found: FoundPasses) -> str:
     """`one pass`, `up to 6 passes` or `2 passes, with learning rates that fall to zero,`."""
     if found.falling is not None:
