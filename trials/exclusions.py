@@ -19,11 +19,14 @@ class Exclusion(NamedTuple):
 
     key: str
     goes_with: Callable[[Strategy], bool]
-    """Whether a strategy can have the setting."""
     alone: str
-    """The techniques that can have it, and why others cannot."""
+    """What the setting is planned with, and why with nothing else."""
     instead: str
-    """What would work in place of the others."""
+
+    def value(self, training: TrainingConfig) -> object:
+        """Returns the setting's value; None for the default."""
+        value = getattr(training, self.key)
+        return None if value == TrainingConfig.model_fields[self.key].default else value
 
 
 EXCLUSIONS = (
@@ -54,9 +57,9 @@ EXCLUSIONS = (
 )
 
 
-def exclusions_of(training: TrainingConfig) -> tuple[Exclusion, ...]:
+def exclusions_of(training: TrainingConfig) -> list[Exclusion]:
     """Returns the exclusions that the settings of a training bring."""
-    return tuple(each for each in EXCLUSIONS if getattr(training, each.key) != _default(each))
+    return [each for each in EXCLUSIONS if each.value(training) is not None]
 
 
 def check_together(training: TrainingConfig, strategy: Strategy) -> None:
@@ -67,15 +70,7 @@ def check_together(training: TrainingConfig, strategy: Strategy) -> None:
     """
     for each in exclusions_of(training):
         if not each.goes_with(strategy):
-            given, default = (
-                f"training.{each.key}={str(value).lower()}"
-                for value in (getattr(training, each.key), _default(each))
-            )
             raise UserError(
-                f"{given} is planned with {each.alone}; technique={strategy.name} excludes that. "
-                f"{each.instead}, or {default}."
+                f"training.{each.key}={str(each.value(training)).lower()} is planned with {each.alone}; "
+                f"technique={strategy.name} excludes that. {each.instead}, or leave training.{each.key} out."
             )
-
-
-def _default(exclusion: Exclusion) -> object:
-    return TrainingConfig.model_fields[exclusion.key].default

@@ -27,10 +27,8 @@ from search.execution.passes import (
     DECAYS,
     FALLING,
     MOST_PASSES,
-    excludes_decay_of_tables,
     falling_passes,
     found_passes,
-    has_decay,
     many_passes,
     open_decays,
 )
@@ -39,12 +37,11 @@ from search.execution.train_one import train_one
 from search.execution.trainer import Trainer
 from search.log_config import set_override
 from search.planning.attempts import execution, most_ranks, plan_options, ranks_here
-from search.planning.plan_trial import LOCAL, declared_clusters, plan_of, planned, precision_here
+from search.planning.plan_trial import LOCAL, declared_clusters, planned
 from search.study.baseline import read_configuration
 from search.terminal import print_notes, step_progress
 from search.verbs.data_option import data_option
 from search.verbs.output import TrainedBundle, json_option, print_json
-from trials.cluster.cluster import Cluster
 from trials.cluster.machine import preferred_precision
 from trials.data.cache import PreparedLog
 from trials.data.periods import check_periods
@@ -53,6 +50,7 @@ from trials.events import WEIGHTS
 from trials.job import Job, TrainingConfig
 from trials.processes.launcher import Launcher
 from trials.record import Outcome, TrialKind, TrialRecord
+from trials.strategy import named
 
 OUTPUT = TrainedBundle
 RECORD = "record.json"
@@ -110,25 +108,15 @@ def command(
     start = read_bundle(Path(what)).weights(member) if from_weights else None
     if config.next_period is not None:
         check_periods(log, config.next_period, most_ranks(config))
-    clusters: tuple[Cluster, ...] = ()
-    if any(getattr(config, key) != StudyConfig.model_fields[key].default for key in HELD_KEYS):
-        clusters = declared_clusters(LOCAL, config.shapes, config.hbm, precision=precision_here(training))
-    undecayed = None
-    if clusters and training.epochs == "auto" and not has_decay(training):
-        first = job_on(log, model, training, config.seed, preferred_precision())
-        undecayed = excludes_decay_of_tables(first, lambda job: plan_of(job, clusters, plan_options(config)))
-    if undecayed is not None:
-        console.print(decay_left_out(undecayed), soft_wrap=True)
-    ways_to_decay = open_decays(training, of_tables=undecayed is None)
     trained: list[_Trained] = []
     folders: list[Path] = []
-    while (settings := _next(training, trained, len(folders), ways_to_decay)) is not None:
+    while (settings := _next(training, trained, len(folders))) is not None:
         job = job_on(log, model, settings, config.seed, preferred_precision())
         job = job.replace(period=config.next_period)
         folder = out.absolute().parent / f".{out.name}.training.{_identity(job, start)}"
         folders.append(folder)
         try:
-            trained.append(_train(job, folder, launcher, log, config, clusters, start, console))
+            trained.append(_train(job, folder, launcher, log, config, start, console))
         except UserError as error:
             if not trained:
                 raise
@@ -141,12 +129,14 @@ def command(
             passes += " over which learning rates fall"
         decays = "".join(f", {key}={rate:g}" for key in DECAYS[-1] if (rate := getattr(job.training, key)))
         console.print(f"kept: the training with {passes}{decays}")
+        if (technique := _undecayed_under(trained[0])) is not None:
+            console.print(decay_left_out(technique), soft_wrap=True)
     if config.refit is True:
         again = refit_job(record, log)
         folders.append(out.absolute().parent / f".{out.name}.training.{_identity(again, start)}")
         rows = log.manifest.rows["train"] + log.manifest.rows["validation"]
         console.print(f"once more, on the {rows:,} rows of training and validation together")
-        job, after, trainer = _train(again, folders[-1], launcher, log, config, clusters, start, console)
+        job, after, trainer = _train(again, folders[-1], launcher, log, config, start, console)
         record = after.with_result(validation=record.result.validation)
     record = record.with_result(test=score_one(record, job, "test", trainer))
     info = bundle_info(record, [Member(trial=0, job=job)], log, study="train")
@@ -193,12 +183,7 @@ def _as_value(best: _Trained, record: TrialRecord, out: Path, trainings: int) ->
     )
 
 
-def _next(
-    training: TrainingConfig,
-    trained: Sequence[_Trained],
-    tried: int,
-    decays: Sequence[dict[str, float]],
-) -> TrainingConfig | None:
+def _next(training: TrainingConfig, trained: Sequence[_Trained], tried: int) -> TrainingConfig | None:
     """The settings of the next training; None after the last. Where passes are left open there are several, and
     the best one is kept: one pass, as many as help, with each way for embeddings to decay, and, where all of these
     completed, as many over which learning rates fall."""
@@ -206,6 +191,7 @@ def _next(
         return None if tried else training
     if not tried:
         return training.replace(epochs=1)
+    decays = open_decays(training, of_tables=_undecayed_under(trained[0]) is None)
     if tried <= len(decays):
         many = many_passes(training, MOST_PASSES, trained[0].record)
         return training.replace(**many, **decays[tried - 1])
@@ -218,18 +204,23 @@ def _next(
     return training.replace(epochs=passes, **FALLING, **found.decays) if passes is not None else None
 
 
+def _undecayed_under(first: _Trained) -> str | None:
+    """The technique that was forced or needed for the first training, if it excludes decay of whole tables."""
+    technique = first.record.plan.technique
+    return technique if technique is not None and named(technique).tables != "device" else None
+
+
 def _train(
     job: Job,
     folder: Path,
     launcher: Launcher,
     log: PreparedLog,
     config: StudyConfig,
-    clusters: Sequence[Cluster],
     start: Path | None,
     console: Console,
 ) -> _Trained:
     """Trains a job in a folder, unless an earlier command has."""
-    trainer, record = _begun(launcher, log, folder, job, config, clusters)
+    trainer, record = _begun(launcher, log, folder, job, config)
     done = folder / RECORD
     if done.exists():
         return _Trained(job, TrialRecord.model_validate_json(done.read_text()), trainer)
@@ -251,17 +242,15 @@ def _identity(job: Job, start: Path | None) -> str:
 
 
 def _begun(
-    launcher: Launcher,
-    log: PreparedLog,
-    folder: Path,
-    job: Job,
-    config: StudyConfig,
-    clusters: Sequence[Cluster],
+    launcher: Launcher, log: PreparedLog, folder: Path, job: Job, config: StudyConfig
 ) -> tuple[Trainer, TrialRecord]:
-    """The trainer of a job and its record; planned for the clusters, if there are any."""
+    """The trainer of a job and its record; planned where ranks or their memory are declared."""
     record = new_record(0, TrialKind.CANDIDATE, {}, job)
-    if not clusters:
+    if all(getattr(config, key) == StudyConfig.model_fields[key].default for key in HELD_KEYS):
         return Trainer(launcher, log, folder), record
+    precision = job.training.precision
+    assert precision != "auto"
+    clusters = declared_clusters(LOCAL, config.shapes, config.hbm, precision=precision)
     record = planned(record, job, clusters, plan_options(config))
     if record.result.outcome is Outcome.INFEASIBLE:
         raise UserError(record.result.error or "no memory technique fits.")
