@@ -296,6 +296,8 @@ class StudyRecord(Value):
     """Earlier studies that the study was started from."""
     passes: FoundPasses | None = None
     """How many passes trainings have, where `training.epochs` is `auto`; None before that is known."""
+    undecayed_under: str | None = None
+    """Technique, forced or needed, for which the study does not try `training.table_decay`; None if it may."""
     refused: tuple[RefusedProposal, ...] = ()
     """Lines of `proposals=FILE` that were not trained, each with the reason."""
     axes: tuple[OrderedAxis, ...] = ()

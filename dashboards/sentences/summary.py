@@ -20,7 +20,7 @@ from dashboards.sentences.minutes import (
     search_ended,
     where_minutes_went,
 )
-from dashboards.sentences.stages import over_limits, passes_found, promotion, proposed, tuned, warm_starts
+from dashboards.sentences.stages import over_limits, promotion, proposed, tried, tuned, warm_starts
 from dashboards.sentences.winners import confirm_command, refitted, verdict
 from dashboards.units import byte_size, decimals, known, percent, ratio, si
 from trials.record import Metrics, Outcome, TrialKind, TrialRecord
@@ -54,7 +54,7 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
         _knee(record, baseline),
         widened(record),
         on_the_edge(record),
-        passes_found(record),
+        *tried(record),
         search_ended(record),
         tuned(record),
         promotion(record),

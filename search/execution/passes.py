@@ -12,6 +12,7 @@ better (docs/log.md). Where NE is no higher than at constant rates, all training
 With many passes embeddings decay, since networks else learn rare ids by heart before they learn what recurring
 ones have in common. Decay by how often an id occurs, beside that of whole tables, is far better on some logs and
 worse on others (docs/log.md), so there is a trial with it and one without; all trainings take over the better.
+Where a technique that is forced or needed excludes decay of whole tables, neither has it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dhen.errors import UserError
 from spaces.space import Point
-from trials.job import TrainingConfig
+from trials.job import Job, TrainingConfig
+from trials.planner.plan import Plan
 from trials.record import CurvePoint, Outcome, TrialRecord
 from trials.study_record import FoundPasses, StudyRecord, relative_ne_percent
 
@@ -44,6 +47,8 @@ DECAYS: tuple[dict[str, float], ...] = (
 )
 """Decays of embeddings that trials with many passes have in turn, where the training has none of its own; the
 last has all settings that there are."""
+OF_TABLES = "table_decay"
+"""The decay of whole tables, which some techniques exclude (`trials.exclusions`)."""
 NEARLY = 0.05
 """Passes by which an evaluation may miss the end of a pass, since it waits for the end of a batch."""
 SLACK = 1.5
@@ -59,7 +64,12 @@ class Passes:
     """How many passes the trainings of one study have."""
 
     def __init__(
-        self, baseline: TrainingConfig, *, minutes: float | None, found: FoundPasses | None = None
+        self,
+        baseline: TrainingConfig,
+        *,
+        minutes: float | None,
+        found: FoundPasses | None = None,
+        of_tables: bool = True,
     ) -> None:
         """The passes of one study.
 
@@ -67,8 +77,9 @@ class Passes:
             baseline: how the baseline trains, with what is left open.
             minutes: the study's budget; None for no limit.
             found: what is known so far; None where it is to be found.
+            of_tables: whether decay of whole tables may be tried.
         """
-        self._baseline, self._minutes = baseline, minutes
+        self._baseline, self._minutes, self._of_tables = baseline, minutes, of_tables
         self.found = found
         """The number of passes; None before it is found."""
 
@@ -93,7 +104,7 @@ class Passes:
         """
         train({0: ONE_PASS})
         points: dict[int, Point] = {}
-        for number, decays in enumerate(open_decays(self._baseline), start=1):
+        for number, decays in enumerate(open_decays(self._baseline, of_tables=self._of_tables), start=1):
             # an interrupted study goes on with the number of passes that it had begun with
             point = trials[number].point if number in trials else self._several(trials[0], decays)
             if point is None:
@@ -145,9 +156,31 @@ class Passes:
         return {f"training.{key}": value for key, value in (settings | dict(decays)).items()}
 
 
-def open_decays(training: TrainingConfig) -> tuple[dict[str, float], ...]:
-    """The decays that trainings with many passes have in turn: none beside what `training` has itself."""
-    return ({},) if has_decay(training) else DECAYS
+def open_decays(training: TrainingConfig, *, of_tables: bool = True) -> tuple[dict[str, float], ...]:
+    """The decays that trainings with many passes have in turn: none beside what `training` has itself, and that of
+    whole tables only if it may be tried."""
+    if has_decay(training):
+        return ({},)
+    return tuple(decays if of_tables else without_tables(decays) for decays in DECAYS)
+
+
+def without_tables(decays: Mapping[str, float]) -> dict[str, float]:
+    """Returns decays without that of whole tables."""
+    return {key: rate for key, rate in decays.items() if key != OF_TABLES}
+
+
+def excludes_decay_of_tables(job: Job, plan: Callable[[Job], Plan]) -> str | None:
+    """Returns the technique, forced or needed, that can hold a job without decay of whole tables while nothing can
+    hold it with that; None if the decay may be tried, or nothing can hold the job in any case."""
+
+    def technique(decay: float) -> str | None:
+        try:
+            chosen = plan(job.replace(training=job.training.replace(table_decay=decay))).chosen
+        except UserError:  # the technique that is forced
+            return None
+        return None if chosen is None else chosen.held_as
+
+    return None if technique(DECAYS[0][OF_TABLES]) is not None else technique(0.0)
 
 
 def has_decay(training: TrainingConfig) -> bool:

@@ -16,7 +16,7 @@ from search.budget.budget import Budget
 from search.budget.turns import untuned
 from search.config import StudyConfig
 from search.execution.jobs import candidate_of, candidate_training, new_record, now
-from search.execution.passes import EPOCHS, Passes, has_decay
+from search.execution.passes import EPOCHS, OF_TABLES, Passes, has_decay
 from search.growth.grow import Growth
 from search.planning.admission import Admission, AdmittedTrial
 from search.proposals.outside import OutsideProposals
@@ -147,6 +147,14 @@ class CandidateSource:
         passes = self._state.head.passes
         return passes.decays if passes is not None else {}
 
+    @property
+    def _undecayed(self) -> Point:
+        """The value that no proposal differs from where a technique excludes decay of whole tables."""
+        axis = self._space.training_axes.get(OF_TABLES)
+        if axis is None or axis.size == 1 or self._state.head.undecayed_under is None:
+            return {}
+        return {axis.name: nearest_label(axis, 0.0)}
+
     def proposed_trials(self, fruitless: Callable[[], int]) -> Iterator[AdmittedTrial]:
         """Candidates that were cut short, then new proposals until the budget is spent: one from outside, one of
         the sampler, and so on. Those that were stopped and go on after all come first.
@@ -213,7 +221,8 @@ class CandidateSource:
             for key, value in self._decays().items()
             if (axis := axes.get(key)) is not None and axis.name in left
         }
-        point, notes = self._proposals.ask(number, start, left | decays)
+        start = start and start | self._undecayed
+        point, notes = self._proposals.ask(number, start, left | decays | self._undecayed)
         admitted = self._in_time(self._admitted(number, point, Origin(started_at=now(), sampler_notes=notes)))
         if not start:  # a start point has taken no time to find
             self._too_long = self._too_long + 1 if admitted[0].result.not_begun else 0
@@ -268,7 +277,7 @@ class CandidateSource:
     def _tuning(self, best: Sequence[Architecture]) -> AdmittedTrial:
         """The sampler's next proposal for the architecture whose turn it is."""
         number, architecture = len(self._state.trials), least_tuned(best, self._state.candidates)
-        point, notes = self._proposals.ask(number, {}, architecture.fixed)
+        point, notes = self._proposals.ask(number, {}, architecture.fixed | self._undecayed)
         origin = Origin(started_at=now(), sampler_notes=notes, tuned_from=architecture.trial)
         return self._in_time(self._admitted(number, point, origin))
 

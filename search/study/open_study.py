@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dashboards.sentences.stages import warm_starts
+from dashboards.sentences.stages import decay_left_out, warm_starts
 from dhen.config import ModelConfig
 from dhen.errors import UserError
 from dhen.values import compact
@@ -19,7 +19,13 @@ from search.config import StudyConfig
 from search.drivers.follow import Follower
 from search.drivers.sharing import Sharing
 from search.execution.parallelism import Parallelism, study_parallelism
-from search.execution.passes import Passes, known_passes
+from search.execution.passes import (
+    OF_TABLES,
+    Passes,
+    excludes_decay_of_tables,
+    known_passes,
+    without_tables,
+)
 from search.execution.reduce_events import cut_short, without_driver
 from search.execution.retraining import SPLIT
 from search.execution.trainer import Trainer
@@ -41,7 +47,7 @@ from search.run_directory import database_url, study_name
 from search.samplers.ask_tell import Proposals
 from search.samplers.static_cost import CandidatePricer
 from search.stopping import stopping_rule
-from search.study.baseline import Baseline, read_baseline
+from search.study.baseline import MODEL_AXES, Baseline, read_baseline
 from search.study.candidates import CandidateJobs, CandidateSource
 from search.study.decisions import Decisions
 from search.study.driver import Study
@@ -52,6 +58,7 @@ from search.study.settings import StudySettings, check_training_axes
 from search.study.smallest_difference import SmallestDifference
 from search.study.trial_runner import TrialRunner
 from search.study_state import Observer, StudyState
+from spaces.axes import Choice
 from spaces.catalog_loader import load_space
 from spaces.space import Candidate, Space
 from trials.data.cache import PreparedLog
@@ -167,6 +174,10 @@ def _put_together(
         measure_ms=trainer.forward_ms,
         trials=trials,
     )
+    noted = settings.once(
+        "undecayed", lambda: {"under": _undecayed(config, space, baseline, trainer, admission)}
+    )
+    settings.head = settings.head.replace(undecayed_under=noted["under"])
     passes = _passes(config, baseline, settings)
 
     def job_of(model: ModelConfig, training: TrainingConfig, seed: int) -> Job:
@@ -194,6 +205,8 @@ def _put_together(
     )
     clock.earlier_seconds = max(head.elapsed_seconds, covered_seconds(trials))
     state.notices += warm_starts(head)
+    if head.undecayed_under is not None:
+        state.notices.append(decay_left_out(head.undecayed_under))
     sources = _sources(config, ledger, settings, state, warm_start)
     weights = KeptWeights(directory, state, sources)
     later = None
@@ -350,10 +363,36 @@ def _grow_as_before(config: StudyConfig, space: Space, settings: StudySettings) 
 def _passes(config: StudyConfig, baseline: Baseline, settings: StudySettings) -> Passes:
     """The number of passes as far as it is known: found by an earlier session, given, or that of an earlier
     study."""
-    found = settings.head.passes or _known_passes(config, baseline)
+    found, of_tables = (
+        settings.head.passes or _known_passes(config, baseline),
+        not settings.head.undecayed_under,
+    )
+    if found is not None and not of_tables:
+        found = found.replace(decays=without_tables(found.decays))
     if config.training.epochs == "auto":
         settings.head = settings.head.replace(passes=found)
-    return Passes(baseline.training, minutes=config.minutes, found=found)
+    return Passes(baseline.training, minutes=config.minutes, found=found, of_tables=of_tables)
+
+
+def _undecayed(
+    config: StudyConfig, space: Space, baseline: Baseline, trainer: Trainer, admission: Admission
+) -> str | None:
+    """The technique for which the study does not try decay of whole tables: that of the baseline as given, or with
+    the longest embeddings that the study tries; None if the decay may be tried, or would not be."""
+    training, axis = baseline.training, space.model_axes.get("embedding_dim")
+    if training.table_decay or (training.epochs != "auto" and OF_TABLES not in space.training_axes):
+        return None
+    lengths = () if axis is None else axis.values if isinstance(axis, Choice) else (axis.high,)
+    own, others = baseline.model.embedding_dim, () if baseline.incumbent else MODEL_AXES["embedding_dim"]
+    for length in dict.fromkeys((own, max((own, *lengths, *others)))):
+        try:
+            model, _ = baseline.at({"embedding_dim": length})
+        except UserError:  # a baseline whose heads, say, do not divide it
+            continue
+        job = trainer.job(model, training, config.seed)
+        if (technique := excludes_decay_of_tables(job, admission.plan)) is not None:
+            return technique
+    return None
 
 
 def _known_passes(config: StudyConfig, baseline: Baseline) -> FoundPasses | None:

@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from dashboards.names import trial_name
+from dashboards.sentences.stages import decay_left_out
 from dhen.atomic_write import write_atomically
 from dhen.config import ModelConfig
 from dhen.errors import UserError, unknown_name
@@ -49,6 +50,7 @@ from trials.events import WEIGHTS
 from trials.job import Job, TrainingConfig
 from trials.processes.launcher import Launcher
 from trials.record import Outcome, TrialKind, TrialRecord
+from trials.strategy import named
 
 OUTPUT = TrainedBundle
 RECORD = "record.json"
@@ -127,6 +129,8 @@ def command(
             passes += " over which learning rates fall"
         decays = "".join(f", {key}={rate:g}" for key in DECAYS[-1] if (rate := getattr(job.training, key)))
         console.print(f"kept: the training with {passes}{decays}")
+        if (technique := _undecayed_under(trained[0])) is not None:
+            console.print(decay_left_out(technique), soft_wrap=True)
     if config.refit is True:
         again = refit_job(record, log)
         folders.append(out.absolute().parent / f".{out.name}.training.{_identity(again, start)}")
@@ -187,7 +191,7 @@ def _next(training: TrainingConfig, trained: Sequence[_Trained], tried: int) -> 
         return None if tried else training
     if not tried:
         return training.replace(epochs=1)
-    decays = open_decays(training)
+    decays = open_decays(training, of_tables=_undecayed_under(trained[0]) is None)
     if tried <= len(decays):
         many = many_passes(training, MOST_PASSES, trained[0].record)
         return training.replace(**many, **decays[tried - 1])
@@ -198,6 +202,12 @@ def _next(training: TrainingConfig, trained: Sequence[_Trained], tried: int) -> 
     found = found_passes(one_pass, several)
     passes = falling_passes(found, fallen)
     return training.replace(epochs=passes, **FALLING, **found.decays) if passes is not None else None
+
+
+def _undecayed_under(first: _Trained) -> str | None:
+    """The technique that was forced or needed for the first training, if it excludes decay of whole tables."""
+    technique = first.record.plan.technique
+    return technique if technique is not None and named(technique).tables != "device" else None
 
 
 def _train(

@@ -225,7 +225,7 @@ def test_delayed_updates_are_refused_where_nothing_delays_them(shared: Path) -> 
     job = a_job(log, delayed_update=True)
     for strategy in (Strategy(), Strategy(checkpointing="full")):
         with pytest.raises(
-            UserError, match=r"delayed_update=true needs zero_offload.*Give technique=zero_off"
+            UserError, match=r"delayed_update=true is planned with zero_offload.*Give technique=zero_off"
         ):
             run(job, log, Told(), None, strategy=strategy)
 

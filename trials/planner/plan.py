@@ -18,6 +18,7 @@ from dhen.values import Value
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import Precision
 from trials.cluster.quantity import byte_words
+from trials.exclusions import check_together, exclusions_of
 from trials.job import TrainingConfig
 from trials.planner.choice.priced_ladder import PricedLadder
 from trials.planner.choice.servers_needed import check_technique, too_few, with_servers
@@ -47,7 +48,7 @@ from trials.planner.sentences import (
     split_sentences,
 )
 from trials.planner.tables.placement import PlacementError
-from trials.strategy import COMPRESSING, DELAYING, Strategy
+from trials.strategy import Strategy
 
 NO_STAGES = (
     "A model of the family {!r} has no layers that could be stages of a pipeline: it is held without one."
@@ -189,8 +190,7 @@ def plan(
 
     Raises:
         UserError: for a batch smaller than the number of ranks, a technique that these ranks do not have, or
-            one that cannot delay updates where they are delayed, or cannot compress where the optimizer is one-bit
-            Adam, or PowerSGD is asked for.
+            one that a training setting excludes (`trials.exclusions`).
     """
     pricing = Pricing(model, schema, training, cluster, options=options)
     if pricing.batch_size < cluster.ranks and not pricing.alone:
@@ -207,7 +207,7 @@ def plan(
         if too_large is not None:
             remedy += f" Tables on the device: {too_large}"
     elif too_large is not None and chosen is None:
-        remedy, lacking = f"{too_large}{way_out(pricing)}", too_large.lacking_bytes
+        remedy, lacking = f"{too_large}{_kept_there(pricing)}{way_out(pricing)}", too_large.lacking_bytes
     return Plan(
         cluster=cluster.name,
         hosts=cluster.hosts,
@@ -242,6 +242,8 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
     examples_per_rank = pricing.examples_per_rank
     check_technique(options.technique, pricing)
     asked = options.technique
+    if asked is not None:
+        check_together(pricing.training, asked)
     split = asked.tensor if asked is not None else 1
     if split > 1:
         check_degree(split, cluster.hosts, cluster.gpus_per_host)
@@ -263,13 +265,9 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
         strategies = tuple(each for each in strategies if splits.get(each.tensor, True))
     if not pricing.may_lie_below:
         strategies = tuple(strategy for strategy in strategies if strategy.tables == "device")
+    for exclusion in exclusions_of(pricing.training):
+        strategies = tuple(filter(exclusion.goes_with, strategies))
     allowed = tuple(dict.fromkeys(filter(options.allows, strategies)))
-    if pricing.training.delayed_update and allowed:
-        return _delaying(allowed, options)
-    if pricing.one_bit and allowed:
-        return _compressing(allowed, options)
-    if pricing.training.power_sgd_rank and allowed:
-        return _low_rank(allowed, options)
     if asked is not None and not allowed and asked.dense == "zero1" and asked.model_ranks == cluster.ranks:
         raise UserError(
             f"technique={asked.name}: the parts of one model take all {cluster.ranks} ranks, and there is no data "
@@ -279,11 +277,23 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
         names = dict.fromkeys(strategy.held_as for strategy in strategies)
         raise UserError(
             f"technique={options.technique.name} is not on the ladder of {cluster.hosts} x "
-            f"{cluster.gpus_per_host} ranks with {examples_per_rank} examples each. There are "
+            f"{cluster.gpus_per_host} ranks with {examples_per_rank} examples each (training.batch_size="
+            f"{pricing.batch_size}). There are "
             f"{', '.join(names)}, each with +micro_batches={', '.join(map(str, MICRO_BATCHES[1:]))} (some with "
             "+no_sync) or without."
         )
     return allowed
+
+
+def _kept_there(pricing: Pricing) -> str:
+    """Says, where tables do not fit, that a setting keeps them on the device; nothing where none does."""
+    decay = pricing.training.table_decay
+    if not decay or not pricing.may_lie_below:
+        return ""
+    return (
+        f" training.table_decay={decay:g} reads every row in every step: with table_decay=0 tables could lie "
+        "below the device (host_tables, ssd_tables)."
+    )
 
 
 def _would_fit(pricing: Pricing, closest: PricedStrategy) -> str:
@@ -372,49 +382,6 @@ def _with_room_for_tables(
         return below, error
     sized = {strategy.replace(table_cache=0).name: strategy for strategy in below}
     return tuple(sized.get(strategy.name, strategy) for strategy in strategies), None
-
-
-def _delaying(strategies: tuple[Strategy, ...], options: PlanOptions) -> tuple[Strategy, ...]:
-    """Returns the strategies that can delay updates."""
-    delaying = tuple(strategy for strategy in strategies if strategy.dense == DELAYING)
-    if not delaying and options.technique is None:
-        raise UserError(
-            f"training.delayed_update=true is planned with {DELAYING} alone, and training.tables.synchrony=async "
-            "with dp alone: leave one of the two out."
-        )
-    if not delaying:
-        assert options.technique is not None
-        raise UserError(
-            f"training.delayed_update=true is planned with {DELAYING} alone, which technique="
-            f"{options.technique.name} excludes. Give technique={DELAYING}, or leave one of the two out."
-        )
-    return delaying
-
-
-def _compressing(strategies: tuple[Strategy, ...], options: PlanOptions) -> tuple[Strategy, ...]:
-    """Returns the strategies under which one-bit Adam can compress."""
-    compressing = tuple(strategy for strategy in strategies if strategy.can_compress)
-    if not compressing:
-        assert options.technique is not None
-        raise UserError(
-            f"training.optimizer=onebit_adam is planned with {' and '.join(COMPRESSING)} alone, under which "
-            f"every rank has whole gradients; technique={options.technique.name} splits, shards or "
-            f"offloads them. Give technique={' or technique='.join(COMPRESSING)}, or optimizer=adamw."
-        )
-    return compressing
-
-
-def _low_rank(strategies: tuple[Strategy, ...], options: PlanOptions) -> tuple[Strategy, ...]:
-    """Returns the strategies under which PowerSGD can compress gradients."""
-    found = tuple(strategy for strategy in strategies if strategy.can_send_low_rank)
-    if not found:
-        assert options.technique is not None
-        raise UserError(
-            "training.power_sgd_rank is planned with dp alone, whose gradients DistributedDataParallel averages; "
-            f"technique={options.technique.name} splits, shards or offloads them. Give technique=dp, or "
-            "power_sgd_rank=0."
-        )
-    return found
 
 
 def _less_cut(chosen: PricedStrategy | None, priced: PricedLadder) -> PricedStrategy | None:

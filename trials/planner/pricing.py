@@ -167,10 +167,9 @@ class Pricing:
 
     @property
     def may_lie_below(self) -> bool:
-        """Whether there are tables that may lie below the device: one rank has them, and no step reads every
-        row."""
-        here = bool(self._tables) and not self.on_servers
-        return here and self.cluster.ranks == 1 and not self.training.table_decay
+        """Whether there are tables that may lie below the device, unless a setting excludes it: one rank has
+        them."""
+        return bool(self._tables) and not self.on_servers and self.cluster.ranks == 1
 
     def sized(self, strategy: Strategy) -> Strategy:
         """Returns a strategy whose tables lie below the device with the size of their cache: what is left of the

@@ -10,7 +10,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dhen.errors import UserError
 from dhen.inputs.fresh_rows import part_of_tables
 from dhen.model import build_model
 from trials.checkpoint.checkpointer import Resumable
@@ -21,13 +20,14 @@ from trials.data.loader import Batch
 from trials.distributed.table_split import TABLES
 from trials.embeddings.fp16 import store_tables_in_half
 from trials.embeddings.levels.row_cache import CacheUse
+from trials.exclusions import check_together
 from trials.job import Job
 from trials.memory.limit import on_device_for_good, on_host
 from trials.ranks import Ranks
 from trials.record import Metrics
 from trials.servers.client import Servers
 from trials.storage.weights_file import Weights, with_own
-from trials.strategy import COMPRESSING, DELAYING, Strategy
+from trials.strategy import Strategy
 from trials.training.distributed_step import DistributedStep
 from trials.training.local_step import TrainStep
 
@@ -107,22 +107,7 @@ def fresh_step(
 ) -> Step:
     """Makes a step whose weights follow from the seed, alike on all ranks; what dropout draws differs from rank to
     rank. Of a rank `evaluation_rows` go forward at once in an evaluation, if a plan sets them."""
-    if job.training.delayed_update and strategy.dense != DELAYING:
-        raise UserError(
-            f"training.delayed_update=true needs {DELAYING}, whose updates are the host's; {strategy.name} "
-            f"updates between two steps. Give technique={DELAYING}, or leave delayed_update out."
-        )
-    if job.training.optimizer == "onebit_adam" and not strategy.can_compress:
-        raise UserError(
-            f"training.optimizer=onebit_adam needs whole gradients on every rank, and {strategy.name} splits, "
-            f"shards or offloads them. Give technique={' or technique='.join(COMPRESSING)}, or optimizer=adamw."
-        )
-    if job.training.power_sgd_rank and not strategy.can_send_low_rank:
-        raise UserError(
-            f"training.power_sgd_rank={job.training.power_sgd_rank} compresses gradients that "
-            f"DistributedDataParallel averages, and {strategy.name} holds them otherwise. Give technique=dp, or "
-            "power_sgd_rank=0."
-        )
+    check_together(job.training, strategy)
     torch.manual_seed(job.seed)
     with on_host():
         with nullcontext() if servers is None else part_of_tables(None):

@@ -6,11 +6,15 @@ import pytest
 from priced import JOB
 
 from dhen.errors import UserError
+from dhen.schema import Table
+from dhen.values import parse
+from search.execution.passes import excludes_decay_of_tables
 from search.planning.plan_trial import plan_of
 from search.planning.space_fits import check_some_fit
 from search.samplers.static_cost import CandidatePricer
 from spaces.catalog_loader import load_space
 from spaces.space import Candidate
+from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster
 from trials.planner.plan import Plan
 
@@ -36,3 +40,17 @@ def test_a_candidate_that_cannot_be_planned_does_not_speak_for_the_space() -> No
 def test_where_none_can_be_planned_the_reason_is_said() -> None:
     with pytest.raises(UserError, match="less than one example for each of 4 ranks"):
         check_some_fit(PRICER, CLUSTER, refused)
+
+
+@pytest.mark.parametrize(("hbm", "technique"), [("1GiB", None), ("3MiB", "dp+host_tables"), ("8KiB", None)])
+def test_a_decay_that_keeps_tables_on_the_device_is_left_out_if_they_need_another_tier(
+    hbm: str, technique: str | None
+) -> None:
+    """On a device with room for them, and on one without room for a batch, it is in nobody's way."""
+    sizes = {"hbm": hbm, "host_memory_bytes": "64GB"}
+    speeds = {"memory_bandwidth": "1TB/s", "peak_flops": {"fp32": "1TFLOP/s", "bf16": "1TFLOP/s"}}
+    ranks = {"hosts": 1, "gpus_per_host": 1, "device": "cpu", "host_link_bandwidth": "20GB/s"}
+    cluster = parse(Cluster, ranks | sizes | speeds, "test")
+    large = JOB.features.replace(tables=(Table(name="c0", rows=200_000),))
+    job = JOB.replace(features=large)
+    assert excludes_decay_of_tables(job, lambda one: plan_of(one, cluster)) == technique

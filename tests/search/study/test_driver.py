@@ -487,6 +487,29 @@ def test_passes_are_found_before_the_baseline_is_tuned(
     assert story.lines.count("train") == 1  # the new candidate; nothing is found out again
 
 
+def test_what_a_study_tries_by_itself_is_limited_to_what_the_technique_can_do(setting: Setting) -> None:
+    """Embeddings decay by how often their ids occur alone, also while the best candidates are tuned."""
+    words = (LEFT_OPEN, "technique=ssd_tables", "tune=3", "trials=4")
+    record = setting.open(*words, script=better_later(*LATE, falling=FALLING))[0].run()
+    decays = [
+        [trial.job.training.get(key, 0.0) for key in ("table_decay", "frequency_decay")]
+        for trial in record.trials
+    ]
+    assert decays[1:3] == [[0.0, 0.0], [0.0, 0.1]]
+    assert {of_tables for of_tables, _ in decays} == {0.0}
+    assert {trial.result.outcome for trial in record.trials} == {Outcome.COMPLETED}
+    assert any(trial.origin.tuned_from is not None for trial in record.candidates)
+    assert record.passes is not None
+    assert record.passes.passes == 5
+    left_out = (
+        "training.table_decay is left out of what is tried: a network that dp+ssd_tables holds could not be held "
+        "with it."
+    )
+    assert left_out in sentences(record)
+    with pytest.raises(UserError, match=r"training.table_decay=0.01 is .* technique=dp\+ssd_tables excludes"):
+        setting.open("name=other", "technique=ssd_tables", "training.table_decay=0.01")
+
+
 @pytest.mark.parametrize(
     ("falling", "tried"), [({3: (0.9, 0.8, 0.75, 0.74, 0.73, 0.71)}, [3]), ({3: (0.71,), 2: (0.72,)}, [3, 2])]
 )

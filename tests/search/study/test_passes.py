@@ -7,6 +7,7 @@ import math
 import re
 from pathlib import Path
 
+import pytest
 from command_line import Run
 
 WORDS = ("space=tiny", "trials=1", "baseline_trials=1", "threads=1", "parallel=1", "training.precision=fp32")
@@ -45,11 +46,13 @@ def test_a_study_finds_how_many_passes_help(dhen_search: Run, click_log: Path, t
     assert min(fallen) > lowest
 
 
+@pytest.mark.parametrize("technique", ["dp", pytest.param("ssd_tables", marks=pytest.mark.slow)])
 def test_train_keeps_the_better_of_one_pass_and_many(
-    dhen_search: Run, click_log: Path, tmp_path: Path
+    dhen_search: Run, click_log: Path, tmp_path: Path, technique: str
 ) -> None:
     words = ("train", "dlrm", "--data", click_log, "--out", tmp_path / "bundle", "training.precision=fp32")
-    shown = dhen_search(*words).stdout
+    shown = dhen_search(*words, *([] if technique == "dp" else [f"technique={technique}"])).stdout
+    assert ("training.table_decay is left out of what is tried" in shown) == (technique == "ssd_tables")
     assert "kept: the training with up to 32 passes" in shown
     curve = [float(ne) for ne in re.findall(r"validation NE (\S+)  AUC", shown)]
     kept = re.search(r"validation NE (\S+), test NE", shown)

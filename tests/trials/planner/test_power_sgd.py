@@ -46,7 +46,7 @@ def test_it_is_planned_with_dp_alone() -> None:
         assert not any(each.strategy.model_parallel for each in found.strategies)
     assert any("One rank sends nothing" in note for note in found.notes)
     for technique in ("zero1", "fsdp", "tensor2", "pipeline2", "zero_offload"):
-        with pytest.raises(UserError, match=r"power_sgd_rank is planned with dp alone.*Give technique=dp"):
+        with pytest.raises(UserError, match=r"power_sgd_rank=2 is planned with dp alone.*Give technique=dp"):
             made(cluster(100), technique=named(technique))
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from pydantic import ValidationError
+
 from trials.cluster.quantity import byte_words
 from trials.job import Synchrony, TablesConfig
 from trials.planner.choice.servers_needed import fewest_servers
@@ -45,7 +49,8 @@ def mode_sentences(strategy: Strategy | None, pricing: Pricing) -> tuple[str, ..
     for mode in MODES:
         if mode == "async" and strategy.dense != "dp":
             continue
-        seconds[mode] = seconds_per_batch(pricing, strategy, mode)
+        with suppress(ValidationError):  # another setting of the training excludes this synchrony
+            seconds[mode] = seconds_per_batch(pricing, strategy, mode)
     best = min(seconds, key=lambda mode: seconds[mode])
     said = ", ".join(f"{mode} {_ms(each)}" for mode, each in seconds.items())
     return (
@@ -68,6 +73,8 @@ def seconds_per_batch(pricing: Pricing, strategy: Strategy, mode: Synchrony) -> 
 
 def way_out(pricing: Pricing) -> str:
     """Says, where tables fit on no rank, with how many servers they would; nothing where they would not."""
+    if pricing.training.weight_average:  # which servers exclude
+        return ""
     training = pricing.training.replace(tables=TablesConfig(synchrony="semi"))
     other = Pricing(pricing.model, pricing.schema, training, pricing.cluster, options=pricing.options)
     count = fewest_servers(other, "memory", 0)

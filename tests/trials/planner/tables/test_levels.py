@@ -119,13 +119,19 @@ def test_no_level_makes_room_for_a_batch_that_does_not_fit() -> None:
 
 
 def test_a_step_that_reads_every_row_and_several_ranks_keep_tables_on_the_device() -> None:
-    decayed = TRAINING.replace(table_decay=0.1)
+    decayed = TRAINING.replace(table_decay=0.1, weight_average=2)
     pair = cluster("8MiB", device="cpu").replace(
         gpus_per_host=2, nvlink={"bandwidth": "1GB/s", "latency": "1us"}
     )
-    for training, where in ((decayed, cluster("8MiB", device="cpu")), (TRAINING, pair)):
-        assert not plan(MODEL, SCHEMA, training, where).strategies
-        with pytest.raises(UserError, match="technique=dp\\+host_tables is not on the ladder"):
+    below = "technique=dp\\+host_tables"
+    for training, where, words, remedy in (
+        (decayed, cluster("8MiB", device="cpu"), f"table_decay=0.1 is planned with .*{below} excl", True),
+        (TRAINING, pair, f"{below} is not on the ladder", False),
+    ):
+        unfit = plan(MODEL, SCHEMA, training, where)
+        assert not unfit.strategies
+        assert ("with table_decay=0 tables could lie below the device" in str(unfit.remedy)) == remedy
+        with pytest.raises(UserError, match=words):
             plan(MODEL, SCHEMA, training, where, options=PlanOptions(technique=named("dp+host_tables")))
 
 
