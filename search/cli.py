@@ -115,6 +115,7 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> Any:
     """The console script: exit code 0 success, 2 the user's mistake (one message), 1 ours, 130 interrupted."""
+    _open_missing_streams()
     try:
         with _sigterm_like_ctrl_c():
             cli.main(args=arguments, prog_name="dhen-search", standalone_mode=False)
@@ -143,6 +144,17 @@ def main(arguments: list[str] | None = None) -> Any:
         fail(
             f"{where}{error.strerror}. Choose another folder, or its permissions; what was finished is safe."
         )
+
+
+def _open_missing_streams() -> None:
+    """Opens closed standard streams on /dev/null. Otherwise the next pipe or file gets a descriptor from 0 to 2, and
+    whatever a process prints, or redirects, ends up in it."""
+    for descriptor, stream in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free: this one
+            setattr(sys, stream, open(descriptor, "w" if descriptor else "r", closefd=False))
 
 
 @contextlib.contextmanager
