@@ -147,14 +147,14 @@ def main(arguments: list[str] | None = None) -> Any:
 
 
 def _open_missing_streams() -> None:
-    """Opens closed standard streams on /dev/null. Otherwise the next pipe or file gets a descriptor from 0 to 2, and
-    whatever a process prints, or redirects, ends up in it."""
+    """Opens closed standard streams on /dev/null. Otherwise the next pipe or file gets one of their descriptors,
+    and whatever a process prints, or redirects, ends up in it."""
     for descriptor, stream in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free: this one
-            setattr(sys, stream, open(descriptor, "w" if descriptor else "r", closefd=False))
+            setattr(sys, stream, os.fdopen(descriptor, "w" if descriptor else "r", closefd=False))
 
 
 @contextlib.contextmanager

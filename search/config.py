@@ -20,7 +20,7 @@ from trials.cluster.quantity import Bytes, Share, SignedBytes
 from trials.data.period_length import DAY, parse_length
 from trials.job import TrainingConfig
 from trials.serving_limits import Limits, ServingConfig
-from trials.storage.database import without_password
+from trials.storage.database import masked
 from trials.strategy import Prefer, StrategyName
 
 Count = Annotated[int, Field(ge=0)] | Literal["auto"]
@@ -457,7 +457,7 @@ def check_directory(directory: Path, config: StudyConfig) -> None:
         changed = [key for key in now if now[key] != before[key] and key not in BUDGET_KEYS]
         if changed:
             differences = "; ".join(
-                f"{key}: {_shown(key, before[key])} there, {_shown(key, now[key])} now" for key in changed
+                masked(f"{key}: {before[key]!r} there, {now[key]!r} now") for key in changed
             )
             raise UserError(
                 f"{directory} holds another study ({differences}). Run it with its own settings to go on, "
@@ -467,15 +467,10 @@ def check_directory(directory: Path, config: StudyConfig) -> None:
         raise UserError(f"{directory} is not empty and holds no study; choose another --out.")
 
 
-def _shown(key: str, value: Any) -> str:
-    """A setting's value as it may be shown: an address without its password."""
-    secret = key in ADDRESSES and isinstance(value, str) and ("@" in value or "password=" in value)
-    return repr(without_password(value) if secret else value)
-
-
 def write_config(directory: Path, config: StudyConfig) -> None:
-    """Writes the run directory's `study.yaml`, with every key."""
-    write_atomically(directory / STUDY_FILE, dump_yaml(config.to_dict()))
+    """Writes the run directory's `study.yaml`, with every key; one with secrets is its owner's alone to read."""
+    text = dump_yaml(config.to_dict())
+    write_atomically(directory / STUDY_FILE, text, private=masked(text) != text)
 
 
 def written_config(directory: Path) -> StudyConfig:
