@@ -19,6 +19,7 @@ import click
 
 from dhen.errors import EXIT_CODE, UserError
 from search.logs import show_logs
+from search.printable import escape_control_characters
 from trials.hosts.head import HeadGoneError
 from trials.storage.disk_full import NO_SPACE, disk_full
 from trials.storage.garbage import no_garbage_collection
@@ -116,6 +117,7 @@ def cli() -> None:
 def main(arguments: list[str] | None = None) -> Any:
     """The console script: exit code 0 success, 2 the user's mistake (one message), 1 ours, 130 interrupted."""
     _open_missing_streams()
+    escape_control_characters()
     try:
         with _sigterm_like_ctrl_c():
             cli.main(args=arguments, prog_name="dhen-search", standalone_mode=False)
