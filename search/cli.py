@@ -129,6 +129,8 @@ def main(arguments: list[str] | None = None) -> Any:
         sys.exit(INTERRUPTED)
     except click.ClickException as error:
         error.show()
+        if isinstance(error, click.NoSuchOption):
+            _say_setting(error, sys.argv[1:] if arguments is None else arguments)
         sys.exit(EXIT_CODE)
     except HeadGoneError as error:
         click.echo(f"dhen-search: {error}", err=True)
@@ -146,6 +148,20 @@ def main(arguments: list[str] | None = None) -> Any:
         fail(
             f"{where}{error.strerror}. Choose another folder, or its permissions; what was finished is safe."
         )
+
+
+def _say_setting(error: click.NoSuchOption, arguments: list[str]) -> None:
+    """Prints how the verb takes a setting that was given as an option: `trials=5` for `--trials 5`."""
+    from search.config import StudyConfig
+    from search.log_config import DemoConfig
+
+    takes_settings = error.ctx and any("=value" in (one.metavar or "") for one in error.ctx.command.params)
+    key = error.option_name.lstrip("-").replace("-", "_")
+    if takes_settings and key.partition(".")[0] in {"model", *StudyConfig.model_fields, *DemoConfig.model_fields}:
+        # the value follows the option, or stands in its own word
+        after = "\n".join(arguments).partition(error.option_name)[2].lstrip("=\n")
+        value = after.split("\n")[0]
+        click.echo(f"dhen-search: settings have no dashes; write {key}={value or 'VALUE'}", err=True)
 
 
 def _open_missing_streams() -> None:
