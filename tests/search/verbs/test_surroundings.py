@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import unicodedata
@@ -14,6 +15,7 @@ from typing import Any
 
 import click
 import pytest
+from command_line import Run
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -24,6 +26,7 @@ from search.cli import cli, main
 from search.config import StudyConfig, check_directory, write_config
 from search.logs import show_logs
 from search.terminal import print_table
+from trials.processes.fork_server import server_environment
 
 
 def test_closed_streams_are_opened_before_anything_can_take_their_place(tmp_path: Path) -> None:
@@ -94,3 +97,53 @@ def test_no_way_to_the_terminal_passes_control_characters_on(
         assert not [sign for sign in text if unicodedata.category(sign) == "Cc" and sign != "\n"]
         assert text.count(r"\u001b[2J\u009b1A\u0007") == times
     assert json.loads(printed.splitlines()[1]) == {"value": value}
+
+
+@pytest.mark.parametrize(
+    ("out", "says"),
+    [
+        ("n" * 300, "File name too long. Choose a shorter name"),
+        ("locked", "Is a directory. Move it away"),
+        ("locked/.lock/file/run", "Not a directory. Move it away"),
+    ],
+)
+def test_folders_that_cannot_be_used(dhen_search: Run, tmp_path: Path, out: str, says: str) -> None:
+    (tmp_path / "locked" / ".lock").mkdir(parents=True)
+    (tmp_path / "locked" / ".lock" / "file").touch()
+    words = ("run", "--data", tmp_path / "none.csv", "--out", tmp_path / out, "trials=1")
+    assert says in dhen_search(*words, code=2).stderr
+
+
+def test_a_temporary_folder_with_a_long_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trials.processes.fork_server.util.get_temp_dir", lambda: f"/tmp/{'t' * 200}")
+    with pytest.raises(UserError, match="Set TMPDIR to a folder with a shorter path"), server_environment():
+        pass
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_impatient_interrupts_do_not_cut_short_what_the_first_has_begun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], first: signal.Signals
+) -> None:
+    ended = list[bool]()
+
+    @click.command()
+    def work() -> None:
+        try:
+            os.kill(os.getpid(), first)
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT, signal.SIGINT):
+                os.kill(os.getpid(), number)
+            ended.append(True)
+
+    monkeypatch.setattr(cli, "get_command", lambda context, name: work)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with pytest.raises(SystemExit) as exit_code:
+            main(["work"])
+        os.kill(os.getpid(), signal.SIGINT)  # while the interpreter ends
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert exit_code.value.code == 130
+    assert ended == [True]
+    assert "Traceback" not in capsys.readouterr().err
