@@ -41,4 +41,4 @@ def read_logits(path: Path) -> NDArray[np.float32]:
 
 
 def _digest(logit_N: NDArray[np.float32]) -> bytes:
-    return hashlib.sha256(np.ascontiguousarray(logit_N).view(np.uint8)).digest()
+    return hashlib.sha256(np.ascontiguousarray(logit_N).data).digest()
