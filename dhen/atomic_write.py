@@ -18,9 +18,12 @@ from dhen.errors import UserError
 PARTIAL = ".partial"
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces a file's content by a text."""
+def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
+    """Replaces a file's content by a text; a private file is readable by its owner alone (mode 0600)."""
     with atomic_file(path) as temporary:
+        if private:  # before there is anything to read
+            temporary.touch()
+            temporary.chmod(0o600)
         temporary.write_text(text, encoding="utf-8")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -43,9 +42,9 @@ def mean_of_logits(logits: Sequence[NDArray[np.float32]], rate: float) -> NDArra
     return found
 
 
-def corrected_probability(file: Path, rate: float) -> NDArray[np.float64]:
-    """What a network predicts (N), from the file of its logits."""
-    p_N: NDArray[np.float64] = expit(np.load(file, allow_pickle=False).astype(np.float64) + np.log(rate))
+def corrected_probability(logit_N: NDArray[np.float32], rate: float) -> NDArray[np.float64]:
+    """What a network predicts (N), from its logits."""
+    p_N: NDArray[np.float64] = expit(logit_N.astype(np.float64) + np.log(rate))
     return p_N
 
 

@@ -19,6 +19,7 @@ import click
 
 from dhen.errors import EXIT_CODE, ScoreError, UserError
 from search.logs import show_logs
+from search.printable import escape_control_characters
 from trials.hosts.head import HeadGoneError
 from trials.storage.disk_full import NO_SPACE, disk_full
 from trials.storage.garbage import no_garbage_collection
@@ -54,6 +55,13 @@ VERBS = {
     "clusters": "the named clusters and this machine, with the source of each number",
 }
 INTERRUPTED = 130
+REMEDIES = {
+    **dict.fromkeys((errno.EACCES, errno.EROFS), "Choose another folder, or its permissions"),
+    **dict.fromkeys((errno.EISDIR, errno.ENOTDIR), "Move it away, or choose another folder"),
+    errno.ENAMETOOLONG: "Choose a shorter name",
+    errno.ENOENT: "If it was moved or deleted meanwhile, put it back, or run the command again",
+}
+"""What helps against errors of the file system, by number."""
 VERBOSE = "verbose"
 
 
@@ -115,8 +123,10 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> Any:
     """The console script: exit code 0 success, 2 the user's mistake (one message), 1 ours, 130 interrupted."""
+    _open_missing_streams()
+    escape_control_characters()
     try:
-        with _sigterm_like_ctrl_c():
+        with _interruptible_once():
             cli.main(args=arguments, prog_name="dhen-search", standalone_mode=False)
     except click.exceptions.Abort as error:
         if isinstance(error.__cause__, Terminated):
@@ -126,6 +136,8 @@ def main(arguments: list[str] | None = None) -> Any:
         sys.exit(INTERRUPTED)
     except click.ClickException as error:
         error.show()
+        if isinstance(error, click.NoSuchOption):
+            _say_setting(error, sys.argv[1:] if arguments is None else arguments)
         sys.exit(EXIT_CODE)
     except HeadGoneError as error:
         click.echo(f"dhen-search: {error}", err=True)
@@ -140,31 +152,63 @@ def main(arguments: list[str] | None = None) -> Any:
     except OSError as error:
         if error.errno in NO_SPACE:
             fail(str(disk_full(error.filename or "a file")))
-        if error.errno not in (errno.EACCES, errno.EROFS):
+        if error.errno not in REMEDIES:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        fail(
-            f"{where}{error.strerror}. Choose another folder, or its permissions; what was finished is safe."
-        )
+        fail(f"{where}{error.strerror}. {REMEDIES[error.errno]}; what was finished is safe.")
+
+
+def _say_setting(error: click.NoSuchOption, arguments: list[str]) -> None:
+    """Prints how the verb takes a setting that was given as an option: `trials=5` for `--trials 5`."""
+    from search.config import StudyConfig
+    from search.log_config import DemoConfig
+
+    takes_settings = error.ctx and any("=value" in (one.metavar or "") for one in error.ctx.command.params)
+    key = error.option_name.lstrip("-").replace("-", "_")
+    if takes_settings and key.partition(".")[0] in {
+        "model",
+        *StudyConfig.model_fields,
+        *DemoConfig.model_fields,
+    }:
+        # the value follows the option, or stands in its own word
+        after = "\n".join(arguments).partition(error.option_name)[2].lstrip("=\n")
+        value = after.split("\n")[0]
+        click.echo(f"dhen-search: settings have no dashes; write {key}={value or 'VALUE'}", err=True)
+
+
+def _open_missing_streams() -> None:
+    """Opens closed standard streams on /dev/null. Otherwise the next pipe or file gets one of their descriptors,
+    and whatever a process prints, or redirects, ends up in it."""
+    for descriptor, stream in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free: this one
+            setattr(sys, stream, os.fdopen(descriptor, "w" if descriptor else "r", closefd=False))
 
 
 @contextlib.contextmanager
-def _sigterm_like_ctrl_c() -> Iterator[None]:
-    """A context in which SIGTERM raises `Terminated`, so that processes are ended and trials are committed."""
+def _interruptible_once() -> Iterator[None]:
+    """A context in which SIGTERM raises `Terminated`, as Ctrl-C raises `KeyboardInterrupt`, so that processes are
+    ended and trials are committed. What comes after the first of them must not cut that short, and is ignored."""
     if threading.current_thread() is not threading.main_thread():  # no other thread may set signals
         yield
         return
-    before = signal.signal(signal.SIGTERM, _terminate)
+    # a shell's background command, for one, ignores Ctrl-C
+    numbers = [one for one in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(one) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, _interrupt) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            if signal.getsignal(number) is _interrupt:
+                signal.signal(number, handler)
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
-    # a second one must not cut short what the first has begun: ending processes, committing trials
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise Terminated
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, signal.SIG_IGN)
+    raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 
 def _end_without_ray() -> None:

@@ -21,7 +21,7 @@ from trials.data.period_length import DAY, parse_length
 from trials.data.remote import is_url
 from trials.job import TrainingConfig
 from trials.serving_limits import Limits, ServingConfig
-from trials.storage.database import without_password
+from trials.storage.database import masked
 from trials.strategy import Prefer, StrategyName
 
 Count = Annotated[int, Field(ge=0)] | Literal["auto"]
@@ -462,13 +462,13 @@ def as_begun(config: StudyConfig, directory: Path) -> StudyConfig:
         name = directory.resolve().name
     log = {} if config.data == (DEMO,) else {"data": tuple(map(_absolute, config.data))}
     files = {"schema_file": config.schema_file, "space": config.space, "baseline": config.baseline}
-    named = {key: _absolute(file) for key, file in files.items() if _is_file(file)}
+    named = {key: _absolute(file) for key, file in files.items() if file is not None and _is_file(file)}
     return config.replace(name=name, **log, **named)
 
 
-def _is_file(name: str | None) -> bool:
+def _is_file(name: str) -> bool:
     """Tells whether a setting names a file; what has no suffix may be a name of ours."""
-    return name is not None and Path(name).suffix != "" and Path(name).is_file()
+    return Path(name).suffix != "" and Path(name).is_file()
 
 
 def _absolute(path: str) -> str:
@@ -487,7 +487,7 @@ def check_directory(directory: Path, config: StudyConfig) -> None:
         changed = [key for key in now if now[key] != before[key] and key not in BUDGET_KEYS]
         if changed:
             differences = "; ".join(
-                f"{key}: {_shown(key, before[key])} there, {_shown(key, now[key])} now" for key in changed
+                masked(f"{key}: {before[key]!r} there, {now[key]!r} now") for key in changed
             )
             raise UserError(
                 f"{directory} holds another study ({differences}). Run it with its own settings to go on, "
@@ -497,15 +497,10 @@ def check_directory(directory: Path, config: StudyConfig) -> None:
         raise UserError(f"{directory} is not empty and holds no study; choose another --out.")
 
 
-def _shown(key: str, value: Any) -> str:
-    """A setting's value as it may be shown: an address without its password."""
-    secret = key in ADDRESSES and isinstance(value, str) and ("@" in value or "password=" in value)
-    return repr(without_password(value) if secret else value)
-
-
 def write_config(directory: Path, config: StudyConfig) -> None:
-    """Writes the run directory's `study.yaml`, with every key."""
-    write_atomically(directory / STUDY_FILE, dump_yaml(config.to_dict()))
+    """Writes the run directory's `study.yaml`, with every key; one with secrets is its owner's alone to read."""
+    text = dump_yaml(config.to_dict())
+    write_atomically(directory / STUDY_FILE, text, private=masked(text) != text)
 
 
 def written_config(directory: Path) -> StudyConfig:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from search.printable import printable
 from trials.processes.logs import DATE_FORMAT, FORMAT
 from trials.storage.disk_full import is_disk_full
 
@@ -25,13 +26,21 @@ def show_logs(verbosity: int) -> None:
     if verbosity:
         handler = logging.StreamHandler(sys.stderr)
         handler.setLevel(logging.INFO if verbosity == 1 else logging.DEBUG)
-        handler.setFormatter(logging.Formatter(FORMAT, DATE_FORMAT))
+        handler.setFormatter(_Formatter(FORMAT, DATE_FORMAT))
     for name in ROOMS:
         logger = logging.getLogger(name)
         logger.setLevel(logging.DEBUG if verbosity > 1 else logging.INFO)
         # one command after another in one process, as tests run them, must not show lines twice
         logger.handlers = [handler for handler in logger.handlers if isinstance(handler, logging.FileHandler)]
         logger.addHandler(handler)
+
+
+class _Formatter(logging.Formatter):
+    """The format of lines, without control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Formats a record, and its traceback."""
+        return printable(super().format(record))
 
 
 class _LogFile(logging.FileHandler):
@@ -56,7 +65,7 @@ class _LogFile(logging.FileHandler):
 def logged_to(path: Path) -> Iterator[None]:
     """A context in which what modules log is appended to a file, also by a session that resumes another."""
     handler = _LogFile(path, encoding="utf-8", delay=True)
-    handler.setFormatter(logging.Formatter(FORMAT, DATE_FORMAT))
+    handler.setFormatter(_Formatter(FORMAT, DATE_FORMAT))
     loggers = [logging.getLogger(name) for name in ROOMS]
     for logger in loggers:
         logger.addHandler(handler)

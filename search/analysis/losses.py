@@ -23,6 +23,7 @@ from trials.data.encoding.hashing import MISSING_KEY
 from trials.data.encoding.vocabulary import MISSING_ID, UNKNOWN_ID
 from trials.data.example_weights import Floats, example_weights
 from trials.metrics import PROBABILITY_FLOOR
+from trials.storage.logits_file import read_logits
 
 BLOCKS = 200
 """Largest number of blocks: the standard error of a block bootstrap is then known to 5 %, and blocks are long."""
@@ -83,7 +84,7 @@ def block_sums(logits: Sequence[Path], split: Split, rate: float, blocks: Blocks
         rate: the fraction of negatives that the log kept.
         blocks: blocks of the split.
     """
-    member_logits = [np.load(file, mmap_mode="r", allow_pickle=False) for file in logits]
+    member_logits = [read_logits(file) for file in logits]
     assert all(len(logit_N) == split.rows for logit_N in member_logits)
     weights = example_weights(split, rate)
     sums_K = np.zeros(blocks.count)

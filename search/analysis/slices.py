@@ -35,6 +35,7 @@ from trials.data.example_weights import Floats, example_weights
 from trials.events import logits_file
 from trials.metrics import entropy
 from trials.record import TrialRecord
+from trials.storage.logits_file import read_logits
 from trials.study_record import Comparison, StudyRecord
 from trials.training.evaluation import evaluate
 
@@ -157,7 +158,7 @@ def _kept_logits(
     for seed in comparison.seeds:
         jobs = (retrained_job(network, study, log, seed, job_of) for network in networks)
         files = [_kept_file(study, retrainings.get(job.fingerprint)) for job in jobs]
-        logits = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files]
+        logits = [read_logits(file) for file in files]
         yield mean_of_logits(logits, log.schema.negative_sampling_rate)
 
 

@@ -20,6 +20,7 @@ from trials.data.cache import PreparedLog
 from trials.data.example_weights import example_weights
 from trials.record import JobSummary, Metrics, Origin, Outcome, Result, TrialKind, TrialPlan, TrialRecord
 from trials.serving_limits import Limits, summed_ms
+from trials.storage.logits_file import read_logits
 from trials.training.evaluation import logit_metrics
 
 AVERAGE = "average"
@@ -36,7 +37,7 @@ def choose(
     (`search.averages.greedy_selection`)."""
     rate, rows = log.schema.negative_sampling_rate, log.split(split)
     clicked_N = np.asarray(rows.labels) > 0.5
-    p_SN = np.stack([corrected_probability(logits(network), rate) for network in pool])
+    p_SN = np.stack([corrected_probability(read_logits(logits(network)), rate) for network in pool])
     flops_S = np.array([network.job.flops for network in pool], dtype=np.float64)
     averages = chosen_averages(
         np.where(clicked_N, p_SN, 1.0 - p_SN), example_weights(rows, rate), flops_S, most=most
@@ -52,7 +53,7 @@ def meets(limits: Limits, members: Members) -> bool:
 
 def mean_metrics(members: Members, log: PreparedLog, split: str, logits: LogitsOf) -> Metrics:
     """Metrics of the mean of the networks' predictions, worked out as a single network's are."""
-    member_logits = [np.load(logits(member), allow_pickle=False) for member in members]
+    member_logits = [read_logits(logits(member)) for member in members]
     mean_N = mean_of_logits(member_logits, log.schema.negative_sampling_rate)
     return logit_metrics(torch.from_numpy(mean_N), log.split(split), log)
 
@@ -60,7 +61,7 @@ def mean_metrics(members: Members, log: PreparedLog, split: str, logits: LogitsO
 def mean_probability(members: Members, log: PreparedLog, logits: LogitsOf) -> NDArray[np.float32]:
     """What the mean of the networks' predictions is for the training rows (N), as a network predicts it: not
     corrected for negative sampling."""
-    member_logits = [np.load(logits(member), allow_pickle=False) for member in members]
+    member_logits = [read_logits(logits(member)) for member in members]
     mean_N: NDArray[np.float32] = expit(mean_of_logits(member_logits, log.schema.negative_sampling_rate))
     return mean_N
 

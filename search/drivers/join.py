@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError
 
 from dhen.errors import UserError
@@ -15,7 +14,7 @@ from search.config import ADDRESSES, StudyConfig, written_config
 from search.log_config import set_override
 from search.read_study import HEAD, run_directory_of, stored_studies
 from trials.address import LOCAL
-from trials.storage.database import without_password
+from trials.storage.database import masked, parsed_url
 from trials.storage.ledger import Ledger
 
 SETTINGS = "settings"
@@ -40,7 +39,7 @@ def for_other_drivers(config: StudyConfig) -> dict[str, Any]:
     """The settings of a study as its ledger keeps them: without the address of the ledger itself, and without
     addresses that have a password."""
     return {
-        key: None if key == "storage" or _is_secret(key, value) else value
+        key: None if key == "storage" or (key in ADDRESSES and value and masked(value) != value) else value
         for key, value in config.to_dict().items()
     }
 
@@ -82,7 +81,7 @@ def join(
         key = word.partition("=")[0]
         if key not in OWN_KEYS:
             raise UserError(
-                f"{word!r}: all drivers of a study share its settings; a further one may have its own "
+                f"{masked(word)!r}: all drivers of a study share its settings; a further one may have its own "
                 f"{', '.join(OWN_KEYS)}."
             )
         set_override(settings, word)
@@ -97,12 +96,12 @@ def join(
 def _check_server(url: str) -> None:
     """Raises UserError for a database that takes one driver."""
     try:
-        kind = sa.engine.make_url(url).get_backend_name()
+        kind = parsed_url(url).get_backend_name()
     except ArgumentError:
         return  # opening it says what is wrong
     if kind == "sqlite":
         raise UserError(
-            f"{without_password(url)}: a SQLite database takes one driver; a study with several has its ledger on "
+            f"{masked(url)}: a SQLite database takes one driver; a study with several has its ledger on "
             "PostgreSQL: `dhen-search run storage=postgresql://user@host/studies` begins one."
         )
 
@@ -131,10 +130,3 @@ def _noted_settings(facts: dict[str, Any], name: str) -> dict[str, Any]:
             "directory is not on this machine; start the worker where it is."
         )
     return settings
-
-
-def _is_secret(key: str, value: Any) -> bool:
-    """Whether a setting's value is an address with a password, or one that cannot be read."""
-    if key not in ADDRESSES or not isinstance(value, str):
-        return False
-    return ("@" in value or "password=" in value) and without_password(value) != value

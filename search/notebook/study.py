@@ -18,7 +18,7 @@ from dashboards.sentences.summary import progress, sentences
 from dhen.errors import UserError
 from search.notebook.frames import attempts_frame, curves_frame, points_frame, trials_frame, winners_frame
 from search.read_study import read_stored_study, read_study, run_directory_of, stored_studies
-from trials.storage.database import without_password
+from trials.storage.database import masked
 from trials.study_record import StudyRecord
 
 if TYPE_CHECKING:
@@ -46,9 +46,7 @@ def open_study(where: str | Path, name: str | None = None) -> Study:
     studies = stored_studies(str(where), name)
     if len(studies) > 1:
         names = ", ".join(repr(study.name) for study in studies)
-        raise UserError(
-            f"{without_password(str(where))} holds several studies; say which with name=: {names}."
-        )
+        raise UserError(f"{masked(str(where))} holds several studies; say which with name=: {names}.")
     return Study(run_directory_of(str(where), studies[0]), (str(where), studies[0].name))
 
 

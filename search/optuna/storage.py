@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from dhen.errors import UserError
 from dhen.values import Value
-from trials.storage.database import trouble, without_password
+from trials.storage.database import masked, trouble
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -42,7 +42,7 @@ def is_url(storage: str) -> bool:
 
 def shown(storage: str) -> str:
     """Returns a storage's name as it may be printed: without a password."""
-    return without_password(storage) if is_url(storage) else storage
+    return masked(storage) if is_url(storage) else storage
 
 
 def open_storage(storage: str) -> tuple[BaseStorage, Callable[[], None]]:
@@ -95,7 +95,7 @@ def in_words(storage: str) -> Iterator[None]:
         ) from None
     except (optuna.exceptions.OptunaError, RuntimeError, OSError, ValueError, KeyError) as error:
         # tables of another version, a journal that is damaged or has no space, another program in between
-        reason = f"{type(error).__name__}: {error}"
+        reason = masked(f"{type(error).__name__}: {error}")
         raise UserError(
             f"the Optuna storage {shown(storage)} cannot be used ({reason}); mend it, or name another: it can be "
             "made again."

@@ -72,7 +72,8 @@ def run_session(
             raise UserError(
                 f"{file} is the run directory to go on with, and --out {out} another one: leave one out."
             )
-        directory, base = file, file / STUDY_FILE
+        directory = file
+        base: Path | None = file / STUDY_FILE
     else:
         directory = out or _default_directory(file, data)
         base = file or (directory / STUDY_FILE if _resumes(directory, data) else None)

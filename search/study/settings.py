@@ -293,7 +293,7 @@ def _is_copy(ledger: Ledger, directory: Path, noted: dict[str, Any]) -> bool:
         other = database_url(began_in, None)
         if same_database(ledger.url, own) and has_database(began_in) and not same_database(other, own):
             with closing(Ledger(other, ledger.study, create=False)) as original:
-                return (original.facts() or {}).get("created") == noted["created"]
+                return bool((original.facts() or {}).get("created") == noted["created"])
     return False
 
 

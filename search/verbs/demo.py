@@ -42,7 +42,7 @@ def command(words: tuple[str, ...], out: Path, as_json: bool) -> None:
     """
     data: dict[str, Any] = {}
     for word in words:
-        set_override(data, word)
+        set_override(data, word.removeprefix("demo."))
     spec = parse(DemoConfig, data, "demo")
     console = Console(stderr=as_json)
     with step_progress(console) as progress:

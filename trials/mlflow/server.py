@@ -23,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from dhen.errors import UserError
 from trials.mlflow.store import local_path, make_store, open_client
-from trials.storage.database import engine_options, sqlite_file, trouble
+from trials.storage.database import engine_options, masked, sqlite_file, trouble
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -67,8 +67,8 @@ def check_server(uri: str, source: str) -> str:
     shown, kind = without_secrets(uri), _kind(uri)
     if shown != uri and source != VARIABLE:
         raise UserError(
-            f"{source}: the address holds a name or a password, which would be written to study.yaml. Give this "
-            f"address in {VARIABLE}, whose secrets are not kept, or leave them out, and set "
+            f"{source}: the address holds a name, a password or a token, which study.yaml would hold too. Give "
+            f"this address in {VARIABLE}, whose secrets are not kept, or leave them out, and set "
             "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, MLFLOW_TRACKING_TOKEN, or PGPASSWORD."
         )
     if re.match(r"https?://[^/:?#]", shown):
@@ -104,13 +104,11 @@ def is_database(uri: str) -> bool:
 
 
 def without_secrets(uri: str) -> str:
-    """Returns an address without passwords; one of another kind than a database also without the user."""
-    if not is_database(uri):
-        return re.sub(r"://[^/?#]*@", "://", uri)
-    address, _, query = uri.partition("?")
-    secret = re.compile("(ssl)?passw(or)?d|pwd|odbc_connect", re.IGNORECASE)
-    words = [word for word in query.split("&") if not secret.fullmatch(word.partition("=")[0])]
-    return "?".join(filter(None, (re.sub(r"(://[^:/@]*):.*@", r"\1@", address), "&".join(words))))
+    """Returns an address without passwords and tokens; that of a web server also without the user."""
+    address, _, query = masked(uri).partition("?")
+    words = [word for word in query.split("&") if not word.endswith("=***")]
+    address = address.replace("://***@", "://").replace(":***@", "@")
+    return "?".join(filter(None, (address, "&".join(words))))
 
 
 def open_server(uri: str) -> MlflowClient:

@@ -8,14 +8,11 @@ notice.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import logging
-import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
@@ -34,6 +31,7 @@ from trials.data.cache import PreparedLog
 from trials.data.origin import LogAtOrigin, LogWithValidation
 from trials.data.teacher import TaughtLog
 from trials.distributed.process_group import join, meeting_of_servers
+from trials.end_with_parent import end_with_parent
 from trials.events import (
     EVENTS,
     START_MARK,
@@ -72,7 +70,6 @@ COLLECTIVE_SECONDS = 600.0
 FORK_SERVER = os.getpid()
 """Id of the process that has imported this file: in a rank that was forked from it, its parent."""
 tidy_up_at_exit()
-PR_SET_PDEATHSIG = 1
 
 Emit = Callable[[Event], None]
 
@@ -358,22 +355,9 @@ def _die_with_launcher() -> None:
     """Ends a process whose driver is gone, however the driver went, and also if this process is stopped.
 
     The fork server ends with the driver, once no rank keeps it, and the kernel ends ranks with the server.
-    Where there is no such kernel, a thread waits for the driver's end.
     """
     _let_the_server_go()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getpid() != FORK_SERVER != os.getppid():
-            os._exit(1)  # it was gone before
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    end_with_parent(FORK_SERVER if os.getpid() != FORK_SERVER else os.getppid())
 
 
 def _let_the_server_go() -> None:

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from dhen.errors import UserError
 from trials.cluster.machine import Precision
+from trials.end_with_parent import end_with_parent
 from trials.profiling.on_ranks import SharedMeasured, SharedSetting, time_rank
 from trials.profiling.timing import Measured, time_everything
 from trials.without_main import without_main
@@ -89,7 +90,7 @@ def _measuring(measure: Callable[..., T], arguments: tuple[Any, ...]) -> Iterato
     """Gives the end of a pipe to which a process sends what it has timed; the process is killed with the block."""
     context = get_context("spawn")
     end, other_end = context.Pipe(duplex=False)
-    process = context.Process(target=_measure, args=(other_end, measure, arguments), daemon=True)
+    process = context.Process(target=_measure, args=(other_end, os.getpid(), measure, arguments), daemon=True)
     resource_tracker.ensure_running()  # which leaves SIGINT unblocked where a process's start has to begin it
     try:
         with other_end:
@@ -108,8 +109,11 @@ def _measuring(measure: Callable[..., T], arguments: tuple[Any, ...]) -> Iterato
             process.join()
 
 
-def _measure(end: Connection, measure: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+def _measure(
+    end: Connection, parent: int, measure: Callable[..., object], arguments: tuple[Any, ...]
+) -> None:
     """Runs in a process of its own."""
+    end_with_parent(parent)
     end.send(measure(*arguments))
     # gloo's threads can end a process with a message while the interpreter is taken down
     os._exit(0)

@@ -39,7 +39,18 @@ FOREIGN = ("no such table", "no such column", "has no column", "does not exist",
 """Pattern of what databases say of tables that are not the ones expected."""
 DIALECTS = ("sqlite", "postgresql")
 """Kinds of databases whose `insert` can leave or change the row that is there."""
-
+_SECRET_NAME = (
+    r"[\w.-]*(?:token|pass(?!file)|pwd|secret|signature|credential|(?:api|access|account|private)[_-]?key)[\w.-]*"
+    r"|key|sig|auth|odbc_connect"
+)
+SECRETS = (
+    (re.compile(r"(https?://)[^/?#\s]*@"), r"\1***@"),
+    # up to the last @ before the path; else a password with a slash in it, which SQLAlchemy takes
+    (re.compile(r"(://[^:/?#@\s]*):(?:[^/?#\s]*|[^@\s]*)@"), r"\1:***@"),
+    (re.compile(rf"([?&#;](?:{_SECRET_NAME})=)[^&#\s'\"]+", re.IGNORECASE), r"\1***"),
+    (re.compile(r"^((?!.*://).*:)[^:/@\s]*@"), r"\1***@"),  # no URL, though somebody meant one
+)
+"""Patterns of secrets in URLs, and what is shown in their place."""
 
 CONNECT_SECONDS = 10
 """Seconds for which a server may be silent while a connection is made."""
@@ -76,7 +87,7 @@ class Database:
             self._engine = sa.create_engine(url, **engine_options(url))
             if self._engine.dialect.name not in DIALECTS:
                 raise UserError(
-                    f"{without_password(url)}: a database of the kind {self._engine.dialect.name!r}; "
+                    f"{masked(url)}: a database of the kind {self._engine.dialect.name!r}; "
                     f"use SQLite (sqlite:////path/study.db) or PostgreSQL (postgresql://user@host/studies)."
                 )
             if self._engine.dialect.name == "sqlite":
@@ -84,9 +95,9 @@ class Database:
             try:
                 with self._engine.begin() as connection:
                     if create:
-                        bring_up_to_date(connection, tables, without_password(url))
+                        bring_up_to_date(connection, tables, masked(url))
                     else:
-                        check_version(connection, without_password(url))
+                        check_version(connection, masked(url))
             except BaseException:
                 self._engine.dispose()
                 raise
@@ -180,11 +191,12 @@ def trouble(url: str, error: Exception) -> str:
         remedy = "give a SQLAlchemy URL, e.g. sqlite:////path/study.db or postgresql://user@host/studies"
     else:
         remedy = "check the address, the permissions of the file and its folder, and that the server runs"
-    return f"the database {without_password(url)} cannot be used ({reason}); {remedy}."
+    return f"the database {masked(url)} cannot be used ({reason}); {remedy}."
 
 
 def _reason(error: Exception) -> str:
-    return str(getattr(error, "orig", None) or error).splitlines()[0]
+    reason = str(getattr(error, "orig", None) or error).splitlines()[0]
+    return re.sub(r"[^\s'\"]+@", "***@", reason)  # of a password with an @, a part is taken for the host
 
 
 def _is_full(url: str, reason: str) -> bool:
@@ -205,26 +217,37 @@ def _free(url: str) -> str:
 def sqlite_file(url: str) -> Path | None:
     """Returns the file of a SQLite database."""
     try:
-        parsed = sa.engine.make_url(url)
+        parsed = parsed_url(url)
     except ArgumentError:
         return None
     return Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
 
 
-def without_password(url: str) -> str:
-    """Returns the URL as it may be shown."""
+def parsed_url(url: str) -> sa.URL:
+    """Returns the parts of a database's URL.
+
+    Raises:
+        ArgumentError: for text that is no such URL.
+    """
     try:
-        shown = sa.engine.make_url(url).render_as_string(hide_password=True)
-    except ArgumentError:
-        shown = repr(re.sub(r":[^:/@]*@", ":***@", url))
-    return re.sub(r"(password=)[^&\s']*", r"\1***", shown)
+        return sa.engine.make_url(url)
+    except ValueError:
+        raise ArgumentError("its port is no number") from None
+
+
+def masked(text: str) -> str:
+    """Returns a URL, or text with URLs, as it may be shown: `***` in place of passwords and tokens, and of whoever
+    asks a web server, since a token may be a user name there."""
+    for pattern, shown in SECRETS:
+        text = pattern.sub(shown, text)
+    return text
 
 
 def engine_options(url: str) -> dict[str, Any]:
     """Returns what SQLAlchemy needs to know: SQLite waits for a lock, other databases check their connections."""
     if url.startswith("sqlite"):
         return {"connect_args": {"timeout": SQLITE_TIMEOUT_SECONDS}}
-    parsed = sa.engine.make_url(url)
+    parsed = parsed_url(url)
     if parsed.get_backend_name() != "postgresql" or parsed.get_driver_name() != "psycopg":
         return {"pool_pre_ping": True}
     wanted = {"connect_timeout": CONNECT_SECONDS} | SILENT_SERVER
@@ -241,7 +264,7 @@ def _with_foreign_keys(connection: Any, _: object) -> None:
 def _normal(url: str) -> str:
     """Returns the URL, with a SQLite file by its real path, and a server without who asks it and how."""
     try:
-        parsed = sa.engine.make_url(url)
+        parsed = parsed_url(url)
     except ArgumentError:
         return url
     if parsed.get_backend_name() == "sqlite" and parsed.database:

@@ -5,6 +5,7 @@ Optimizer state may be beside them.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import mmap
@@ -23,14 +24,17 @@ from dhen.errors import UserError
 Weights = dict[str, Tensor]
 _DTYPES = {"F32": torch.float32, "I64": torch.int64, "U8": torch.uint8}
 """The types that weights have, as files name them."""
+DIGEST = "sha256"
+"""Name of the digest in a file's header: of all tensors, in the order of their names."""
 OPTIMIZER = "optimizer."
 """Beginning of the names of optimizer state (`trials.checkpoint.optimizer_state`)."""
 
 
 def save_weights(weights: Weights, path: Path) -> None:
-    """Writes a file that is whole or not there."""
+    """Writes a file that is whole or not there, with a digest in its header that is checked when it is read."""
+    whole = {name: tensor.contiguous() for name, tensor in weights.items()}
     with atomic_file(path) as temporary:
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
+        save_file(whole, temporary, {DIGEST: _digest(whole)})
 
 
 def read_weights(path: Path) -> Weights:
@@ -58,9 +62,25 @@ def read_all(path: Path) -> Weights:
         UserError: when the file is missing or damaged.
     """
     try:
-        return load_file(path)
+        weights = load_file(path)
+        with safe_open(path, "pt") as file:
+            noted = (file.metadata() or {}).get(DIGEST)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: no readable weights ({error}).") from None
+    if noted not in (None, _digest(weights)):  # none in a file that an earlier version wrote
+        raise UserError(
+            f"{path} is damaged: its weights are not those that were written. Restore it from a copy, or train "
+            "the model again."
+        )
+    return weights
+
+
+def _digest(weights: Weights) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(weights.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def stored_numbers(path: Path) -> int:

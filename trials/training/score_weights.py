@@ -10,11 +10,9 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
-from dhen.atomic_write import atomic_file
 from dhen.inputs.fresh_rows import part_of_tables
 from dhen.model import build_model
 from trials.cluster.cluster import Cluster
@@ -26,6 +24,7 @@ from trials.optim.master_weights import compute_in
 from trials.ranks import Ranks
 from trials.record import Metrics
 from trials.servers.client import Servers
+from trials.storage.logits_file import write_logits
 from trials.storage.weights_file import load_weights, read_all
 from trials.strategy import Strategy
 from trials.training.distributed_step import DistributedStep
@@ -99,7 +98,6 @@ def keep_logits(path: Path) -> Keep:
     """Writes logits to their file, whole or not at all."""
 
     def keep(logit_N: Tensor) -> None:
-        with atomic_file(path) as temporary, temporary.open("wb") as file:
-            np.save(file, logit_N.cpu().numpy())
+        write_logits(logit_N.cpu().numpy(), path)
 
     return keep

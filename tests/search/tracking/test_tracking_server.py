@@ -178,7 +178,8 @@ def test_where_runs_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             UserError, match=f"{VARIABLE}={refused}: expected an address at which MLflow keeps"
         ):
             goes_to(refused)
-    for secret in ("http://ada:s3cret@tracking.example", "mysql://ada:s3cret@db/runs"):
+    assert goes_to(f"{web}?a=1&token=s3cret") == f"{web}?a=1"
+    for secret in ("http://ada:s3cret@tracking.example", "mysql://ada:s3cret@db/runs", f"{web}?token=s3cret"):
         with pytest.raises(UserError, match=f"this address in {VARIABLE}") as error:
             with_destination(StudyConfig(tracking=secret), tmp_path)
         assert "s3cret" not in str(error.value)

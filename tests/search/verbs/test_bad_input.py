@@ -112,6 +112,11 @@ from trials.record import Outcome, TrialKind
             "layers.1: Input should be a valid integer",
         ),
         (("run", "--dta", "x"), "No such option"),
+        (("run", "--trials", "5"), "write trials=5"),
+        (("run", "--data", "{log}", "--training.epochs=2"), "write training.epochs=2"),
+        (("train", "dcn_v2", "--data", "{log}", "--out", "b", "--seed"), "write seed=VALUE"),
+        (("demo", "--out", "log.csv", "--rows", "5"), "write rows=5"),
+        (("demo", "--out", "log.csv", "demo.rows=5"), "rows: Input should be greater than or equal to 1000"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

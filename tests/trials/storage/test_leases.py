@@ -14,7 +14,7 @@ from tools import needs
 from dhen.errors import UserError
 from trials.record import Outcome, TrialRecord
 from trials.storage import patience
-from trials.storage.database import ServerGoneError, without_password
+from trials.storage.database import ServerGoneError, masked, sqlite_file
 from trials.storage.leases import LEAD, SILENT_SECONDS, TRIAL, TURN, Driver, Leases, TakenForDeadError
 from trials.storage.ledger import Ledger, Setting
 
@@ -180,10 +180,30 @@ def test_a_driver_waits_for_its_server_as_long_as_it_is_told(
         "postgresql://user@host/db?password=secret&x=1",
         "postgresql:/user:secret@host",
         "no scheme:secret@host",
+        "postgresql://user:se@secret@host/db",
+        "http://secret@host/db?Token=secret&x=1",
+        "https://host/db?x=1&api_key=secret#access_token=secret",
     ],
 )
 def test_no_password_is_shown(url: str) -> None:
-    assert "secret" not in without_password(url)
+    for shown in (masked(url), masked(f"storage: {url}\n"), masked(repr([url]))):
+        assert "secret" not in shown
     with pytest.raises(UserError) as raised:
         Ledger(url, "a")
     assert "secret" not in str(raised.value)
+
+
+def test_a_port_that_is_no_number_is_said_in_words() -> None:
+    url = "postgresql://user:secret@host:port/db"
+    with pytest.raises(UserError, match=r"user:\*\*\*@host:port/db cannot be used \(its port is no number\)"):
+        Ledger(url, "a")
+    assert sqlite_file(url) is None
+
+
+def test_what_is_no_secret_is_shown() -> None:
+    for url in (
+        "postgresql://user@host:5432/db?sslkey=client.key&connect_timeout=3&keepalives=1&passfile=own",
+        "sqlite:////runs/a:b@c/study.db",
+        "http://tracking.example:5000/a?x=1",
+    ):
+        assert masked(url) == url

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -264,3 +265,33 @@ def test_no_thread_finds_half_of_what_queries_ask() -> None:
     program = "import sys, trials.storage.ledger; print('sqlalchemy.orm' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "read"),
+    [
+        ("dhen_trial.record", "replace(record, '{', '[')", Ledger.trials),
+        ("dhen_trial.record", "replace(record, 'result', 'resulu')", Ledger.trials),
+        ("dhen_trial.record", "'7'", Ledger.trials),
+        ("dhen_job.summary", "replace(summary, 'seed', 'seee')", Ledger.trials),
+        ("dhen_plan.plan", "replace(plan, 'true', 'tsue')", Ledger.trials),
+        ("dhen_study.facts", "replace(facts, ':', ';')", Ledger.facts),
+        ("dhen_study.facts", "'7'", Ledger.facts),
+    ],
+)
+def test_a_damaged_value_is_said_in_words(
+    tmp_path: Path, column: str, value: str, read: Callable[[Ledger], object]
+) -> None:
+    path = tmp_path / "study.db"
+    ledger = Ledger(sqlite_url(path), "a")
+    ledger.settle(SETTING)
+    ledger.change_facts(lambda facts: {"created": "now"})
+    ledger.save(trained(0))
+    ledger.close()
+    table, _, name = column.partition(".")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"update {table} set {name} = {value}")
+    with pytest.raises(
+        UserError, match=rf"{path} holds a record that cannot be read .* Restore it from a copy"
+    ):
+        read(Ledger(sqlite_url(path), "a"))
