@@ -16,12 +16,10 @@ import uvicorn
 
 from dhen.errors import UserError
 from search.serving.app import make_app
+from search.serving.connections import server_of
 from search.serving.live_model import LiveModel
-from search.serving.settings import GRACE_SECONDS, Ready, Refused, ServeSettings
+from search.serving.settings import Ready, Refused, ServeSettings
 from trials.processes.logs import DATE_FORMAT, FORMAT
-
-MOST_CONNECTIONS = 1000
-"""Connections of a worker at a time; beyond them it answers 503, so that what waits is bounded."""
 
 
 def main(settings: ServeSettings, listener: socket.socket, parent: Connection) -> None:
@@ -34,16 +32,7 @@ def main(settings: ServeSettings, listener: socket.socket, parent: Connection) -
         parent.send(Refused(str(error)))
         return
     app = make_app(model, max_body_bytes=settings.max_body_bytes, token=settings.token)
-    config = uvicorn.Config(
-        app,
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        limit_concurrency=MOST_CONNECTIONS,
-        timeout_graceful_shutdown=int(GRACE_SECONDS),
-    )
-    server = uvicorn.Server(config)
+    server = server_of(app)
     threading.Thread(target=_end_with_parent, args=(server,), daemon=True, name="parent").start()
     model.watch()
     parent.send(Ready(model.served.name))
