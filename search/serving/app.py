@@ -42,8 +42,8 @@ class TooLargeError(UserError):
     """The body is larger than the limit."""
 
 
-class BusyError(UserError):
-    """As much waits already as may wait."""
+class BusyError(Exception):
+    """As much waits for scores already as may wait."""
 
 
 def make_app(model: LiveModel, *, max_body_bytes: int, token: str | None) -> Starlette:
@@ -78,8 +78,8 @@ def make_app(model: LiveModel, *, max_body_bytes: int, token: str | None) -> Sta
             loop = asyncio.get_running_loop()
             async with bodies.whole(request) as body:
                 text = await loop.run_in_executor(scoring, _scored, served, body, content_type)
-        except BusyError as error:
-            return _error(503, str(error), served)
+        except BusyError:
+            return _error(503, "too many requests wait for their scores: try again.", served)
         except TooLargeError as error:
             return _error(413, str(error), served)
         except ContentTypeError as error:
@@ -123,7 +123,7 @@ def _scored(served: Served, body: bytes, content_type: str) -> str:
 
 
 class _Bodies:
-    """The bodies of requests that a worker holds, in bytes, and how many of them are whole and wait for scores."""
+    """The bodies that are held: their bytes, and how many are whole and wait for their scores."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -131,11 +131,11 @@ class _Bodies:
 
     @asynccontextmanager
     async def whole(self, request: Request) -> AsyncIterator[bytes]:
-        """Reads a request's body, which counts as held until the block ends.
+        """Reads a request's body, which is held until the block ends.
 
         Raises:
             TooLargeError: where it has more bytes than the limit, of which no more is kept.
-            BusyError: where as many requests, or as many bytes, are held as may be.
+            BusyError: where no more may be held.
         """
         parts, size, kept = list[bytes](), 0, 0
         try:
@@ -148,14 +148,14 @@ class _Bodies:
                 elif size > DRAINED * self._most_bytes:
                     break
                 if self._bytes > HELD_BODIES * self._most_bytes:
-                    raise BusyError("the server holds as many bytes as it may: try again.")
+                    raise BusyError
             if size > self._most_bytes:
                 raise TooLargeError(
                     f"the body has more than {self._most_bytes:,} bytes: send fewer rows at a time, or start the "
                     "server with a higher --max-body."
                 )
             if self._whole >= MOST_REQUESTS:
-                raise BusyError(f"{MOST_REQUESTS} requests wait for their scores: try again.")
+                raise BusyError
             self._whole += 1
             try:
                 yield b"".join(parts)

@@ -16,15 +16,16 @@ import uvicorn
 
 from dhen.errors import UserError
 from search.serving.app import make_app
-from search.serving.connections import server_of
+from search.serving.connections import ClientConnection, allow_open_files
 from search.serving.live_model import LiveModel
-from search.serving.settings import Ready, Refused, ServeSettings
+from search.serving.settings import GRACE_SECONDS, Ready, Refused, ServeSettings
 from trials.processes.logs import DATE_FORMAT, FORMAT
 
 
 def main(settings: ServeSettings, listener: socket.socket, parent: Connection) -> None:
     """Answers until it is told to end; tells the parent the version that it serves, or why it serves none."""
     _log()
+    allow_open_files()
     torch.set_num_threads(settings.threads)
     try:
         model = LiveModel(settings.bundle, mapped=settings.mapped)
@@ -32,7 +33,16 @@ def main(settings: ServeSettings, listener: socket.socket, parent: Connection) -
         parent.send(Refused(str(error)))
         return
     app = make_app(model, max_body_bytes=settings.max_body_bytes, token=settings.token)
-    server = server_of(app)
+    config = uvicorn.Config(
+        app,
+        http=ClientConnection,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=int(GRACE_SECONDS),
+    )
+    server = uvicorn.Server(config)
     threading.Thread(target=_end_with_parent, args=(server,), daemon=True, name="parent").start()
     model.watch()
     parent.send(Ready(model.served.name))

@@ -1,14 +1,12 @@
-"""`cache`: lists and clears what is kept for later commands."""
+"""`cache`: lists and clears the logs that are kept for later commands."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 
 import click
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
 
 from dhen.errors import UserError, unknown_name
 from search.verbs.output import CacheFacts, KeptEntry, json_option, print_json
@@ -18,73 +16,43 @@ from trials.user_cache import LIMIT, CacheEntry, cache_limit, entries, remove, u
 OUTPUT = CacheFacts
 
 
-@click.command(
-    epilog="""\b
-Examples: dhen-search cache
-          dhen-search cache --clear
-          dhen-search cache --clear demo/demo-200000-0.parquet"""
-)
+@click.command(epilog="Example: dhen-search cache --clear demo/demo-200000-0.parquet")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--clear", is_flag=True, help="Remove these entries, or all; not what a process uses.")
 @json_option("What is kept, and what was cleared, as JSON.")
 def command(names: tuple[str, ...], clear: bool, as_json: bool) -> None:
-    """List what the cache holds, or the entries with these NAMEs: what it is, its size, its last use.
+    """List the logs that are kept, or those of these NAMEs: what they are, their size, their last use.
 
-    It is ~/.cache/dhen-search, or the folder of $DHEN_SEARCH_CACHE. Beyond $DHEN_SEARCH_CACHE_LIMIT (such as 20GiB;
-    by default a tenth of the disk) logs go that were unused the longest, unless a process uses them. All of it is
-    made anew when it is needed.
+    They lie below ~/.cache/dhen-search, or $DHEN_SEARCH_CACHE. Beyond $DHEN_SEARCH_CACHE_LIMIT (such as 20GiB; by
+    default a tenth of the disk) those go that were unused the longest, unless a process uses them. All are made
+    anew when they are needed.
     """
     kept = {str(entry.path.relative_to(user_cache())): entry for entry in entries()}
     for name in names:
         if name not in kept:
             raise unknown_name("entry of the cache", name, kept)
     chosen = {name: kept[name] for name in names or kept}
-    cleared = [name for name, entry in chosen.items() if clear and remove(entry.path)]
-    left = {name: entry for name, entry in chosen.items() if name not in cleared}
+    cleared = tuple(name for name, entry in chosen.items() if clear and remove(entry.path))
+    left = tuple(_facts(name, entry) for name, entry in chosen.items() if name not in cleared)
+    facts = CacheFacts(directory=str(user_cache()), limit_bytes=cache_limit(), entries=left, cleared=cleared)
     if as_json:
-        facts = [
-            KeptEntry(name=name, what=_what(entry), bytes=entry.bytes, last_used=_time(entry).isoformat())
-            for name, entry in left.items()
-        ]
-        limit = cache_limit()
-        print_json(
-            CacheFacts(
-                directory=str(user_cache()), limit_bytes=limit, entries=tuple(facts), cleared=tuple(cleared)
-            )
-        )
+        print_json(facts)
     elif clear:
-        freed = sum(chosen[name].bytes for name in cleared)
-        click.echo(f"cleared: {len(cleared)} entries, {byte_words(freed)}")
+        freed = byte_words(sum(kept[name].bytes for name in cleared))
+        click.echo(f"cleared: {len(cleared)} entries, {freed}")
     else:
-        _list(left)
+        for entry in left:
+            click.echo(f"{byte_words(entry.bytes):>10}  {entry.last_used}  {entry.name}  {entry.what}")
+        total, limit = sum(entry.bytes for entry in left), byte_words(facts.limit_bytes)
+        click.echo(f"{facts.directory}: {byte_words(total)}; the limit is {limit} (${LIMIT})")
     if clear and left:
-        raise UserError(f"a process uses {', '.join(left)}: not cleared. End it, then run the same command.")
+        used = ", ".join(entry.name for entry in left)
+        raise UserError(f"a process uses {used}: not cleared. End it, then run the same command.")
 
 
-def _list(kept: dict[str, CacheEntry]) -> None:
-    table = Table(Column("name", overflow="fold"), "what", Column("size", justify="right"), "last used")
-    for name, entry in kept.items():
-        table.add_row(
-            Text(name),
-            Text(_what(entry)),
-            byte_words(entry.bytes),
-            f"{_time(entry).astimezone():%Y-%m-%d %H:%M}",
-        )
-    console = Console()
-    console.print(table)
-    total = byte_words(sum(entry.bytes for entry in kept.values()))
-    limit = byte_words(cache_limit())
-    console.print(Text(f"{user_cache()}: {total}; the limit is {limit} (${LIMIT})"), soft_wrap=True)
-
-
-def _what(entry: CacheEntry) -> str:
-    """What an entry is, a prepared log with its name."""
-    try:
-        name = json.loads((entry.path / "manifest.json").read_text(encoding="utf-8"))["name"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return entry.what
-    return f"{entry.what} {name}"
-
-
-def _time(entry: CacheEntry) -> datetime.datetime:
-    return datetime.datetime.fromtimestamp(entry.used, datetime.UTC)
+def _facts(name: str, entry: CacheEntry) -> KeptEntry:
+    what, used = entry.what, datetime.datetime.fromtimestamp(entry.used, datetime.UTC)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        manifest = json.loads((entry.path / "manifest.json").read_text(encoding="utf-8"))
+        what += f" {manifest['name']!r}"
+    return KeptEntry(name=name, what=what, bytes=entry.bytes, last_used=used.isoformat(timespec="seconds"))

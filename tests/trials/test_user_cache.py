@@ -17,28 +17,22 @@ from trials.data.prepare.locked_directory import built
 from trials.user_cache import LIMIT, entries, make_room, remove, use
 
 KB = 1000
+DEMO = "demo/demo-1-0.parquet"
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three logs, a generated one and measured speeds, of a kB each, each unused for longer than the next."""
+    """Four logs of a kB each, each unused for longer than the next, and measured speeds."""
     root = tmp_path / "cache"
     monkeypatch.setenv("DHEN_SEARCH_CACHE", str(root))
-    monkeypatch.setenv(LIMIT, "5kB")
+    monkeypatch.setenv(LIMIT, "4kB")
     monkeypatch.setattr(user_cache, "_HELD", {})
-    names = (
-        "part-costs/a.json",
-        "demo/demo-1-0.parquet",
-        "one/x.npy",
-        "copies/two/x.csv",
-        "three.6.a+b/x.npy",
-    )
-    for age, name in zip((500, 400, 300, 200, 100), names, strict=True):
+    files = ("part-costs/a.json", DEMO, "one/manifest.json", "copies/two/x.csv", "three.6.a+b/x.npy")
+    for age, name in zip((500, 400, 300, 200, 100), files, strict=True):
         path = root / name
         path.parent.mkdir(parents=True)
-        path.write_bytes(bytes(KB))
-        entry = path if path.parent.name in ("part-costs", "demo") else path.parent
-        os.utime(entry, (1e9 - age, 1e9 - age))
+        path.write_text('{"name": "ads"}'.ljust(KB))
+        os.utime(path if name == DEMO else path.parent, (1e9 - age, 1e9 - age))
     return root
 
 
@@ -47,25 +41,23 @@ def names(cache: Path) -> list[str]:
 
 
 def test_what_was_unused_the_longest_goes_when_something_new_comes(cache: Path) -> None:
-    assert sum(entry.bytes for entry in entries()) == 5 * KB
     make_room(cache / "new", 0)
-    assert len(names(cache)) == 5
     make_room(cache.parent / "elsewhere", 5 * KB)
-    assert len(names(cache)) == 5, "what is written elsewhere needs no room here"
+    assert names(cache) == [DEMO, "one", "copies/two", "three.6.a+b"]
     with built(cache / "new", 2 * KB) as folder:
         (folder / "x.npy").write_bytes(bytes(2 * KB))
-    # small and costly to measure again, speeds stay
-    assert names(cache) == ["part-costs/a.json", "copies/two", "three.6.a+b", "new"]
+    assert sorted(os.listdir(cache)) == ["copies", "demo", "new", "part-costs", "three.6.a+b"]
+    assert names(cache) == ["copies/two", "three.6.a+b"]
 
 
 def test_what_a_process_uses_stays_and_is_the_newest(cache: Path) -> None:
-    written = (cache / "demo" / "demo-1-0.parquet").stat().st_mtime_ns
-    for name in ("one", "demo/demo-1-0.parquet"):
+    written = (cache / DEMO).stat().st_mtime_ns
+    for name in ("one", DEMO, DEMO):
         use(cache / name)
-    assert names(cache)[-2:] == ["one", "demo/demo-1-0.parquet"]
-    assert (cache / "demo" / "demo-1-0.parquet").stat().st_mtime_ns == written, "it would be read anew"
+    assert names(cache)[-2:] == ["one", DEMO]
+    assert (cache / DEMO).stat().st_mtime_ns == written, "it would be read anew"
     make_room(cache / "new", 100 * KB)
-    assert names(cache) == ["part-costs/a.json", "one", "demo/demo-1-0.parquet"]
+    assert names(cache) == ["one", DEMO]
     assert not remove(cache / "one")
     for descriptor in user_cache._HELD.values():  # as at the end of a process
         os.close(descriptor)
@@ -90,10 +82,10 @@ def test_the_command_lists_and_clears(cache: Path) -> None:
         return CliRunner().invoke(command, list(words), catch_exceptions=False).output
 
     listed = json.loads(run("--json"))
-    assert listed["limit_bytes"] == 5 * KB
+    assert listed["limit_bytes"] == 4 * KB
     assert [entry["name"] for entry in listed["entries"]] == names(cache)
     assert {entry["bytes"] for entry in listed["entries"]} == {KB}
-    assert "rows for refitting" in run("three.6.a+b")
+    assert "prepared log 'ads'" in run("one")
     with pytest.raises(UserError, match=r"unknown entry of the cache 'on'. Did you mean 'one'"):
         run("--clear", "on")
     assert json.loads(run("--clear", "one", "--json"))["cleared"] == ["one"]

@@ -12,10 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import uvicorn
 
-from search.serving import app
+from search.serving import app, connections
 from search.serving.app import make_app
-from search.serving.connections import Connection, server_of
+from search.serving.connections import ClientConnection
 
 LIMIT, HALF_OPEN = 8, 40
 TIMEOUT_SECONDS = 120
@@ -25,12 +26,13 @@ BODY = json.dumps({"dataframe_records": []})
 
 
 @contextmanager
-def serving(connection: type[Connection], model: Any = None) -> Iterator[int]:
+def serving() -> Iterator[int]:
     """A server in this process whose model has no rows to score; its port."""
     schema = SimpleNamespace(inputs=(), columns={})
     scorer = SimpleNamespace(encoding=SimpleNamespace(schema=schema))
-    model = model or SimpleNamespace(served=SimpleNamespace(name="1-a", scorer=scorer))
-    server = server_of(make_app(model, max_body_bytes=1000, token=None), connection)
+    model: Any = SimpleNamespace(served=SimpleNamespace(name="1-a", scorer=scorer))
+    served = make_app(model, max_body_bytes=1000, token=None)
+    server = uvicorn.Server(uvicorn.Config(served, http=ClientConnection, lifespan="off", log_config=None))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
@@ -65,11 +67,10 @@ def ask(client: HTTPConnection, method: str, path: str, body: str | None = None)
 
 
 @pytest.mark.parametrize("sent", [b"", HALF_HEADER, HALF_BODY])
-def test_half_open_connections_give_way_to_clients(sent: bytes) -> None:
-    class Few(Connection):
-        most, seconds = LIMIT, 1e6
-
-    with serving(Few) as port:
+def test_half_open_connections_give_way_to_clients(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", LIMIT)
+    monkeypatch.setattr(connections, "REQUEST_SECONDS", 1e6)
+    with serving() as port:
         client = HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_SECONDS)
         assert ask(client, "POST", "/invocations", BODY) == 200
         with half_open(port, HALF_OPEN, sent) as others:
@@ -84,11 +85,11 @@ def test_half_open_connections_give_way_to_clients(sent: bytes) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", HALF_HEADER, HALF_BODY])
-def test_a_request_that_is_not_whole_in_time_ends_its_connection(sent: bytes) -> None:
-    class Hasty(Connection):
-        seconds = 0.1
-
-    with serving(Hasty) as port, half_open(port, 3, sent) as clients:
+def test_a_request_that_is_not_whole_in_time_ends_its_connection(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.1)
+    with serving() as port, half_open(port, 3, sent) as clients:
         for client in clients:
             wait_for_end(client)
 
@@ -104,7 +105,7 @@ def test_what_waits_for_scores_is_bounded_and_ping_answers(monkeypatch: pytest.M
 
     monkeypatch.setattr(app, "_scored", scored)
     monkeypatch.setattr(app, "MOST_REQUESTS", 1)
-    with serving(Connection) as port:
+    with serving() as port:
         first, second = (HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_SECONDS) for _ in range(2))
         first.request("POST", "/invocations", BODY)
         assert begun.wait(TIMEOUT_SECONDS)
