@@ -34,6 +34,8 @@ MOST_REQUESTS = 800
 """Requests that may wait for their scores; a worker has more connections than that, which /ping needs."""
 HELD_BODIES = 32
 """Times the largest body: bytes of all bodies, whole or not, that are held at a time."""
+SMALL = 64
+"""Part of the largest body up to which one is taken even then: large ones that never end shut out no small one."""
 DRAINED = 4
 """Times the limit up to which a body that is too large is read to its end: who still sends hears no answer."""
 
@@ -147,7 +149,7 @@ class _Bodies:
                     self._bytes += len(part)
                 elif size > DRAINED * self._most_bytes:
                     break
-                if self._bytes > HELD_BODIES * self._most_bytes:
+                if self._bytes > HELD_BODIES * self._most_bytes and kept > self._most_bytes // SMALL:
                     raise BusyError
             if size > self._most_bytes:
                 raise TooLargeError(

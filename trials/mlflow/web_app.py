@@ -10,6 +10,7 @@ import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from trials.mlflow.store import ENVIRONMENT, artifacts, check_store, store_uri
 
@@ -54,20 +55,19 @@ def _keep_to(folder: Path) -> None:
     from mlflow.server import handlers
     from mlflow.store.artifact.artifact_repository_registry import get_registered_artifact_repositories
     from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
-    from mlflow.utils.uri import is_local_uri
 
     def own_files(uri: str, **stores: str | None) -> LocalArtifactRepository:
         # MLflow itself follows links below the place that it was given
-        if is_local_uri(uri):
+        if urlsplit(uri).scheme in ("", "file"):
             repository = LocalArtifactRepository(uri, **stores)
             if Path(repository.artifact_dir).resolve().is_relative_to(folder):
                 return repository
         raise MlflowException(f"{uri}: only files below {folder} are served here.", PERMISSION_DENIED)
 
-    repositories = get_registered_artifact_repositories()
+    repositories: dict[str, Any] = get_registered_artifact_repositories()
     for scheme in set(repositories) - {"runs", "models"}:  # these look the place up, and ask again
         repositories[scheme] = own_files
-    store = handlers._get_tracking_store()
+    store: Any = handlers._get_tracking_store()
     create = store.create_experiment
 
     def create_inside(name: str, artifact_location: str | None = None, tags: Any = None) -> str:
