@@ -52,6 +52,7 @@ VERBS = {
     "reproduce": "the paper's tables 1, 2 and 3, trained on your log, with intervals",
     "spaces": "the named search spaces and their sizes",
     "blocks": "the interaction modules and what they cost",
+    "cache": "what is kept for later commands: its size, its last use; clears it",
     "clusters": "the named clusters and this machine, with the source of each number",
 }
 INTERRUPTED = 130

@@ -16,7 +16,7 @@ from trials.data.log_schema import LogSchema
 from trials.data.prepare.prepare_log import prepare
 from trials.data.remote import is_url, local_copy, shown_url
 from trials.data.schema_yaml import read_schema
-from trials.user_cache import user_cache
+from trials.user_cache import use, user_cache
 
 
 class MissingLogError(UserError):
@@ -123,4 +123,8 @@ def _demo_file(demo: DemoConfig, progress: OnProgress | None) -> Path:
     name = f"demo-{demo.rows}-{demo.seed}"
     if demo != DemoConfig(rows=demo.rows, seed=demo.seed):
         name += f"-{fingerprint(demo.to_dict())}"
-    return generate(demo, folder / f"{name}.parquet", progress=progress)
+    path = folder / f"{name}.parquet"
+    use(path)
+    generate(demo, path, progress=progress)
+    use(path)  # it may be new
+    return path

@@ -22,8 +22,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from benchmarks.serving.server import HOST, serving, without_threads
 from benchmarks.shared.machine_and_tables import machine, markdown
 from search.bundles.bundle import read_bundle
@@ -119,9 +117,7 @@ def _another(words: str) -> Iterator[Asked]:
 
 def _bodies(folder: Path, bundle: Path, log: Path, sizes: Sequence[int]) -> dict[int, Path]:
     """Writes requests of each size; returns the script that sends them, by size."""
-    columns = read_bundle(bundle).encoding.schema.inputs
-    table = next(iter(read_batches(open_log([log], None), columns, BadRows(skip=False))))
-    records = _records(table.table.slice(0, REQUESTS * max(sizes)))
+    records = records_of(bundle, log, REQUESTS * max(sizes))
     scripts = {}
     for size in sizes:
         place = folder / str(size)
@@ -134,10 +130,13 @@ def _bodies(folder: Path, bundle: Path, log: Path, sizes: Sequence[int]) -> dict
     return scripts
 
 
-def _records(table: pa.RecordBatch) -> list[dict[str, object]]:
+def records_of(bundle: Path, log: Path, count: int) -> list[dict[str, object]]:
+    """Returns the first rows of a log, as JSON has them, with the columns that a bundle reads."""
+    columns = read_bundle(bundle).encoding.schema.inputs
+    table = next(iter(read_batches(open_log([log], None), columns, BadRows(skip=False))))
     return [
         {name: value.decode() if isinstance(value, bytes) else value for name, value in row.items()}
-        for row in table.to_pylist()
+        for row in table.table.slice(0, count).to_pylist()
     ]
 
 

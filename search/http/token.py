@@ -1,4 +1,4 @@
-"""The token that those who ask a server must show, which is made where other machines are answered."""
+"""The token that those who ask a server must show: made, or given by its user."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import hmac
 import secrets
 
 from dhen.errors import UserError
-from search.http.listener import LOCAL
 
 VARIABLE = "DHEN_SEARCH_TOKEN"
 """Environment variable that gives the token without showing it in the list of processes."""
@@ -15,12 +14,12 @@ SHORTEST = 12
 """Letters of a token that is given: fewer can be guessed."""
 
 
-def needed_token(host: str, given: str | None) -> str | None:
-    """Returns the token that must be shown: the one given, or a new one where other machines are answered.
+def needed_token(given: str | None, *, made: bool) -> str | None:
+    """Returns the token that must be shown: the one given, else a new one if one is to be made.
 
     Args:
-        host: the address that the server listens on.
         given: what the user gave; None where nothing.
+        made: whether a token is made if none is given.
 
     Raises:
         UserError: for a token that can be guessed.
@@ -29,7 +28,7 @@ def needed_token(host: str, given: str | None) -> str | None:
         raise UserError(
             f"--token: {len(given)} letters can be guessed; give {SHORTEST} or more, or leave it out."
         )
-    return given or (None if host in LOCAL else secrets.token_urlsafe(24))
+    return given or (secrets.token_urlsafe(24) if made else None)
 
 
 def digest(token: str) -> str:

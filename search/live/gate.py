@@ -1,4 +1,4 @@
-"""Who may look: requests to a name that is this server's, from its own pages, and with the token where one is set.
+"""Who may look: requests to a name that is this server's, from its own pages, and with its token.
 
 A page of another site that has its name point to this machine (DNS rebinding) is told apart by the name that it
 asks for; an IP address cannot be pointed elsewhere. The token comes once in the address (`?token=`), then as a
@@ -59,13 +59,15 @@ class Gate:
             )
         if origin is not None and urlsplit(origin).netloc != host:
             return PlainTextResponse("a page of another site may not ask this server.\n", status_code=403)
-        if self._digest is None or self._shows_token(request, self._digest):
+        if self._digest is None:
             return None
-        if (
-            is_token(request.query_params.get(TOKEN, ""), self._digest)
-            and request.scope.get("method") == "GET"
+        # also with the cookie: the token would stay in the history
+        if request.scope.get("method") == "GET" and is_token(
+            request.query_params.get(TOKEN, ""), self._digest
         ):
             return self._let_in(request, self._digest)
+        if self._shows_token(request, self._digest):
+            return None
         return HTMLResponse(
             plain_page("Token needed", ASKS), status_code=401, headers={"WWW-Authenticate": "Bearer"}
         )
@@ -85,7 +87,7 @@ class Gate:
         )
 
     def _let_in(self, request: HTTPConnection, cookie: str) -> Response:
-        """Sets the cookie, and asks for the same address without the token, which would stay in the history."""
+        """Sets the cookie, and asks for the same address without the token."""
         rest = [(name, value) for name, value in request.query_params.multi_items() if name != TOKEN]
         answer = RedirectResponse(request.url.path + (f"?{urlencode(rest)}" if rest else ""), status_code=303)
         # lax, not strict: a link in a message must still open the page

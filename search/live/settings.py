@@ -28,6 +28,6 @@ class UiSettings(Value):
     host: str
     port: int
     token: str | None = None
-    """What every request must show; None where this machine alone is answered."""
+    """What every request must show; None with `--no-token`."""
     host_names: tuple[str, ...] = ()
     """Names, beside `localhost` and IP addresses, under which browsers may ask for this server."""

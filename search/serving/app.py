@@ -1,7 +1,8 @@
 """MLflow's scoring protocol over HTTP: /ping, /health, /version and /invocations, as `mlflow models serve` has it.
 
 Requests are read and scored one after another in a thread of their own, so that /ping answers meanwhile. Where
-clients must show a token, all but /ping and /health ask for it: those who only watch the server need none.
+clients must show a token, all but /ping and /health ask for it: those who only watch the server need none. What
+waits for scores is bounded; beyond that /invocations answers 503.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from importlib import metadata
 
 from starlette.applications import Starlette
@@ -24,14 +27,25 @@ from search.serving.requests import ContentTypeError, rows_of
 
 LOG = logging.getLogger(__name__)
 VERSION_HEADER = "X-Model-Version"
-BAD_REQUEST, INTERNAL_ERROR, UNAUTHENTICATED = "BAD_REQUEST", "INTERNAL_ERROR", "UNAUTHENTICATED"
+BAD_REQUEST, INTERNAL_ERROR = "BAD_REQUEST", "INTERNAL_ERROR"
+UNAUTHENTICATED, BUSY = "UNAUTHENTICATED", "TEMPORARILY_UNAVAILABLE"
 """MLflow's words for errors."""
+MOST_REQUESTS = 800
+"""Requests that may wait for their scores; a worker has more connections than that, which /ping needs."""
+HELD_BODIES = 32
+"""Times the largest body: bytes of all bodies, whole or not, that are held at a time."""
+SMALL = 64
+"""Part of the largest body up to which one is taken even then: large ones that never end shut out no small one."""
 DRAINED = 4
 """Times the limit up to which a body that is too large is read to its end: who still sends hears no answer."""
 
 
 class TooLargeError(UserError):
     """The body is larger than the limit."""
+
+
+class BusyError(Exception):
+    """As much waits for scores already as may wait."""
 
 
 def make_app(model: LiveModel, *, max_body_bytes: int, token: str | None) -> Starlette:
@@ -43,6 +57,7 @@ def make_app(model: LiveModel, *, max_body_bytes: int, token: str | None) -> Sta
         token: what a request must show to be scored; None where any may be.
     """
     scoring = ThreadPoolExecutor(1, thread_name_prefix="scoring")
+    bodies = _Bodies(max_body_bytes)
     expected = None if token is None else digest(token)
 
     def shows_token(request: Request) -> bool:
@@ -61,10 +76,12 @@ def make_app(model: LiveModel, *, max_body_bytes: int, token: str | None) -> Sta
         if not shows_token(request):
             return _unauthenticated(served)
         try:
-            body = await _body(request, max_body_bytes)
             content_type = request.headers.get("content-type", "")
             loop = asyncio.get_running_loop()
-            text = await loop.run_in_executor(scoring, _scored, served, body, content_type)
+            async with bodies.whole(request) as body:
+                text = await loop.run_in_executor(scoring, _scored, served, body, content_type)
+        except BusyError:
+            return _error(503, "too many requests wait for their scores: try again.", served)
         except TooLargeError as error:
             return _error(413, str(error), served)
         except ContentTypeError as error:
@@ -109,28 +126,49 @@ def _scored(served: Served, body: bytes, content_type: str) -> str:
     return json.dumps({"predictions": scores})
 
 
-async def _body(request: Request, most_bytes: int) -> bytes:
-    """Returns a request's body.
+class _Bodies:
+    """The bodies that are held: their bytes, and how many are whole and wait for their scores."""
 
-    Raises:
-        TooLargeError: where it has more bytes than the limit, of which no more is kept.
-    """
-    parts, size = list[bytes](), 0
-    try:
-        async for part in request.stream():
-            size += len(part)
-            if size <= most_bytes:
-                parts.append(part)
-            elif size > DRAINED * most_bytes:
-                break
-    except ClientDisconnect:
-        raise UserError("the connection was closed before the body's end.") from None
-    if size > most_bytes:
-        raise TooLargeError(
-            f"the body has more than {most_bytes:,} bytes: send fewer rows at a time, or start the server with a "
-            "higher --max-body."
-        )
-    return b"".join(parts)
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = self._whole = 0
+
+    @asynccontextmanager
+    async def whole(self, request: Request) -> AsyncIterator[bytes]:
+        """Reads a request's body, which is held until the block ends.
+
+        Raises:
+            TooLargeError: where it has more bytes than the limit, of which no more is kept.
+            BusyError: where no more may be held.
+        """
+        parts, size, kept = list[bytes](), 0, 0
+        try:
+            async for part in request.stream():
+                size += len(part)
+                if size <= self._most_bytes:
+                    parts.append(part)
+                    kept += len(part)
+                    self._bytes += len(part)
+                elif size > DRAINED * self._most_bytes:
+                    break
+                if self._bytes > HELD_BODIES * self._most_bytes and kept > self._most_bytes // SMALL:
+                    raise BusyError
+            if size > self._most_bytes:
+                raise TooLargeError(
+                    f"the body has more than {self._most_bytes:,} bytes: send fewer rows at a time, or start the "
+                    "server with a higher --max-body."
+                )
+            if self._whole >= MOST_REQUESTS:
+                raise BusyError
+            self._whole += 1
+            try:
+                yield b"".join(parts)
+            finally:
+                self._whole -= 1
+        except ClientDisconnect:
+            raise UserError("the connection was closed before the body's end.") from None
+        finally:
+            self._bytes -= kept
 
 
 def _headers(served: Served) -> dict[str, str]:
@@ -148,6 +186,6 @@ def _unauthenticated(served: Served) -> Response:
 
 
 def _error(status: int, message: str, served: Served) -> Response:
-    code = {401: UNAUTHENTICATED}.get(status, INTERNAL_ERROR if status >= 500 else BAD_REQUEST)
+    code = {401: UNAUTHENTICATED, 503: BUSY}.get(status, INTERNAL_ERROR if status >= 500 else BAD_REQUEST)
     text = json.dumps({"error_code": code, "message": message})
     return Response(text, status, headers=_headers(served), media_type="application/json")

@@ -16,17 +16,16 @@ import uvicorn
 
 from dhen.errors import UserError
 from search.serving.app import make_app
+from search.serving.connections import ClientConnection, allow_open_files
 from search.serving.live_model import LiveModel
 from search.serving.settings import GRACE_SECONDS, Ready, Refused, ServeSettings
 from trials.processes.logs import DATE_FORMAT, FORMAT
-
-MOST_CONNECTIONS = 1000
-"""Connections of a worker at a time; beyond them it answers 503, so that what waits is bounded."""
 
 
 def main(settings: ServeSettings, listener: socket.socket, parent: Connection) -> None:
     """Answers until it is told to end; tells the parent the version that it serves, or why it serves none."""
     _log()
+    allow_open_files()
     torch.set_num_threads(settings.threads)
     try:
         model = LiveModel(settings.bundle, mapped=settings.mapped)
@@ -36,11 +35,11 @@ def main(settings: ServeSettings, listener: socket.socket, parent: Connection) -
     app = make_app(model, max_body_bytes=settings.max_body_bytes, token=settings.token)
     config = uvicorn.Config(
         app,
+        http=ClientConnection,
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=int(GRACE_SECONDS),
     )
     server = uvicorn.Server(config)

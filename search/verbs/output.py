@@ -249,6 +249,28 @@ class ScoredRows(Value):
     rows: int
 
 
+class KeptEntry(Value):
+    """Something that the cache has."""
+
+    name: str
+    """By which it is cleared: its path in the cache's folder."""
+    what: str
+    bytes: int
+    last_used: str
+    """ISO 8601, UTC."""
+
+
+class CacheFacts(Value):
+    """`cache`: what is kept for later commands, or with `--clear` what still is."""
+
+    directory: str
+    limit_bytes: int
+    entries: tuple[KeptEntry, ...]
+    """The longest unused first."""
+    cleared: tuple[str, ...]
+    """Names of what `--clear` removed."""
+
+
 class SpaceSizes(Value):
     """How large a space is (`spaces.size.SpaceSize`)."""
 

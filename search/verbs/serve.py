@@ -71,7 +71,7 @@ def command(
     from search.serving.workers import Workers
 
     check_is_bundle(bundle)
-    clients_token = needed_token(host, token)
+    clients_token = needed_token(token, made=host not in LOCAL)
     settings = ServeSettings(
         bundle=bundle,
         mapped=mapped,

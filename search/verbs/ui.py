@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import html
 import os
 import sys
+import tempfile
 import webbrowser
 from pathlib import Path
 from urllib.parse import quote
@@ -40,7 +44,14 @@ Example: dhen-search ui runs/demo --port 5001
 @click.option(
     "--token",
     envvar=VARIABLE,
-    help="What readers must show; with --host one is made where none is given.",
+    help="What readers must show; one is made where none is given.",
+)
+@click.option(
+    "--no-token",
+    "open_to_all",
+    is_flag=True,
+    help="Ask for no token. Every account of this machine can then read the study and do as you in MLflow: read, "
+    "write and delete its runs and files, and use its assistant. Not with --host.",
 )
 @click.option("--open/--no-open", "opens", default=None, help="Open a browser; the default on a desktop.")
 def command(
@@ -50,17 +61,24 @@ def command(
     port: int | None,
     host: str,
     token: str | None,
+    open_to_all: bool,
     opens: bool | None,
 ) -> None:
     """Look at the study in DIRECTORY in a browser. Ctrl-C ends it.
 
     One address has its report, which follows the study while it runs, and MLflow with its trials, their curves and
-    files. Without --host it answers this machine alone; it reports to no one.
+    files. Without --host it answers this machine alone; it reports to no one. Open the whole address that it
+    prints: it ends with a token, which the browser then keeps in a cookie. Programs take MLFLOW_TRACKING_TOKEN.
     """
     _check(directory, study, name)
+    if open_to_all and (token is not None or host not in LOCAL):
+        reason = (
+            f"--host {host} lets other machines in" if token is None else f"--token or ${VARIABLE} gives one"
+        )
+        raise UserError(f"--no-token asks nobody for a token, but {reason}: leave one of the two out.")
     if study is not None:
         stored_studies(study, name)
-    readers_token = needed_token(host, token)
+    readers_token = needed_token(token, made=not open_to_all)
     try:
         with listening(host, port) as listener:
             settings = UiSettings(
@@ -126,11 +144,23 @@ def _say_where(settings: UiSettings, server: Server, *, opens: bool | None) -> N
         return
     for name, identity in experiments:
         click.echo(f"study {name}, by NE: {address}/{query}{view_link(identity, VIEW)}")
+    if settings.token:
+        click.echo(f"programs: MLFLOW_TRACKING_URI={address} MLFLOW_TRACKING_TOKEN={settings.token}")
     click.echo(f"MLflow answers at {address}{f'/{query}' if query else ''} (Ctrl-C ends it)")
 
 
 def _open(page: str) -> None:
-    if not webbrowser.open(page):
+    """Opens a browser by way of a file that leads to the page, and goes when this command ends: on the browser's
+    command line every account could read the token. It lies in the home folder: sandboxed browsers see no other.
+    """
+    opened = False
+    with contextlib.suppress(OSError):
+        descriptor, name = tempfile.mkstemp(".html", "dhen-search-ui-", Path.home())
+        atexit.register(Path(name).unlink, missing_ok=True)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(f'<meta http-equiv="refresh" content="0; url={html.escape(page)}">')
+        opened = webbrowser.open(Path(name).as_uri())
+    if not opened:
         click.echo("no browser could be opened here; open the address above in one.")
 
 

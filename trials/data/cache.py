@@ -34,6 +34,7 @@ from trials.data.log_schema import SPLITS, LogSchema
 from trials.data.rows import Bags, EncodedRows
 from trials.data.schema_yaml import read_schema
 from trials.study_record import ColumnFinding, LogSummary
+from trials.user_cache import use
 
 VERSION = 6
 """Version of the layout of the cache and of the rules by which rows are encoded."""
@@ -128,6 +129,7 @@ class PreparedLog:
                 edited since.
         """
         directory = Path(directory)
+        use(directory)
         manifest = _read_manifest(directory)
         for name, size in manifest.sizes.items():
             actual_size = (directory / name).stat().st_size if (directory / name).is_file() else None

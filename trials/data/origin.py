@@ -18,7 +18,7 @@ from trials.data.cache import VERSION, PreparedLog, Split
 from trials.data.example_weights import example_weights
 from trials.data.prepare.locked_directory import built, locked
 from trials.data.prepare.npy import NpyWriter
-from trials.user_cache import user_cache
+from trials.user_cache import use, user_cache
 
 JOINED = ("train", "validation")
 """Splits whose rows are joined, in this order."""
@@ -88,6 +88,7 @@ def _joined_rows(log: PreparedLog) -> Path:
     """Returns the folder of the arrays of both splits, one after the other; written where it is not there."""
     folder = user_cache() / f"{log.fingerprint}.{VERSION}.{'+'.join(JOINED)}"
     first, second = (log.folder_of(name) for name in JOINED)
+    use(folder)
     if folder.is_dir():
         return folder
     with locked(folder):
@@ -97,6 +98,7 @@ def _joined_rows(log: PreparedLog) -> Path:
             with built(folder, needed) as partial:
                 for file in files:
                     _join(file, second / file.name, partial / file.name)
+        use(folder)
     return folder
 
 

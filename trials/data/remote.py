@@ -15,7 +15,7 @@ from dhen.errors import UserError
 from dhen.fingerprint import fingerprint
 from dhen.values import stays_below
 from trials.data.prepare.locked_directory import built, locked
-from trials.user_cache import user_cache
+from trials.user_cache import use, user_cache
 
 COPYING = "copying"
 """The step of progress that copies; it counts MiB."""
@@ -82,12 +82,14 @@ def local_copy(url: str, progress: Callable[[str, int, int | None], None] | None
     known = all(file.bytes is not None and file.signs for file in files)
     target = user_cache() / "copies" / fingerprint([shown, [file._asdict() for file in files]])
     with locked(target):
+        use(target)
         if not (known and target.is_dir()):  # one that says nothing of its content may have other content now
             total = sum(file.bytes or 0 for file in files)
             with built(target, total) as folder:
                 for done in _copied(store, files, folder, url):
                     if progress is not None:
                         progress(COPYING, done >> 20, total >> 20)
+            use(target)
     return target / files[0].name if files[0].path == path else target
 
 

@@ -25,8 +25,9 @@ from search.live.page import StudyPage, problem_page
 from search.live.sources import StudySource
 from search.read_study import HEAD, ledger_of, read_study
 from search.run_directory import only_driver, trial_folder
-from search.verbs.ui import _check, command
+from search.verbs.ui import _check, _open, command
 from trials.events import EVENTS, Evaluated, EventWriter, Progress
+from trials.mlflow.store import artifacts, local_path, open_store
 from trials.record import Outcome, TrialRecord
 from trials.storage.ledger import Ledger, Setting
 
@@ -83,8 +84,8 @@ def driver(study: Path, tmp_path: Path) -> Iterator[Driver]:
 
 @contextmanager
 def served(*words: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command, and the address of the page that it printed."""
-    process = start_ui(*words)
+    """The command, with a token that `get` shows, and the address of the page that it printed."""
+    process = start_ui(*words, "--token", TOKEN)
     try:
         said = read_until(process, "the study, as it goes on")
         yield process, re.search(r"http://\S+", said)[0]
@@ -92,9 +93,10 @@ def served(*words: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
         end_ui(process)
 
 
-def get(address: str, **headers: str) -> tuple[int, str]:
+def get(address: str, data: bytes | None = None, **headers: str) -> tuple[int, str]:
+    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"} | headers
     try:
-        with build_opener(ProxyHandler({})).open(Request(address, headers=headers), timeout=60) as answer:
+        with build_opener(ProxyHandler({})).open(Request(address, data, headers), timeout=60) as answer:
             return answer.status, answer.read().decode()
     except HTTPError as error:
         return error.code, error.read().decode()
@@ -164,9 +166,11 @@ def test_a_page_that_says_why_there_is_none_is_loaded_anew(page_of: StudyPage) -
     assert '<meta name="study-live" content="/study/state" data-version="">' in problem
 
 
-def test_other_machines_need_the_token_and_other_sites_are_refused(study: Path) -> None:
-    with served(study, "--host", "0.0.0.0", "--token", TOKEN) as (process, printed):
-        assert "MLflow answers" in read_until(process, "MLflow answers")
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_everybody_needs_the_token_and_other_sites_are_refused(study: Path, host: str) -> None:
+    with served(study, "--host", host) as (process, printed):
+        said = read_until(process, "MLflow answers")
+        assert f"MLFLOW_TRACKING_TOKEN={TOKEN}" in said
         port = re.search(r":(\d+)/", printed)[1]
         base = f"http://127.0.0.1:{port}"
         for path in (
@@ -176,22 +180,55 @@ def test_other_machines_need_the_token_and_other_sites_are_refused(study: Path) 
             "/api/2.0/mlflow/experiments/get?experiment_id=1",
             "/health",
         ):
-            code, text = get(base + path)
+            code, text = get(base + path, Authorization="")
             assert code == 401, path
             assert study.name not in text
             assert get(base + path, Authorization="Bearer correct horse")[0] == 401
-            assert get(base + path, Authorization=f"Bearer {TOKEN}")[0] == 200, path
-        assert get(f"{base}/study?token=wrong")[0] == 401
-        state, shown = f"{base}/study/state", f"Bearer {TOKEN}"
-        assert get(state, Authorization=shown, Host="evil.example")[0] == 403
-        assert get(state, Authorization=shown, Host="localhost:9000")[0] == 200, "a tunnel has another port"
-        assert get(state, Authorization=shown, Origin="http://evil.example")[0] == 403
-        assert get(state, Authorization=shown, Origin=base)[0] == 200
+            assert get(base + path)[0] == 200, path
+        assert get(f"{base}/study?token=wrong", Authorization="")[0] == 401
+        state = f"{base}/study/state"
+        assert get(state, Host="evil.example")[0] == 403
+        assert get(state, Host="localhost:9000")[0] == 200, "a tunnel has another port"
+        assert get(state, Origin="http://evil.example")[0] == 403
+        assert get(state, Origin=base)[0] == 200
+
+
+def test_mlflow_serves_and_writes_files_of_the_study_alone(tmp_path: Path) -> None:
+    """Also where the store names another place already, and by links and uploads."""
+    secret, elsewhere, run_folder = tmp_path / "secret", tmp_path / "elsewhere", tmp_path / "run"
+    secret.write_text("private")
+    elsewhere.mkdir()
+    client = open_store(run_folder)
+    own, foreign = (
+        client.create_run(client.create_experiment(folder.name, folder.as_uri())).info
+        for folder in (artifacts(run_folder), elsewhere)
+    )
+    client.log_text(own.run_id, "its own", "note.txt")
+    local_path(foreign.artifact_uri).mkdir(parents=True)
+    (local_path(own.artifact_uri) / "link").symlink_to(secret)
+    (local_path(foreign.artifact_uri) / "link").symlink_to(secret)
+    with served(run_folder) as (process, printed):
+        read_until(process, "MLflow answers")
+        base = printed.partition("/study")[0]
+        files, experiments = (
+            f"{base}/{name}" for name in ("get-artifact", "api/2.0/mlflow/experiments/create")
+        )
+        assert get(f"{files}?run_id={own.run_id}&path=note.txt") == (200, "its own")
+        assert get(f"{files}?run_id={own.run_id}&path=link")[0] >= 400
+        assert get(f"{files}?run_id={foreign.run_id}&path=link")[0] == 403
+        upload = f"{base}/ajax-api/2.0/mlflow/upload-artifact?path=link&run_uuid="
+        assert get(upload + foreign.run_id, b"{}")[0] == 403
+        assert get(upload + own.run_id, b"{}")[0] >= 400
+        for place in (elsewhere.as_uri(), str(elsewhere), "s3://bucket/files"):
+            code, text = get(experiments, json.dumps({"name": "x", "artifact_location": place}).encode())
+            assert (code, "only files below" in text) == (403, True)
+        assert get(experiments, b'{"name": "y"}')[0] == 200
+    assert secret.read_text() == "private"
 
 
 @needs("chromium")
 def test_the_printed_address_lets_a_browser_in_and_forgets_the_token(study: Path, tmp_path: Path) -> None:
-    with served(study, "--token", TOKEN) as (_, printed), Chromium(tmp_path / "profile") as browser:
+    with served(study) as (_, printed), Chromium(tmp_path / "profile") as browser:
         assert "token=" in printed
         bare = printed.partition("?")[0]
         browser.open(bare)
@@ -211,6 +248,7 @@ def test_a_study_by_its_database_has_its_page_alone(driver: Driver, tmp_path: Pa
     shutil.move(driver.directory, tmp_path / "away")
     with served("--study", f"sqlite:///{database}") as (process, page):
         assert "no store of the study on this machine" in read_until(process, "MLflow")
+        page = page.partition("?")[0]
         code, text = get(page)
         assert code == 200
         assert "MLflow" not in get(f"{page}/state")[1]
@@ -233,6 +271,7 @@ def test_several_studies_of_a_database_are_listed(driver: Driver, tmp_path: Path
     for trial in first.trials():
         second.save(trial)
     with served("--study", f"sqlite:///{database}") as (_, page):
+        page = page.partition("?")[0]
         listed = get(page)[1]
         links = re.findall(r'href="([^"]+)"', listed)
         assert len(links) == 2
@@ -325,6 +364,23 @@ def test_hosts_and_tokens_that_cannot_be(study: Path) -> None:
         ui(str(study), "--host", "192.0.2.1")
     with pytest.raises(UserError, match="can be guessed"):
         ui(str(study), "--host", "0.0.0.0", "--token", "secret")
+    with pytest.raises(UserError, match=r"--host 0.0.0.0 lets other machines in: leave one"):
+        ui(str(study), "--host", "0.0.0.0", "--no-token")
+    with pytest.raises(UserError, match=r"--token or .* gives one: leave one"):
+        ui(str(study), "--no-token", "--token", TOKEN)
+
+
+def test_an_opened_browser_gets_the_token_from_a_file_of_its_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    _open(f"http://127.0.0.1/study?token={TOKEN}")
+    (file,) = tmp_path.iterdir()
+    assert opened == [file.as_uri()]
+    assert f"token={TOKEN}" in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_an_empty_database_is_said(tmp_path: Path) -> None:

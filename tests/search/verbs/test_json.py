@@ -40,7 +40,7 @@ ELSEWHERE = {
 """Files that run a verb with `--json` on what it needs, which takes its time to make."""
 HERE = {
     *("prepare", "demo", "run", "status", "leaderboard", "report", "export", "verify", "predict", "convert"),
-    *("spaces", "blocks", "average"),
+    *("spaces", "blocks", "average", "cache"),
 }
 
 
@@ -130,6 +130,7 @@ def test_what_there_is(dhen_search: Run) -> None:
     (space,) = json.loads(dhen_search("spaces", "tiny", "--json").stdout)
     assert space["space"]["modules"]
     assert all("space" not in one for one in json.loads(dhen_search("spaces", "--json").stdout))
+    assert json.loads(dhen_search("cache", "--json").stdout)["cleared"] == []
     assert json.loads(dhen_search("blocks", "attention", "--json").stdout)[0]["settings"]["heads"]["default"]
 
 

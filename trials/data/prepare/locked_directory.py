@@ -13,6 +13,7 @@ from filelock import FileLock, Timeout
 
 from dhen.atomic_write import atomic_folder, remove_left_behind
 from dhen.errors import UserError
+from trials.user_cache import make_room
 
 
 @contextmanager
@@ -54,6 +55,7 @@ def built(target: Path, needed_bytes: int) -> Iterator[Path]:
     Raises:
         UserError: when the disk is full, or would be.
     """
+    make_room(target, needed_bytes)
     if shutil.disk_usage(target.parent).free < needed_bytes:
         raise _no_space(target.parent, needed_bytes)
     try:
