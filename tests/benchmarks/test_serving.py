@@ -29,3 +29,12 @@ def test_a_server_is_asked_by_wrk(study: Path, log: Path) -> None:
         assert 0 < number(row["median, ms"]) <= number(row["99 %, ms"])
         assert number(row["requests/s, 8 connections"]) > 0
         assert number(row["CPU ms per request"]) > 0
+
+
+@pytest.mark.slow
+def test_half_open_connections_shut_nobody_out(study: Path, log: Path) -> None:
+    words = (study / "best", log, "--half-open", 50, "--clients", 2, "--seconds", 2)
+    (rows,) = tables(run_benchmark_process("benchmarks.serving.half_open", *words))
+    (row,) = rows
+    assert (number(row["half open"]), number(row["failed"])) == (50, 0)
+    assert number(row["requests"]) > 0
