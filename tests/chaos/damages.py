@@ -63,6 +63,14 @@ def truncated_cache(scene: Scene, rng: Random) -> Hit | None:
     return Hit(None, time.time())
 
 
+def moved(scene: Scene, rng: Random) -> Hit | None:
+    """The run directory has another name when its command is given again."""
+    if kills.everything(scene, rng) is None:
+        return None
+    scene.out = scene.out.rename(scene.out.with_name(f"moved{rng.randrange(1000)}"))
+    return Hit(None, time.time())
+
+
 def own_clock(scene: Scene, _: Random) -> None:
     """The study's processes have a clock that can be put forth and back; monotonic time goes on, as it does."""
     clock, library = scene.folder / "clock", scene.folder / "clock.so"

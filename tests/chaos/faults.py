@@ -96,6 +96,12 @@ FAULTS = {
     "cache_truncated": Fault(
         "a file of the prepared log loses its end, all processes killed", damages.truncated_cache
     ),
+    "directory_moved": Fault("the run directory is renamed, all processes killed", damages.moved),
+    "streams_closed": Fault(
+        "SIGKILL of the driver, of a study without standard streams",
+        kills.driver,
+        prepare=kills.without_streams,
+    ),
     "clock_jumps": Fault(
         "the clock jumps by up to a day, forth or back",
         damages.jump,

@@ -28,6 +28,10 @@ def rank(scene: Scene, rng: Random) -> Hit | None:
     return Hit({found[1]}, time.time())
 
 
+def without_streams(scene: Scene, _: Random) -> None:
+    scene.streams = False
+
+
 def pause_rank(scene: Scene, rng: Random) -> Hit | None:
     found = scene.a_rank(rng)
     if found is None or not processes.send(found[0], signal.SIGSTOP):

@@ -76,6 +76,8 @@ class Scene:
         self.hangs_early = False
         self.cannot_tidy_up: tuple[str, ...] = ()
         """Temporary files that those who were killed leave, whoever they are."""
+        self.streams = True
+        """Whether its commands have standard streams."""
         self.drivers: list[subprocess.Popen[bytes]] = []
         self.repeated = 0
 
@@ -96,6 +98,8 @@ class Scene:
         command = [str(COMMAND)]
         if self.hangs_early:
             command = [sys.executable, str(Path(__file__).with_name("early_hang.py")), str(HANG_SECONDS)]
+        if not self.streams:
+            command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]
         with (self.folder / f"said{len(self.drivers)}.txt").open("wb") as said:
             driver = subprocess.Popen(
                 [*command, *map(str, words)],
