@@ -127,7 +127,7 @@ def main(arguments: list[str] | None = None) -> Any:
     _open_missing_streams()
     escape_control_characters()
     try:
-        with _interruptible_once():
+        with _interruptible_once(ends_process=arguments is None):
             cli.main(args=arguments, prog_name="dhen-search", standalone_mode=False)
     except click.exceptions.Abort as error:
         if isinstance(error.__cause__, Terminated):
@@ -189,9 +189,10 @@ def _open_missing_streams() -> None:
 
 
 @contextlib.contextmanager
-def _interruptible_once() -> Iterator[None]:
+def _interruptible_once(*, ends_process: bool) -> Iterator[None]:
     """A context in which SIGTERM raises `Terminated`, as Ctrl-C raises `KeyboardInterrupt`, so that processes are
-    ended and trials are committed. What comes after the first of them must not cut that short, and is ignored."""
+    ended and trials are committed. What comes after the first of them must not cut that short, and is ignored. It
+    stays ignored while the interpreter ends, if the process ends after this."""
     if threading.current_thread() is not threading.main_thread():  # no other thread may set signals
         yield
         return
@@ -202,7 +203,7 @@ def _interruptible_once() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            if signal.getsignal(number) is _interrupt:
+            if not ends_process or signal.getsignal(number) is _interrupt:
                 signal.signal(number, handler)
 
 

@@ -136,14 +136,18 @@ def test_impatient_interrupts_do_not_cut_short_what_the_first_has_begun(
             ended.append(True)
 
     monkeypatch.setattr(cli, "get_command", lambda context, name: work)
+    monkeypatch.setattr(sys, "argv", ["dhen-search", "work"])
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with pytest.raises(SystemExit):
+        main(["work"])
+    assert before == {number: signal.getsignal(number) for number in before}, "this process goes on"
     try:
         with pytest.raises(SystemExit) as exit_code:
-            main(["work"])
+            main()
         os.kill(os.getpid(), signal.SIGINT)  # while the interpreter ends
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     assert exit_code.value.code == 130
-    assert ended == [True]
+    assert ended == [True, True]
     assert "Traceback" not in capsys.readouterr().err
