@@ -29,7 +29,8 @@ def read_logits(path: Path) -> NDArray[np.float32]:
         UserError: when the file is missing or damaged.
     """
     try:
-        logit_N: NDArray[np.float32] = np.load(path, mmap_mode="r", allow_pickle=False)
+        # torch warns of arrays that cannot be written; what is written to this one never reaches the file
+        logit_N: NDArray[np.float32] = np.load(path, mmap_mode="c", allow_pickle=False)
         with path.open("rb") as file:
             file.seek(logit_N.offset + logit_N.nbytes)  # type: ignore[attr-defined]
             noted = file.read()

@@ -506,8 +506,11 @@ def test_what_a_study_tries_by_itself_is_limited_to_what_the_technique_can_do(se
         "with it."
     )
     assert left_out in sentences(record)
+
+
+def test_a_decay_that_the_technique_excludes_is_refused(setting: Setting) -> None:
     with pytest.raises(UserError, match=r"training.table_decay=0.01 is .* technique=dp\+ssd_tables excludes"):
-        setting.open("name=other", "technique=ssd_tables", "training.table_decay=0.01")
+        setting.open("technique=ssd_tables", "training.table_decay=0.01")
 
 
 @pytest.mark.parametrize(
