@@ -69,6 +69,6 @@ def _limits(field: FieldInfo) -> tuple[float, float]:
     least, most = -math.inf, math.inf
     step = 1 if field.annotation is int else 0
     for limit in field.metadata:
-        least = max(least, getattr(limit, "ge", least), getattr(limit, "gt", least) + step)
-        most = min(most, getattr(limit, "le", most), getattr(limit, "lt", most) - step)
+        least = max(least, getattr(limit, "ge", -math.inf), getattr(limit, "gt", -math.inf) + step)
+        most = min(most, getattr(limit, "le", math.inf), getattr(limit, "lt", math.inf) - step)
     return least, most
