@@ -48,7 +48,7 @@ def open_study_log(config: LogConfig, directory: Path, progress: OnProgress | No
     """The prepared log of the study in a run directory, as its settings name it.
 
     Raises:
-        UserError: as `open_log`; if the log isn't there, with how the study is told its new place.
+        UserError: as `open_log`; if the log is missing, with the command that passes its new path.
     """
     try:
         return open_log(config, progress)

@@ -257,7 +257,11 @@ def _of_this_version(what: str) -> Iterator[None]:
 
 
 def not_begun(what: Path | str) -> UserError:
-    """Returns what is wrong with a study, by its run directory or its name, of which a database knows no trial."""
+    """Returns the error for a study without trials in its database: new, or its database was lost.
+
+    Args:
+        what: the run directory, or the study's name.
+    """
     if not isinstance(what, Path) or not has_results(what):
         return UserError(f"{what}: the study has not started a trial yet; run its command again.")
     best = what / BEST

@@ -98,7 +98,7 @@ def _ask(port: int, body: str, times: list[float], failures: list[str], done: th
 
 
 def _hold(port: int, count: int, done: threading.Event) -> None:
-    """Keeps so many half-open connections until it is told that all is done."""
+    """Keeps `count` half-open connections until `done` is set."""
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
         while not done.is_set():

@@ -76,12 +76,6 @@ def tuned(record: StudyRecord) -> str | None:
     return f"Training settings tuned again: {joined}." if joined else None
 
 
-def tried(record: StudyRecord) -> list[str]:
-    """How many passes trainings have, and what the study does not try by itself; nothing of what is not known."""
-    decay = decay_left_out(record.undecayed_under) if record.undecayed_under else None
-    return [*filter(None, (passes_found(record), decay))]
-
-
 def passes_found(record: StudyRecord) -> str | None:
     """How many passes trainings have and what showed it; None where the number was given, or is not yet known."""
     found = record.passes
@@ -105,7 +99,7 @@ def passes_found(record: StudyRecord) -> str | None:
 
 
 def decay_left_out(technique: str) -> str:
-    """Says that a study, or a training, does not try one kind of decay, and for which technique."""
+    """A sentence on the decay that a study or a training does not try because of a technique."""
     return (
         f"training.table_decay is left out of what is tried: a network that {technique} holds could not be held "
         "with it."

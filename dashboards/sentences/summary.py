@@ -20,7 +20,15 @@ from dashboards.sentences.minutes import (
     search_ended,
     where_minutes_went,
 )
-from dashboards.sentences.stages import over_limits, promotion, proposed, tried, tuned, warm_starts
+from dashboards.sentences.stages import (
+    decay_left_out,
+    over_limits,
+    passes_found,
+    promotion,
+    proposed,
+    tuned,
+    warm_starts,
+)
 from dashboards.sentences.winners import confirm_command, refitted, verdict
 from dashboards.units import byte_size, decimals, known, percent, ratio, si
 from trials.record import Metrics, Outcome, TrialKind, TrialRecord
@@ -54,7 +62,8 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
         _knee(record, baseline),
         widened(record),
         on_the_edge(record),
-        *tried(record),
+        passes_found(record),
+        decay_left_out(record.undecayed_under) if record.undecayed_under else None,
         search_ended(record),
         tuned(record),
         promotion(record),

@@ -335,8 +335,8 @@ def read_bundle(directory: Path) -> Bundle:
     """A bundle whose files are all there and unaltered.
 
     Raises:
-        UserError: naming the missing or altered file, or where the folder is no bundle, or where model, encoding
-            and weights do not fit together.
+        UserError: if the folder is no bundle, if a file is missing or altered, or if model, encoding and weights
+            do not fit together.
     """
     check_is_bundle(directory)
     _check_whole(directory, (INFO, CHECK))
@@ -360,7 +360,7 @@ def _check_fits(directory: Path, info: BundleInfo, encoding: Encoding) -> None:
     """Checks models against the encoding and the headers of their weights, before anything is built.
 
     Raises:
-        UserError: where they do not fit.
+        UserError: if they do not fit.
     """
     try:
         encoded = encoding.features

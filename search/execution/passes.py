@@ -12,7 +12,7 @@ better (docs/log.md). Where NE is no higher than at constant rates, all training
 With many passes embeddings decay, since networks else learn rare ids by heart before they learn what recurring
 ones have in common. Decay by how often an id occurs, beside that of whole tables, is far better on some logs and
 worse on others (docs/log.md), so there is a trial with it and one without; all trainings take over the better.
-Where a technique that is forced or needed excludes decay of whole tables, neither has it.
+If a forced or needed technique excludes decay of whole tables, neither has it.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ class Passes:
 
 
 def open_decays(training: TrainingConfig, *, of_tables: bool = True) -> tuple[dict[str, float], ...]:
-    """The decays that trainings with many passes have in turn: none beside what `training` has itself, and that of
-    whole tables only if it may be tried."""
+    """The decays that trainings with many passes try in turn: none if `training` sets one; that of whole tables
+    only if `of_tables`."""
     if has_decay(training):
         return ({},)
     return tuple(decays if of_tables else without_tables(decays) for decays in DECAYS)

@@ -1,4 +1,4 @@
-"""The token that those who ask a server must show: made, or given by its user."""
+"""The token that clients of a server must send: given by the user, or made."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class CandidateSource:
 
     @property
     def _undecayed(self) -> Point:
-        """The value that no proposal differs from where a technique excludes decay of whole tables."""
+        """The value that proposals are held to if a technique excludes decay of whole tables; else nothing."""
         axis = self._space.training_axes.get(OF_TABLES)
         if axis is None or axis.size == 1 or self._state.head.undecayed_under is None:
             return {}

@@ -287,7 +287,7 @@ def _check_home(ledger: Ledger, directory: Path) -> None:
 
 
 def _is_copy(ledger: Ledger, directory: Path, noted: dict[str, Any]) -> bool:
-    """Tells whether the run directory, with its database, is a copy of one that is still where the study began."""
+    """Whether the run directory is a copy of the one in which the study began, and that one still exists."""
     own, began_in = database_url(directory, None), Path(ledger.directory() or directory)
     with suppress(UserError, OSError):
         other = database_url(began_in, None)

@@ -108,7 +108,7 @@ def tolerance_of(bundle: Bundle) -> float:
 
 
 def ne_gap(now: Metrics, exported: Metrics | None) -> float:
-    """Returns how far NE is from that at export: infinitely where one of both is NaN."""
+    """Returns the difference of NE from that at export; infinite if one of the two is NaN."""
     if exported is None or (math.isnan(now.ne) and math.isnan(exported.ne)):
         return 0.0
     off = abs(now.ne - exported.ne)

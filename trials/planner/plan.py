@@ -286,7 +286,7 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
 
 
 def _kept_there(pricing: Pricing) -> str:
-    """Says, where tables do not fit, that a setting keeps them on the device; nothing where none does."""
+    """A sentence on the setting that keeps tables on the device; empty if there is none."""
     decay = pricing.training.table_decay
     if not decay or not pricing.may_lie_below:
         return ""

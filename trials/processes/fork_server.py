@@ -31,7 +31,7 @@ def server_environment() -> Iterator[None]:
     """Sets the environment that the fork server must be started with, should it be started now.
 
     Raises:
-        UserError: where the path of temporary files is too long for a socket.
+        UserError: if the path of temporary files is too long for a socket.
     """
     folder = util.get_temp_dir()
     if len(os.fsencode(folder)) + SOCKET_NAME_BYTES > MOST_SOCKET_BYTES:

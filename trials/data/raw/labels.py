@@ -20,7 +20,7 @@ from dhen.errors import UserError, listed, unknown_name
 from dhen.values import parse
 from trials.data.log_schema import COMPARISON, PAIR_WEIGHT, LabelColumn, NumericColumn
 from trials.data.raw.readers import BadRows, RawBatch
-from trials.data.raw.text import coded, is_text, numbers_of
+from trials.data.raw.text import as_text, coded, numbers_of
 
 PAIR = "\0pair"
 """Column of typed batches that marks the second of two rows that were one; no file has such a name."""
@@ -84,12 +84,8 @@ def label_of(text: str, columns: Collection[str]) -> tuple[str, LabelColumn, str
 def rates_of(column: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Returns a column's rates (N), of which `3.4%` is 0.034, and which were unreadable (N); see `numbers_of`."""
     rate_N, unreadable_N = numbers_of(column, NumericColumn(suffix="%"))
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if is_text(column.type):
-        percent = pc.match_substring_regex(column, r"%\s*$").fill_null(False)
-        rate_N = np.where(percent.to_numpy(zero_copy_only=False), rate_N / 100, rate_N)
-    return rate_N, unreadable_N
+    percent = pc.match_substring_regex(as_text(column), r"%\s*$").fill_null(False)
+    return np.where(percent.to_numpy(zero_copy_only=False), rate_N / 100, rate_N), unreadable_N
 
 
 class LabelReader:
