@@ -180,7 +180,7 @@ class PreparedLog:
         """
         if name not in SPLITS:
             raise unknown_name("split", name, SPLITS)
-        directory = self.folder_of(name)
+        directory = self.directory / name
         bags = tuple(
             Bags(ids=_mapped(directory, f"bag{i}_ids"), offsets=_mapped(directory, f"bag{i}_offsets"))
             for i in range(len(self.features.multi_hot))
@@ -202,10 +202,6 @@ class PreparedLog:
             chronological=self.manifest.chronological,
             pair=_mapped(directory, "pair") if self.schema.pairs else None,
         )
-
-    def folder_of(self, name: str) -> Path:
-        """Returns the folder of the arrays of a split."""
-        return self.directory / name
 
     def summary(self) -> LogSummary:
         """Returns what a study's record says of its log."""

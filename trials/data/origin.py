@@ -9,21 +9,67 @@ ids of the period after an origin may have rows in tables, which are untrained t
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dhen.errors import UserError
-from trials.data.cache import VERSION, PreparedLog, Split
+from trials.data.cache import PreparedLog, Split
 from trials.data.example_weights import example_weights
-from trials.data.prepare.locked_directory import built, locked
-from trials.data.prepare.npy import NpyWriter
-from trials.user_cache import use, user_cache
+from trials.data.rows import Bags, EncodedRows
 
 JOINED = ("train", "validation")
 """Splits whose rows are joined, in this order."""
-CHUNK_ROWS = 1 << 18
-"""Number of rows that are copied at a time."""
+
+
+class JoinedArray:
+    """Two arrays as one along their first axis, indexed as numpy arrays are: by rows, a slice of rows, or a slice
+    of rows and a column. Only the rows asked for are read, so memory-mapped arrays are joined without a copy."""
+
+    def __init__(self, first: NDArray[Any], second: NDArray[Any], *, added: int = 0) -> None:
+        """Joins arrays of one dtype and equal shapes after the first axis.
+
+        Args:
+            first: the earlier rows.
+            second: the later rows.
+            added: what is added to the values of `second`, for offsets that go on counting.
+        """
+        self._parts, self._added = (first, second), added
+        self.dtype = first.dtype
+        self.shape = (len(first) + len(second), *first.shape[1:])
+        self.nbytes = first.nbytes + second.nbytes
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: Any) -> Any:
+        rows, *columns = key if isinstance(key, tuple) else (key,)
+        (first, second), border = self._parts, len(self._parts[0])
+        if not isinstance(rows, slice):
+            return self.take(rows)
+        start, stop, step = rows.indices(len(self))
+        assert step == 1
+        if stop <= border:
+            return first[(slice(start, stop), *columns)]
+        later = second[(slice(max(start - border, 0), stop - border), *columns)] + self.dtype.type(
+            self._added
+        )
+        return later if start >= border else np.concatenate([first[(slice(start, border), *columns)], later])
+
+    def take(self, rows: Any, axis: int = 0, out: None = None, mode: str = "raise") -> NDArray[Any]:
+        """Returns the given rows, in the order given; `np.take` calls this with its own arguments."""
+        assert (axis, out, mode) == (0, None, "raise")
+        rows = np.asarray(rows)
+        (first, second), border = self._parts, len(self._parts[0])
+        taken = np.empty((*rows.shape, *self.shape[1:]), self.dtype)
+        is_later = rows >= border
+        taken[~is_later] = first[rows[~is_later]]
+        taken[is_later] = second[rows[is_later] - border] + self.dtype.type(self._added)
+        return taken
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self[:], dtype)
 
 
 class LogAtOrigin(PreparedLog):
@@ -54,64 +100,57 @@ class LogWithValidation(PreparedLog):
     """A prepared log whose training rows are those of training and, after them, those of validation.
 
     Validation is there as well, as it was: what is measured on it says nothing of rows that are not trained on.
-    Vocabularies and statistics stay those of the training rows. The joined rows are files beside other prepared
-    logs (`trials.user_cache`), written by the first training that needs them and mapped by all.
+    Vocabularies and statistics stay those of the training rows.
     """
 
     def __init__(self, log: PreparedLog) -> None:
-        """The log with its rows joined.
-
-        Raises:
-            UserError: where they cannot be written, for want of room for instance.
-        """
-        rows = log.manifest.rows
-        joined = rows["train"] + rows["validation"]
+        """The log with its rows joined."""
+        rows, rate = log.manifest.rows, log.schema.negative_sampling_rate
         parts = [log.split(name) for name in JOINED]
-        weights = [example_weights(part, log.schema.negative_sampling_rate) for part in parts]
+        weights = [example_weights(part, rate) for part in parts]
         of_part = [
             float(part.rows if weight is None else weight.sum())
             for part, weight in zip(parts, weights, strict=True)
         ]
         base_rate = float(np.average([part.base_rate for part in parts], weights=of_part))
         known = log.manifest.replace(
-            rows=rows | {"train": joined}, base_rate=log.manifest.base_rate | {"train": base_rate}
+            rows=rows | {"train": rows["train"] + rows["validation"]},
+            base_rate=log.manifest.base_rate | {"train": base_rate},
         )
         super().__init__(log.directory, known)
-        self._joined = _joined_rows(log)
 
-    def folder_of(self, name: str) -> Path:
-        """Returns the folder of the arrays of a split."""
-        return self._joined if name == "train" else super().folder_of(name)
+    def split(self, name: str) -> Split:
+        """Returns a split; train has the rows of both, read from where those of each lie."""
+        split = super().split(name)
+        if name != "train":
+            return split
+        later = super().split("validation")
+        ours, theirs = split.inputs, later.inputs
+        inputs = EncodedRows(
+            categorical=_joined(ours.categorical, theirs.categorical),
+            bags=tuple(map(_joined_bags, ours.bags, theirs.bags)),
+            numeric=_joined(ours.numeric, theirs.numeric),
+            keys=_joined(ours.keys, theirs.keys),
+            share=_joined(ours.share, theirs.share),
+        )
+        return dataclasses.replace(
+            split,
+            labels=_joined(split.labels, later.labels),
+            inputs=inputs,
+            weight=_joined(split.weight, later.weight),
+            oracle=_joined(split.oracle, later.oracle),
+            timestamp=_joined(split.timestamp, later.timestamp),
+            pair=_joined(split.pair, later.pair),
+        )
 
 
-def _joined_rows(log: PreparedLog) -> Path:
-    """Returns the folder of the arrays of both splits, one after the other; written where it is not there."""
-    folder = user_cache() / f"{log.fingerprint}.{VERSION}.{'+'.join(JOINED)}"
-    first, second = (log.folder_of(name) for name in JOINED)
-    use(folder)
-    if folder.is_dir():
-        return folder
-    with locked(folder):
-        if not folder.is_dir():
-            files = sorted(first.glob("*.npy"))
-            needed = sum(part.stat().st_size for file in files for part in (file, second / file.name))
-            with built(folder, needed) as partial:
-                for file in files:
-                    _join(file, second / file.name, partial / file.name)
-        use(folder)
-    return folder
+def _joined(first: NDArray[Any] | None, second: NDArray[Any] | None, added: int = 0) -> Any:
+    return None if first is None or second is None else JoinedArray(first, second, added=added)
 
 
-def _join(first: Path, second: Path, out: Path) -> None:
-    """Writes the rows of two arrays, one after the other; what says where bags begin goes on counting."""
-    arrays = [np.load(file, mmap_mode="r", allow_pickle=False) for file in (first, second)]
-    offsets = first.stem.endswith("_offsets")
-    writer = NpyWriter(out, arrays[0].dtype, arrays[0].shape[1:])
-    for array, skipped, added in zip(arrays, (0, offsets), (0, arrays[0][-1] if offsets else 0), strict=True):
-        for start in range(skipped, len(array), CHUNK_ROWS):
-            rows = array[start : start + CHUNK_ROWS]
-            writer.append(rows + added if offsets else rows)
-    writer.close()
+def _joined_bags(first: Bags, second: Bags) -> Bags:
+    offsets = _joined(first.offsets, second.offsets[1:], added=int(first.offsets[-1]))
+    return Bags(ids=_joined(first.ids, second.ids), offsets=offsets)
 
 
 def origins_of(log: PreparedLog, count: int) -> list[int]:

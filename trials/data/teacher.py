@@ -34,7 +34,7 @@ class TaughtLog(PreparedLog):
         """
         super().__init__(log.directory, log.manifest)
         self._log = log
-        labels_N = log.split("train").labels
+        labels_N = np.asarray(log.split("train").labels)
         taught_N = _read(file, len(labels_N), log.manifest.rows["validation"])
         self._labels_N = (1.0 - TEACHER_SHARE) * labels_N + np.float32(TEACHER_SHARE) * taught_N
 

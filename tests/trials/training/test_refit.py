@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from interrupted import Interrupted, Told, run
 from dhen.model import parse_model
 from search.execution.jobs import job_on, new_record, refit_job
 from trials.data.cache import PreparedLog
-from trials.data.origin import LogWithValidation
+from trials.data.origin import JoinedArray, LogWithValidation
 from trials.data.prepare.prepare_log import prepare
 from trials.job import Job, TrainingConfig
 from trials.record import Curve, CurvePoint, Metrics, Refit, TrialKind
@@ -52,7 +53,7 @@ def test_the_rows_are_those_of_both_splits(log: PreparedLog) -> None:
     for name in ("labels", "categorical", "numeric"):
         whole = np.concatenate([getattr(part, name) for part in parts])
         assert np.array_equal(getattr(joined, name), whole)
-    assert joined.base_rate == pytest.approx(float(joined.labels.mean()))
+    assert joined.base_rate == pytest.approx(float(np.mean(np.asarray(joined.labels))))
     rows = np.random.default_rng(0).permutation(joined.rows)
     first = parts[0].rows
     assert joined.bags
@@ -64,6 +65,25 @@ def test_the_rows_are_those_of_both_splits(log: PreparedLog) -> None:
             assert np.array_equal(taken.ids[taken.offsets[place] : taken.offsets[place + 1]], expected)
     for name in ("validation", "test"):
         assert np.array_equal(both.split(name).labels, log.split(name).labels)
+
+
+def test_joined_arrays_are_read_as_one() -> None:
+    draw = np.random.default_rng(0)
+    parts = draw.integers(0, 9, (7, 3)), draw.integers(0, 9, (5, 3))
+    joined, whole = JoinedArray(*parts), np.concatenate(parts)
+    for first, last in itertools.product((None, 0, 2, 7, 9, -3), (None, 0, 5, 7, 11)):
+        rows = slice(first, last)
+        assert np.array_equal(joined[rows], whole[rows])
+        assert np.array_equal(joined[rows, 1], whole[rows, 1])
+    order = draw.permutation(12)
+    assert np.array_equal(joined[order], whole[order])
+    assert np.array_equal(np.take(joined, order, axis=0), whole[order])
+
+
+def test_no_row_is_written_twice(log: PreparedLog, tmp_path: Path) -> None:
+    before = set(tmp_path.rglob("*.npy"))
+    run(job_of(both := LogWithValidation(log), frequency_decay=0.1), both, Told(), None)
+    assert set(tmp_path.rglob("*.npy")) <= before
 
 
 def test_what_it_does_again_is_read_from_a_curve() -> None:
