@@ -23,7 +23,6 @@ LIMIT = "DHEN_SEARCH_CACHE_LIMIT"
 """Variable with the bytes that logs may take, such as 20GiB; by default a tenth of the disk."""
 PATTERNS = {
     "[!.]*/manifest.json": "prepared log",
-    "[!.]*+*": "rows for refitting",
     "copies/[!.]*": "copy of a log at a URL",
     "demo/[!.]*.parquet": "generated log",
 }

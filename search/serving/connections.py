@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+from collections import OrderedDict
 from typing import Any
 
 import h11
@@ -24,18 +25,21 @@ OPEN_FILES = 4096
 class ClientConnection(H11Protocol):
     """A connection that ends if a request is not whole in time."""
 
+    _unanswered: OrderedDict[ClientConnection, None] = OrderedDict()
+    """This process's connections that wait for their first request, the longest waiting first."""
+    _answered: OrderedDict[ClientConnection, None] = OrderedDict()
+    """Those that wait for a later one."""
+
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._deadline: asyncio.TimerHandle | None = None  # none while a whole request is answered
-        self._was_answered = False
+        self._queue = self._unanswered
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Takes it in; if it is one too many, another ends."""
         super().connection_made(transport)
-        if len(self.connections) > MOST_CONNECTIONS:
-            waiting = [one for one in self.connections if isinstance(one, ClientConnection) and one._deadline]
-            if waiting:
-                min(waiting, key=ClientConnection._rank)._end()
+        if len(self.connections) > MOST_CONNECTIONS and (waiting := self._unanswered or self._answered):
+            next(iter(waiting))._end()
         self._wait(True)
 
     def handle_events(self) -> None:
@@ -45,8 +49,8 @@ class ClientConnection(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Goes on to the next request."""
-        self._was_answered = True
         self._wait(False)
+        self._queue = self._answered
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -54,15 +58,14 @@ class ClientConnection(H11Protocol):
         self._wait(False)
         super().connection_lost(exc)
 
-    def _rank(self) -> tuple[bool, float]:
-        return self._was_answered, self._deadline.when() if self._deadline else 0.0
-
     def _wait(self, waits: bool) -> None:
         if waits and self._deadline is None:
             self._deadline = self.loop.call_later(REQUEST_SECONDS, self._end)
+            self._queue[self] = None
         elif not waits and self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+            del self._queue[self]
 
     def _end(self) -> None:
         self._wait(False)

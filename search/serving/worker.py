@@ -21,6 +21,10 @@ from search.serving.live_model import LiveModel
 from search.serving.settings import GRACE_SECONDS, Ready, Refused, ServeSettings
 from trials.processes.logs import DATE_FORMAT, FORMAT
 
+BACKLOG = 128
+"""Connections that wait to be accepted. All of them are accepted in one turn, before anybody is answered, so a flood
+of new ones slows everybody by as much as this allows: `docs/benchmarks/serving.md` has the figures."""
+
 
 def main(settings: ServeSettings, listener: socket.socket, parent: Connection) -> None:
     """Answers until it is told to end; tells the parent the version that it serves, or why it serves none."""
@@ -36,6 +40,7 @@ def main(settings: ServeSettings, listener: socket.socket, parent: Connection) -
     config = uvicorn.Config(
         app,
         http=ClientConnection,
+        backlog=BACKLOG,
         lifespan="off",
         log_config=None,
         access_log=False,
