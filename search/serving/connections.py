@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections import OrderedDict
-from typing import Any
+from typing import Any, ClassVar
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -25,9 +25,9 @@ OPEN_FILES = 4096
 class ClientConnection(H11Protocol):
     """A connection that ends if a request is not whole in time."""
 
-    _unanswered: OrderedDict[ClientConnection, None] = OrderedDict()
+    _unanswered: ClassVar[OrderedDict[ClientConnection, None]] = OrderedDict()
     """This process's connections that wait for their first request, the longest waiting first."""
-    _answered: OrderedDict[ClientConnection, None] = OrderedDict()
+    _answered: ClassVar[OrderedDict[ClientConnection, None]] = OrderedDict()
     """Those that wait for a later one."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:

@@ -22,8 +22,8 @@ from search.serving.settings import GRACE_SECONDS, Ready, Refused, ServeSettings
 from trials.processes.logs import DATE_FORMAT, FORMAT
 
 BACKLOG = 128
-"""Connections that wait to be accepted. All of them are accepted in one turn, before anybody is answered, so a flood
-of new ones slows everybody by as much as this allows: `docs/benchmarks/serving.md` has the figures."""
+"""Connections that wait to be accepted. All are accepted in one turn, before anybody is answered, so this bounds
+how much a flood of new ones slows others down (`docs/benchmarks/serving.md`)."""
 
 
 def main(settings: ServeSettings, listener: socket.socket, parent: Connection) -> None:

@@ -37,7 +37,7 @@ class JoinedArray:
         """
         self._parts, self._added = (first, second), added
         self.dtype = first.dtype
-        self.shape = (len(first) + len(second), *first.shape[1:])
+        self.shape: tuple[int, ...] = (len(first) + len(second), *first.shape[1:])
         self.nbytes = first.nbytes + second.nbytes
 
     def __len__(self) -> int:
