@@ -24,6 +24,12 @@ from trials.serving_limits import Limits, ServingConfig
 from trials.storage.database import masked
 from trials.strategy import Prefer, StrategyName
 
+REMOVED: dict[str, tuple[Any, str]] = {
+    "ledger": (None, "warm_start=RUN takes over what an earlier study has trained"),
+    "tune_best": (3, "tune=N takes the three best architectures in turn"),
+}
+"""Keys that there were once: the default, which the `study.yaml` of an earlier study may have, and what decides
+now."""
 Count = Annotated[int, Field(ge=0)] | Literal["auto"]
 
 
@@ -53,13 +59,11 @@ class StudyConfig(LogConfig):
     """Smallest decrease of the best NE that is worth a longer search, such as 0.1%, for `search_until=auto`. Null:
     whatever this log's validation rows can show."""
     tune: Count = "auto"
-    """Number of further candidates after the search, which tune training settings and dropouts again for the
-    best architectures in turn. It counts over the whole study: where `trials` is raised later, raise `tune`
-    too, or no more are tuned. Auto: where `minutes` are given and `trials` are not, tuning takes turns with the
-    search, by what each is expected to gain per second; else 0."""
-    tune_best: int = Field(default=3, gt=0)
-    """Number of architectures that `tune` takes: the best by NE, the knee of the front, then the next
-    best."""
+    """Number of further candidates after the search, which tune training settings and dropouts again for the three
+    best architectures in turn: the best by NE, the knee of the front, the next best. It counts over the whole
+    study: where `trials` is raised later, raise `tune` too, or no more are tuned. Auto: where `minutes` are given
+    and `trials` are not, tuning takes turns with the search, by what each is expected to gain per second; else
+    0."""
     minutes: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Wall clock of the whole command in minutes, from reading the log to the report, earlier sessions of the
     study included; what follows the search has a reserve in it."""
@@ -123,9 +127,6 @@ class StudyConfig(LogConfig):
     are tried under strategies that are predicted not to fit."""
     storage: str | None = None
     """SQLAlchemy URL of the study's database; `study.db` in the run directory where not given."""
-    ledger: str | None = None
-    """SQLAlchemy URL of a ledger that several studies share: the others take over the result of a job that one
-    study has finished, with its weights where they are needed and still there."""
     optuna: str | None = None
     """Storage of Optuna in which the study stands too, kept up to date while it runs: a SQLAlchemy URL such as
     sqlite:///optuna.db, or the path of a journal file. `dhen-search optuna` writes it later."""
@@ -251,6 +252,17 @@ class StudyConfig(LogConfig):
     def declared_ranks(self) -> tuple[tuple[int, int], ...]:
         """Number of hosts and number of ranks per host of each shape that `ranks` names."""
         return tuple(_numbers(shape) for shape in self.shapes)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed_keys(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for key in data.keys() & REMOVED.keys():
+            default, decides = REMOVED[key]
+            if data[key] != default:
+                raise ValueError(f"the key {key!r} was removed: {decides}")
+        return {key: value for key, value in data.items() if key not in REMOVED}
 
     @model_validator(mode="after")
     def _servers_are_wanted(self) -> StudyConfig:
@@ -388,11 +400,9 @@ BUDGET_KEYS = frozenset(
         "search_until",
         "worth",
         "tune",
-        "tune_best",
         "minutes",
         "parallel",
         "threads",
-        "ledger",
         "optuna",
         "proposals",
         "launcher",
@@ -416,7 +426,7 @@ CONFIGURATION_KEYS = ("model", "schema", "training")
 """Keys of a file that holds a configuration: `plan` reads all, `train` and `baseline=` leave the schema to it."""
 LOG_KEYS = tuple(key for key in LogConfig.model_fields if key != "data")
 """Keys of a study that say how its log is read; `train` and `plan` take them too."""
-ADDRESSES = ("storage", "ledger", "tracking", "optuna")
+ADDRESSES = ("storage", "tracking", "optuna")
 """Keys whose values are addresses, which may hold a password."""
 OWN_FILES = {LOCK_FILE, STUDY_DB, DRIVER_LOG}
 """Files that a session may leave in a folder before its `study.yaml` is there."""

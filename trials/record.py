@@ -563,7 +563,7 @@ class StudyTrial(Value):
     """A trial of another study."""
 
     study: str
-    """Name of that study in the shared ledger."""
+    """Name of that study."""
     directory: str
     """Run directory of that study."""
     trial: int

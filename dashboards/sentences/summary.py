@@ -287,8 +287,7 @@ def _outcomes(record: StudyRecord) -> str | None:
     shared = sum(trial.origin.reused_from is not None for trial in record.trials)
     reuse = f" {shared} shared the result of an equal network." if shared else ""
     elsewhere = sum(trial.origin.reused_from_study is not None for trial in record.trials)
-    others = "earlier studies" if record.earlier else "other studies of the same ledger"
-    reuse += f" {elsewhere} had been trained by {others}." if elsewhere else ""
+    reuse += f" {elsewhere} had been trained by earlier studies." if elsewhere else ""
     plural = "trial" if len(trials) == 1 else "trials"
     return f"{len(trials)} {plural}, the baseline's included: {listed}.{reuse}" if trials else None
 

@@ -15,7 +15,7 @@ from dashboards.units import duration
 from search.budget.durations import expected_by_plan, expected_seconds, planned_seconds
 from search.budget.expected_gain import lasting_gain
 from search.budget.later_stages import LaterStages, candidate_seconds
-from search.budget.turns import last_turn, tuned, tuning_gains_more, untuned
+from search.budget.turns import TUNED_ARCHITECTURES, last_turn, tuned, tuning_gains_more, untuned
 from search.config import StudyConfig
 from search.pareto import eligible, ne_of, own
 from search.study_state import StudyState
@@ -106,7 +106,7 @@ class Budget:
         """Whether the next candidate tunes one of the best architectures, while the search goes on."""
         if not self._turns or self._later is None:
             return False
-        candidates, turn = self._state.candidates, self._config.tune_best
+        candidates, turn = self._state.candidates, TUNED_ARCHITECTURES
         if not tuned(candidates):
             return len(eligible(candidates)) >= turn and self._first_half_is_over()
         under_way = len(last_turn(candidates)) % turn

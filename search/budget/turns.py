@@ -12,6 +12,8 @@ from trials.record import Outcome, TrialRecord
 TURNS = 4
 """Number of latest turns of each that count: long enough that one lucky candidate is not all, short enough that
 what was gained early is forgotten."""
+TUNED_ARCHITECTURES = 3
+"""Number of best architectures that are tuned in turn: an assumption, not measured."""
 
 
 def untuned(candidates: Iterable[TrialRecord]) -> list[TrialRecord]:

@@ -21,7 +21,7 @@ SETTINGS = "settings"
 """Key of the facts that holds the settings with which the study was begun, for drivers that join it."""
 WRITTEN = "written"
 """Key of the facts that says whether the end of a study with several drivers is in its report and in MLflow."""
-OWN_KEYS = ("parallel", "threads", "ledger", "tracking", "optuna")
+OWN_KEYS = ("parallel", "threads", "tracking", "optuna")
 """Settings that a further driver may have of its own: what its machine takes, and where other services are."""
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 
-from search.reuse.result_source import ResultSource
+from search.reuse.warm_start import WarmStart
 from search.run_directory import CHECKPOINTS, folder_of, trial_folder
 from search.study_state import StudyState
 from trials.events import WEIGHTS, logits_file
@@ -16,9 +16,9 @@ from trials.record import Outcome, TrialKind, TrialRecord
 class KeptWeights:
     """The weights of one study's trials."""
 
-    def __init__(self, directory: Path, state: StudyState, sources: Sequence[ResultSource]) -> None:
-        """Weights in a run directory; `sources` have the weights of results that were taken over."""
-        self._directory, self._state, self._sources = directory, state, sources
+    def __init__(self, directory: Path, state: StudyState, warm_start: WarmStart) -> None:
+        """Weights in a run directory; `warm_start` has the weights of results that were taken over."""
+        self._directory, self._state, self._warm_start = directory, state, warm_start
         self._with_weights = set(state.trials)
 
     def has(self, network: TrialRecord) -> bool:
@@ -27,7 +27,7 @@ class KeptWeights:
         if file.exists() or network.kind is TrialKind.RETRAINING:
             return file.exists()
         owner = self._state.trials[network.owner]
-        return any(source.fetch_weights(owner, file) for source in self._sources)
+        return self._warm_start.fetch_weights(owner, file)
 
     def file(self, network: TrialRecord) -> Path:
         """The weights file of a trial, of the trial whose result it shares, or of a retraining."""

@@ -16,13 +16,16 @@ network from another seed.
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
+from dhen.atomic_write import atomic_file
 from dhen.config import DhenConfig
 from dhen.errors import UserError
 from dhen.values import Value, load_yaml
@@ -31,7 +34,6 @@ from search.execution.jobs import trained_job
 from search.log_config import LogConfig
 from search.pareto import eligible, pareto_front
 from search.read_study import read_study
-from search.reuse.shared_results import copy_weights
 from search.reuse.start_points import next_point
 from search.run_directory import STUDY_FILE, trial_folder
 from search.samplers.nsga2 import FIRST_GENERATION
@@ -41,7 +43,6 @@ from trials.data.cache import PreparedLog
 from trials.events import WEIGHTS
 from trials.job import Job
 from trials.record import Origin, Outcome, StudyTrial, TrialKind, TrialRecord
-from trials.storage.shared_ledger import FileStamp
 from trials.study_record import EarlierStudy, LogSummary, StudyRecord
 
 FOUND_OUT = "auto"
@@ -57,6 +58,20 @@ JobOf = Callable[[Candidate], Job]
 """This study's job of a candidate."""
 Planned = Callable[[TrialRecord, Job], TrialRecord]
 """A record with its plan for this study's cluster; what fits nowhere is infeasible."""
+COPIED_AT_ONCE_BYTES = 2**20
+
+
+class FileStamp(NamedTuple):
+    """Size and time of a file, by which it is known again: another training in the same place has another
+    stamp."""
+
+    size_bytes: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, state: os.stat_result) -> FileStamp:
+        """Returns the stamp of a file."""
+        return cls(state.st_size, state.st_mtime_ns)
 
 
 class EarlierResults(Value):
@@ -71,7 +86,7 @@ class EarlierResults(Value):
 
 
 class WarmStart:
-    """What one study has of earlier ones: a `search.reuse.result_source.ResultSource`."""
+    """What one study has of earlier ones."""
 
     def __init__(self, reused: EarlierResults, space: Space, job_of: JobOf) -> None:
         """`job_of` makes this study's jobs."""
@@ -107,13 +122,17 @@ class WarmStart:
         known = self._completed.get(record.job.fingerprint)
         if record.origin.reused_from_study is None or known is None or known.number not in self._weights:
             return False
-        return copy_weights(weights_there(known), self._weights[known.number], target)
-
-    def publish(self, record: TrialRecord) -> None:
-        """Earlier studies are read alone."""
-
-    def close(self) -> None:
-        """Nothing is held open."""
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with weights_there(known).open("rb") as opened:
+                # the stamp of the opened file, not of the path, which may be replaced at any moment
+                if FileStamp.of(os.fstat(opened.fileno())) != self._weights[known.number]:
+                    return False
+                with atomic_file(target) as copy, copy.open("wb") as file:
+                    shutil.copyfileobj(opened, file, COPIED_AT_ONCE_BYTES)
+        except OSError:  # that study has just found a better one, or its directory is out of reach
+            return False
+        return True
 
 
 def earlier_study(name: str) -> StudyRecord:

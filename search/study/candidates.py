@@ -13,7 +13,7 @@ from dhen.errors import UserError
 from dhen.model import parse_model
 from dhen.values import parse
 from search.budget.budget import Budget
-from search.budget.turns import untuned
+from search.budget.turns import TUNED_ARCHITECTURES, untuned
 from search.config import StudyConfig
 from search.execution.jobs import candidate_of, candidate_training, new_record, now
 from search.execution.passes import EPOCHS, OF_TABLES, Passes, has_decay
@@ -272,7 +272,7 @@ class CandidateSource:
             yield from self._going_on()
 
     def _best_architectures(self) -> tuple[Architecture, ...]:
-        return best_architectures(self._state.candidates, self._space, self._config.tune_best)
+        return best_architectures(self._state.candidates, self._space, TUNED_ARCHITECTURES)
 
     def _tuning(self, best: Sequence[Architecture]) -> AdmittedTrial:
         """The sampler's next proposal for the architecture whose turn it is."""

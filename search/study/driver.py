@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 from dashboards.sentences.minutes import search_ended
 from dashboards.sentences.stages import passes_found
@@ -18,7 +18,6 @@ from search.drivers.sharing import POLL_SECONDS, Sharing
 from search.execution.jobs import now
 from search.execution.passes import Passes
 from search.planning.admission import Admission, AdmittedTrial
-from search.reuse.result_source import ResultSource
 from search.study.candidates import CandidateSource
 from search.study.decisions import Decisions
 from search.study.finalize import Finals
@@ -46,7 +45,6 @@ class Study:
         settings: StudySettings,
         state: StudyState,
         ledger: Ledger,
-        sources: Sequence[ResultSource],
         candidates: CandidateSource,
         admission: Admission,
         decisions: Decisions,
@@ -67,7 +65,7 @@ class Study:
             sharing: this driver's share in the study; None where it is the only one.
         """
         self.sharing = sharing
-        self._settings, self._state, self._ledger, self._sources = settings, state, ledger, sources
+        self._settings, self._state, self._ledger = settings, state, ledger
         self._candidates, self._admission, self._decisions = candidates, admission, decisions
         self._runner, self._finals, self._promotions = runner, finals, promotions
         self._passes, self._budget = passes, budget
@@ -113,8 +111,6 @@ class Study:
             self._state.head = self._state.head.replace(running=False)
             if self.sharing is None:
                 self._ledger.close()
-            for source in self._sources:
-                source.close()
         self._state.tell()
         return self.record()
 

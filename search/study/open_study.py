@@ -39,8 +39,6 @@ from search.proposals.lines import Lines, Proposer, lines_of_file, lines_of_func
 from search.proposals.outside import OutsideProposals
 from search.read_study import read_study
 from search.reuse.kept_weights import KeptWeights
-from search.reuse.result_source import ResultSource
-from search.reuse.shared_results import SharedResults
 from search.reuse.start_points import points_of, read_other_study
 from search.reuse.warm_start import EarlierResults, WarmStart, earlier_study, read_reused
 from search.run_directory import database_url, study_name
@@ -207,8 +205,7 @@ def _put_together(
     state.notices += warm_starts(head)
     if head.undecayed_under is not None:
         state.notices.append(decay_left_out(head.undecayed_under))
-    sources = _sources(config, ledger, settings, state, warm_start)
-    weights = KeptWeights(directory, state, sources)
+    weights = KeptWeights(directory, state, warm_start)
     later = None
     if config.minutes is not None:
         later = LaterStages(config, state, log.manifest.rows, side_by_side=shares.side_by_side)
@@ -266,7 +263,7 @@ def _put_together(
         trainer=trainer,
         admission=admission,
         weights=weights,
-        sources=sources,
+        warm_start=warm_start,
         side_by_side=shares.side_by_side,
         cuts_short=budget.cuts_short,
         seconds_left=budget.seconds_left,
@@ -316,7 +313,6 @@ def _put_together(
         settings=settings,
         state=state,
         ledger=ledger,
-        sources=sources,
         candidates=candidates,
         admission=admission,
         decisions=Decisions(proposals, rule, state),
@@ -463,16 +459,3 @@ def _warm_start(
     reused = EarlierResults.model_validate(noted)
     settings.head = settings.head.replace(earlier=reused.studies)
     return WarmStart(reused, space, candidate_job)
-
-
-def _sources(
-    config: StudyConfig, ledger: Ledger, settings: StudySettings, state: StudyState, warm_start: WarmStart
-) -> list[ResultSource]:
-    """Where results of other studies are found; a shared ledger first, which is told what it lacks of this
-    study."""
-    earlier: list[ResultSource] = [warm_start] if config.warm_start else []
-    if config.ledger is None:
-        return earlier
-    shared = SharedResults(config.ledger, ledger, settings.shared_name, settings.setting)
-    shared.publish_missing([t for t in state.trials.values() if not t.result.outcome.unfinished])
-    return [shared, *earlier]

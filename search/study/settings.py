@@ -11,7 +11,6 @@ from typing import Any
 
 from dashboards.terminal.progress import counted
 from dhen.errors import UserError
-from dhen.fingerprint import fingerprint
 from dhen.values import parse
 from search.config import StudyConfig
 from search.drivers.join import SETTINGS, WRITTEN, for_other_drivers
@@ -106,8 +105,6 @@ class StudySettings:
             cluster=self._facts["cluster"],
         )
         """What the study's trials have in common."""
-        self.shared_name = f"{ledger.study}-{fingerprint(self._facts['created'])[:6]}"
-        """Name of the study among those that share a ledger; others may have its own name."""
         earlier = self._facts.get(HEAD, {})
         self.head = StudyRecord(
             name=ledger.study,

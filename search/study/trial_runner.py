@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from dhen.values import compact
 from search.drivers.sharing import Sharing
@@ -17,7 +17,7 @@ from search.execution.scheduler import NOT_NOW, NotNow, Scheduler
 from search.execution.trainer import Trainer
 from search.planning.admission import Admission, AdmittedTrial
 from search.reuse.kept_weights import KeptWeights
-from search.reuse.result_source import ResultSource
+from search.reuse.warm_start import WarmStart
 from search.run_directory import CHECKPOINTS
 from search.study.decisions import Decisions
 from search.study_state import StudyState
@@ -42,7 +42,7 @@ class TrialRunner:
         trainer: Trainer,
         admission: Admission,
         weights: KeptWeights,
-        sources: Sequence[ResultSource],
+        warm_start: WarmStart,
         side_by_side: int,
         cuts_short: Callable[[TrialRecord], bool] = lambda trial: False,
         seconds_left: Callable[[TrialRecord], float | None] = lambda trial: None,
@@ -56,7 +56,7 @@ class TrialRunner:
             trainer: starts attempts.
             admission: says which attempt follows another.
             weights: keeps and drops what trainings leave.
-            sources: where results of other studies are found, and this study's are published.
+            warm_start: results of earlier studies.
             side_by_side: number of trials at the same time.
             cuts_short: whether a training of the search has to end, since its time is over.
             seconds_left: how long a training of the search may take; None for no limit.
@@ -65,7 +65,7 @@ class TrialRunner:
         self._sharing = sharing
         self._cuts_short, self._seconds_left = cuts_short, seconds_left
         self._ledger, self._state, self._trainer, self._admission = ledger, state, trainer, admission
-        self._weights, self._sources, self._side_by_side = weights, sources, side_by_side
+        self._weights, self._warm_start, self._side_by_side = weights, warm_start, side_by_side
         latest_first = sorted(state.trials.items(), reverse=True)
         self._known = {
             trial.job.fingerprint: trial
@@ -134,9 +134,6 @@ class TrialRunner:
         if self._decisions is not None:
             self._decisions.tell(record)
         gone_on = self._know(record)
-        # before weights are dropped, for a source notes the file by which others may fetch them
-        for source in self._sources:
-            source.publish(record)
         if self._decisions is None or gone_on:
             self._renew_shared(record)
         self._weights.keep(record)
@@ -352,8 +349,7 @@ class TrialRunner:
         one that is trained here for its weights."""
         if self._decisions is None or record.origin.trained_for_weights:
             return None
-        results = (source.result(record) for source in self._sources)
-        return next((result for result in results if result is not None), None)
+        return self._warm_start.result(record)
 
     def _renew_shared(self, record: TrialRecord) -> None:
         """Gives the new result to trials that share one which was trained again."""

@@ -36,7 +36,7 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None, as_
 
     \b
     Keys, by what they are about:
-      budget      minutes, trials, search_until, worth, tune, tune_best
+      budget      minutes, trials, search_until, worth, tune
       space       space, grow, warm_start, start_from
       proposals   sampler, seed, proposals, stopping
       trainings   training.KEY, baseline, baseline_trials
@@ -47,7 +47,7 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None, as_
       memory      prefer, technique, servers, memory_margin
       log         format, csv.KEY, label, weight, columns.NAME, schema_file, skip_bad_rows
       rows        split.KEY, growing.KEY, demo.KEY
-      records     name, storage, ledger, tracking, register_model, optuna
+      records     name, storage, tracking, register_model, optuna
 
     Keys with a dot are paths into the study file, e.g. training.batch_size=4096, serving.max_ms=5 or
     demo.rows=1000000; the run directory's study.yaml has them all with their values.

@@ -162,18 +162,6 @@ ANALYSES = sa.Table(
 """What was worked out of winners: an `ablation` of each (its `column` is empty), their `slices` by column;
 `analysis` is the whole of it (JSON)."""
 
-WEIGHTS = sa.Table(
-    "dhen_weights",
-    METADATA,
-    sa.Column("study", _STUDY, primary_key=True),
-    sa.Column("trial", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("size_bytes", sa.BigInteger, nullable=False),
-    sa.Column("modified_ns", sa.BigInteger, nullable=False),
-    sa.ForeignKeyConstraint(["study", "trial"], ["dhen_trial.study", "dhen_trial.number"]),
-)
-"""Stamps of weights files, by which a trained trial's file is known again, should it still lie in the study's
-directory."""
-
 TEST_LOOKS = sa.Table(
     "dhen_test_look",
     METADATA,

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from dhen.errors import UserError
 
 VERSION_TABLE = "dhen_alembic_version"
-REVISIONS = ("0001", "0002", "0003", "0004")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005")
 """All versions of the tables, the newest last; each has a file in `trials/storage/migrations/versions`."""
 MIGRATIONS = Path(__file__).parent / "migrations"
 SCHEMA_LOCK = 0x6468656E

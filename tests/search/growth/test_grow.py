@@ -22,7 +22,6 @@ from trials.data.cache import PreparedLog
 from trials.events import Trained
 from trials.processes.task import Task
 from trials.record import Measured, TrialRecord
-from trials.storage.database import sqlite_url
 from trials.study_record import GrownAxis, StudyRecord
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -353,17 +352,6 @@ def test_a_warm_start_that_does_not_grow_leaves_what_lies_outside(
     (study,) = record.earlier
     assert 0 < study.left["outside this space"]["embedding_dim: 16"] <= sum(n > 8 for n in lengths(earlier))
     assert study.reused + sum(study.left["outside this space"].values()) == study.candidates
-
-
-def test_studies_of_a_shared_ledger_find_what_lies_beyond_their_space(
-    tmp_path: Path, log: PreparedLog, space: str
-) -> None:
-    words = (space, "sampler=random", "trials=20", f"ledger={sqlite_url(tmp_path / 'shared.db')}")
-    first, second = (run(tmp_path / name, log, *words) for name in ("first", "second"))
-    assert second.grown == first.grown
-    beyond = [trial for trial in second.candidates if trial.job.model["embedding_dim"] == 16]
-    assert beyond
-    assert all(trial.origin.reused_from_study is not None for trial in beyond)
 
 
 def test_an_audit_takes_the_candidates_of_a_study_that_grew(

@@ -56,19 +56,6 @@ def test_a_study_goes_on_after_ctrl_c(
     assert server.rows("select count(*) from dhen_trial where study = 'interrupted'") == ["4"]
 
 
-def test_two_studies_share_a_ledger(
-    server: Server, dhen_search: Run, click_log: Path, tmp_path: Path
-) -> None:
-    ledger = f"ledger={server.url}"
-    for name in ("first", "second"):
-        dhen_search(*words(click_log, tmp_path / name, "trials=1", ledger))
-    first, second = (read_study(tmp_path / name) for name in ("first", "second"))
-    assert all(trial.origin.reused_from_study is not None for trial in second.trials)
-    assert [trial.result.validation for trial in second.trials] == [
-        trial.result.validation for trial in first.trials
-    ]
-
-
 def test_a_study_waits_for_a_server_that_goes_away(
     server: Server, dhen_search: Run, click_log: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:

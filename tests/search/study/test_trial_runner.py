@@ -28,10 +28,12 @@ from search.execution.trainer import Trainer
 from search.planning.admission import Admission, AdmittedTrial
 from search.planning.attempts import Execution
 from search.reuse.kept_weights import KeptWeights
+from search.reuse.warm_start import EarlierResults, WarmStart
 from search.stopping.base import Judge, Rule, Stop
 from search.study.decisions import Decisions
 from search.study.trial_runner import TrialRunner
 from search.study_state import StudyState
+from spaces.catalog_loader import load_space
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster
 from trials.events import Event, Failed, SlowRank
@@ -48,6 +50,7 @@ MODEL = parse_model({"embedding_dim": 4, "layers": [LAYER, LAYER]}, "test")
 TRAINING = TrainingConfig(batch_size=64).resolved(1000, "fp32")
 ONE_RANK = load_cluster("a100-80gb").with_ranks("1x1")
 DIES = {Outcome.INTERRUPTED: killed, Outcome.OUT_OF_MEMORY: out_of_memory}
+NO_EARLIER_STUDIES = WarmStart(EarlierResults(), load_space("tiny"), lambda candidate: pytest.fail("unused"))
 
 
 def job(seed: int = 0) -> Job:
@@ -119,8 +122,8 @@ class Study:
             state=self.state,
             trainer=trainer,
             admission=self.admission,
-            weights=KeptWeights(directory, self.state, ()),
-            sources=(),
+            weights=KeptWeights(directory, self.state, NO_EARLIER_STUDIES),
+            warm_start=NO_EARLIER_STUDIES,
             side_by_side=side_by_side,
         )
         self.proposals = FakeProposals()

@@ -23,7 +23,7 @@ from rich.text import Text
 from dashboards.terminal.tables import plain_table
 from dhen.errors import UserError
 from search.cli import cli, main
-from search.config import StudyConfig, check_directory, write_config
+from search.config import REMOVED, StudyConfig, check_directory, read_study_config, write_config
 from search.logs import show_logs
 from search.terminal import print_table
 from trials.processes.fork_server import server_environment
@@ -50,7 +50,7 @@ def test_closed_streams_are_opened_before_anything_can_take_their_place(tmp_path
     [
         ({"storage": "postgresql://ada:hidden@db/studies"}, 0o600),
         ({"optuna": "mysql://ada:hidden@db/optuna"}, 0o600),
-        ({"ledger": "postgresql://db/ledger?password=hidden"}, 0o600),
+        ({"tracking": "postgresql://db/mlflow?password=hidden"}, 0o600),
         ({"data": ("https://store/log.csv?X-Amz-Signature=hidden",)}, 0o600),
         ({"storage": "postgresql://ada@db/studies"}, 0o644),
     ],
@@ -151,3 +151,11 @@ def test_impatient_interrupts_do_not_cut_short_what_the_first_has_begun(
     assert exit_code.value.code == 130
     assert ended == [True, True]
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", REMOVED)
+def test_a_removed_key_is_answered_by_what_decides_now(dhen_search: Run, tmp_path: Path, key: str) -> None:
+    default, decides = REMOVED[key]
+    said = dhen_search("run", "--out", tmp_path / "out", f"{key}=7", code=2).stderr
+    assert f"the key '{key}' was removed: {decides}" in " ".join(said.split())
+    assert read_study_config(None, [], **{key: default}) == read_study_config(None, [])

@@ -16,7 +16,6 @@ from dhen.errors import UserError
 from trials.record import Attempt, JobSummary, Metrics, Outcome, PlanSummary, Result, TrialKind, TrialRecord
 from trials.storage.database import sqlite_url
 from trials.storage.ledger import Ledger, Setting
-from trials.storage.shared_ledger import SharedLedger
 
 CLUSTER = {"name": "small", "hosts": 2, "gpus_per_host": 2, "hbm": 2**30}
 SETTING = Setting(directory="/runs/a", log="l", features={"numeric": []}, seed=3, version=2, cluster=CLUSTER)
@@ -121,41 +120,6 @@ def test_an_engineer_can_ask_in_sql(tmp_path: Path) -> None:
     for table in ("dhen_job", "dhen_plan", "dhen_cluster", "dhen_log", "dhen_study"):
         assert rows(path, f"select count(*) from {table}") == [(1,)], table
     assert rows(path, "select count(*) from dhen_attempt") == [(4,)]
-
-
-def test_a_finished_job_is_found_by_other_studies(tmp_path: Path) -> None:
-    url, weights = sqlite_url(tmp_path / "shared.db"), tmp_path / "weights"
-    weights.write_bytes(b"w")
-    first, second = (
-        SharedLedger(url, opened(sqlite_url(tmp_path / f"{name}.db")), name, SETTING) for name in "ab"
-    )
-    assert second.finished("f") == []
-    first.publish(trained(4), weights)
-    first.publish(record(5, Outcome.FAILED, "g"), tmp_path / "none")
-    ((found, origin),) = second.finished("f")
-    assert found == trained(4)
-    assert (origin.study, origin.directory, origin.trial) == ("a", "/runs/a", 4)
-    stamp = second.weights_stamp(origin)
-    assert stamp is not None
-    assert stamp.size_bytes == 1
-    assert second.finished("g") == []
-    assert first.finished("f") == []  # its own it knows
-    assert (first.published(), second.published()) == ({4, 5}, set())
-
-
-def test_a_result_that_was_taken_over_is_not_passed_on(tmp_path: Path) -> None:
-    """In a database that is the studies' own and the shared one: what has attempts has been trained."""
-    url = sqlite_url(tmp_path / "all.db")
-    ledgers = {name: opened(url, name) for name in "abc"}
-    shared = {name: SharedLedger(url, ledger, "x", SETTING) for name, ledger in ledgers.items()}
-    ledgers["a"].save(trained(0))
-    shared["a"].publish(trained(0), tmp_path / "none")
-    ((_, origin),) = shared["b"].finished("f")
-    ledgers["b"].save(
-        trained(0).replace(attempts=()).with_origin(reused_from_study=origin),
-    )
-    assert [origin.study for _, origin in shared["c"].finished("f")] == ["a"]
-    assert rows(tmp_path / "all.db", "select count(*) from dhen_attempt") == [(2,)]
 
 
 WRITER = """
