@@ -11,6 +11,8 @@ import pytest
 from command_line import SMALL, run_here
 from running_benchmarks import FOLDER, number, run_benchmark, run_benchmark_process, tables
 
+from benchmarks.search.same_study import differences
+
 CANDIDATES = FOLDER / "search" / "demo_candidates.json"
 
 
@@ -255,3 +257,24 @@ def test_picks_on_drifting_logs_stand_beside_the_baseline(tmp_path: Path) -> Non
     for each, column in zip(picked, ("lowest, test", "best, test", "best of periods, test"), strict=True):
         assert each["mean"] == each["worst"] == row[column]
         assert sum(number(each[name]) for name in ("better", "the baseline itself", "worse")) == 1
+
+
+def test_fields_of_two_checkouts_are_compared_by_their_new_names() -> None:
+    old = {"log": {"status": {"trials": [{"ne": 0.8, "old": {"a": 1}}, {"ne": 0.9}], "created_at": "1"}}}
+    new = {"log": {"status": {"trials": [{"ne": 0.8, "new": {"a": 1}}, {"ne": 0.9000000000000001}]}}}
+    off = "log: status.trials.ne [1]: 0.9 -> 0.9000000000000001"
+    assert [*differences(old, new, {"status.trials.old": "status.trials.new"})] == [off]
+    assert [*differences(old, new, {})] == [
+        "log: status.trials.old.a [0]: 1 -> missing",
+        off,
+        "log: status.trials.new.a [0]: missing -> 1",
+    ]
+
+
+@pytest.mark.slow
+def test_a_checkout_finds_the_same_as_itself(tmp_path: Path) -> None:
+    words = (FOLDER.parent, FOLDER.parent, "--logs", "stamped", "--trials", 1, "--rows", 600, "--keep")
+    assert "no difference" in run_benchmark("benchmarks.search.same_study", *words, tmp_path / "kept")
+    results = json.loads((tmp_path / "kept" / "new" / "results.json").read_text())
+    assert len(results["configuration"]["plan"]) == 5
+    assert len(results["stamped"]["scores of lowest"]) == 200

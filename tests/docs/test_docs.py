@@ -21,6 +21,7 @@ DOCUMENTS = [
     "README.md",
     "CONTRIBUTING.md",
     "benchmarks/README.md",
+    "tests/layout_questions.md",
     *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md")),
 ]
 README = ROOT / "README.md"
