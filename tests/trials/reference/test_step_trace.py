@@ -223,9 +223,15 @@ def test_tables_do_not_matter() -> None:
     assert found == traced(Strategy())
 
 
-@pytest.mark.parametrize("ensemble", ENSEMBLES)
-def test_every_block_can_be_traced(ensemble: str) -> None:
-    layer = {"modules": list(BLOCKS), "ensemble": ensemble, "out_embeddings": 3, "raw_numeric": True}
+@pytest.mark.parametrize(
+    ("ensemble", "modules"),
+    [
+        ("concat", list(BLOCKS)),
+        *((ensemble, ["mlp", "dlrm"]) for ensemble in ENSEMBLES if ensemble != "concat"),
+    ],
+)
+def test_every_block_and_ensemble_can_be_traced(ensemble: str, modules: list[str]) -> None:
+    layer = {"modules": modules, "ensemble": ensemble, "out_embeddings": 3, "raw_numeric": True}
     model = parse_model({"layers": [layer], "dropout": 0.1}, "test")
     for strategy in (Strategy(), Strategy(dense="fsdp", checkpointing="full")):
         assert traced(strategy, model=model, setting="bf16").total > 0

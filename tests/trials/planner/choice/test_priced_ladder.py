@@ -15,7 +15,7 @@ from trials.planner.options import PlanOptions
 from trials.planner.plan import Plan, plan
 from trials.strategy import Strategy
 
-CASES = 200
+CASES = 120
 MODULES = ["mlp", "dlrm", "attention", "dcn_v2", "linear", "conv"]
 MIB = 2**20
 
