@@ -84,7 +84,7 @@ class SharedLedger:
         condition = (
             (TRIALS.c.job == fingerprint) & (TRIALS.c.study != self._ledger.study) & completed & trained
         )
-        with self._ledger.database.transaction() as connection:
+        with self._ledger.database.reading() as connection:
             trials = read_trials(connection, condition)
             names = {study for study, _ in trials}
             studies = sa.select(STUDIES.c.name, STUDIES.c.directory).where(STUDIES.c.name.in_(names))
