@@ -16,8 +16,6 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from tools import TOOLS, find
-
 HERE = Path(__file__).parent
 KEPT = HERE.parents[1] / "runs" / "chaos"
 MOST_STRIKES = 4
@@ -31,6 +29,7 @@ def main() -> None:
     from chaos.injection import Chaos
     from chaos.table import INJECTIONS, append, write_page
     from conftest import keep_costs
+    from tools import TOOLS, find
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
