@@ -473,7 +473,8 @@ def as_begun(config: StudyConfig, directory: Path) -> StudyConfig:
     log = {} if config.data == (DEMO,) else {"data": tuple(map(_absolute, config.data))}
     files = {"schema_file": config.schema_file, "space": config.space, "baseline": config.baseline}
     named = {key: _absolute(file) for key, file in files.items() if file is not None and _is_file(file)}
-    return config.replace(name=name, **log, **named)
+    earlier = {key: tuple(map(_absolute, getattr(config, key))) for key in ("warm_start", "start_from")}
+    return config.replace(name=name, **log, **named, **earlier)
 
 
 def _is_file(name: str) -> bool:

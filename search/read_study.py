@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-from pydantic import ValidationError
 
 from dhen.errors import UserError
 from dhen.values import load_yaml
@@ -62,8 +60,7 @@ def read_study(directory: Path, *, brief: bool = False, or_empty: bool = False) 
     ):
         return _empty(directory, running=running)
     url, name = ledger_of(directory)
-    with _of_this_version(str(directory)):
-        return _read(url, name, directory, running=running, brief=brief, or_empty=or_empty)
+    return _read(url, name, directory, running=running, brief=brief, or_empty=or_empty)
 
 
 def read_stored_study(url: str, name: str, directory: Path | None) -> StudyRecord:
@@ -81,8 +78,7 @@ def read_stored_study(url: str, name: str, directory: Path | None) -> StudyRecor
         UserError: where the database has no such study, or one that has not trained anything yet.
     """
     running = None if directory is None else is_driven(directory)
-    with _of_this_version(f"study {name}"):
-        return _read(url, name, directory, running=running, brief=False)
+    return _read(url, name, directory, running=running, brief=False)
 
 
 def ledger_of(directory: Path) -> tuple[str, str]:
@@ -170,27 +166,29 @@ def _read(
     study is not finished."""
     ledger = Ledger(url, name, create=False)  # for reading alone: nothing is created
     facts = ledger.facts() or {}
-    head = facts.get(HEAD)
-    if running is None:
-        running = not (head or {}).get("finished", False)
-    trials = [_as_it_is(directory, trial, running=running) for trial in ledger.trials(brief=brief)]
-    retrainings = [trial if running else cut_short(trial) for trial in ledger.retrainings()]
-    comparisons = ledger.comparisons()
-    ablations, slices = ledger.analyses.ablations(), ledger.analyses.slices()
-    ledger.close()
+    head, noted_at = facts.get(HEAD), math.inf
+    trials = ledger.trials(brief=brief)
     if head is None or (not trials and not or_empty):
+        ledger.close()
         raise not_begun(directory or name)
-    record = StudyRecord.model_validate(head).replace(
-        created_at=facts.get("created"),
-        running=running,
-        comparisons=comparisons,
-        ablations=ablations,
-        slices=slices,
-    )
+    with ledger.database.record_errors():
+        record = StudyRecord.model_validate(head).replace(
+            created_at=facts.get("created"),
+            comparisons=ledger.comparisons(),
+            ablations=ledger.analyses.ablations(),
+            slices=ledger.analyses.slices(),
+        )
+        noted_at = float(facts.get(NOTED_AT, math.inf))
+    running = not record.finished if running is None else running
+    record = record.replace(running=running)
+    trials = [_as_it_is(directory, trial, running=running) for trial in trials]
+    retrainings = [trial if running else cut_short(trial) for trial in ledger.retrainings()]
+    ledger.close()
     if directory is not None:
         record = record.replace(directory=str(directory))
-    noted_at = facts.get(NOTED_AT, math.inf) if running and not record.finished else math.inf
-    if directory is not None and noted_at < _driven_since(directory):
+    if not running or record.finished:
+        noted_at = math.inf
+    elif directory is not None and noted_at < _driven_since(directory):
         noted_at = math.inf  # an earlier driver did, and this one has not yet
     since = max(0.0, time.time() - noted_at)
     study = StudyState(record, trials, retrainings).record()
@@ -241,19 +239,6 @@ def _empty(directory: Path, *, running: bool) -> StudyRecord:
         trials=(),
         running=running,
     )
-
-
-@contextmanager
-def _of_this_version(what: str) -> Iterator[None]:
-    """Turns what is no record of this version's into an error that says so."""
-    try:
-        yield
-    except (ValidationError, KeyError) as error:
-        reason = f"{error}".splitlines()[0]
-        raise UserError(
-            f"{what}: the study was written by another version of dhen-search, whose records this one cannot read "
-            f"({reason}); look at it with that version, or choose another --out for a new study."
-        ) from error
 
 
 def not_begun(what: Path | str) -> UserError:

@@ -10,7 +10,7 @@ from typing import Any
 from dashboards.sentences.stages import decay_left_out, warm_starts
 from dhen.config import ModelConfig
 from dhen.errors import UserError
-from dhen.values import compact
+from dhen.values import compact, parse
 from search.analysis.losses import blocks_of
 from search.budget.budget import Budget
 from search.budget.clock import StudyClock
@@ -456,6 +456,6 @@ def _warm_start(
         "warm_start",
         lambda: read_reused(config, log, space, candidate_job, admission.admit_by_size).to_dict(),
     )
-    reused = EarlierResults.model_validate(noted)
+    reused = parse(EarlierResults, noted, "the warm start in the study's database")
     settings.head = settings.head.replace(earlier=reused.studies)
     return WarmStart(reused, space, candidate_job)

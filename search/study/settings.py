@@ -90,70 +90,71 @@ class StudySettings:
         self._ledger, self._changes_alone = ledger, joins
         left = max(0.0, 60.0 * (config.minutes or math.inf) - elapsed_seconds)
         self._facts = _settled(ledger, config, directory, log, space, side_by_side, threads, left)
-        described = (self._facts["cluster"], *self._facts.get(LARGER_SHAPES, ()))
-        self.clusters = tuple(parse(Cluster, one, "the study's cluster") for one in described)
-        """Cluster that trials are planned for, in each shape that they may have, the least first: as declared, or
-        this machine as measured when the study began."""
-        self.precision: Precision = self._facts["precision"]
-        """Precision of all trainings: this machine's preference when the study began."""
-        self.setting = Setting(
-            directory=(ledger.directory() if joins else None) or str(directory.resolve()),
-            log=log.fingerprint,
-            features=log.features.to_dict(),
-            seed=config.seed,
-            version=TRAINING_VERSION,
-            cluster=self._facts["cluster"],
-        )
-        """What the study's trials have in common."""
-        earlier = self._facts.get(HEAD, {})
-        self.head = StudyRecord(
-            name=ledger.study,
-            directory=str(directory),
-            created_at=self._facts["created"],
-            space=space.name,
-            space_file=config.space if config.space != space.name else None,
-            sampler=config.sampler,
-            seed=config.seed,
-            log=log.summary(),
-            cluster=cluster_summary(self.clusters),
-            serving=config.serving,
-            max_table_bytes=config.max_table_bytes,
-            period=config.next_period,
-            refused=tuple(map(RefusedProposal.model_validate, earlier.get("refused", ()))),
-            axes=ordered_axes(space),
-            grows=config.grow,
-            grown=tuple(map(GrownAxis.model_validate, earlier.get("grown", ()))),
-            trials=(),
-            trials_budget=config.most_trials + config.tune_trials if config.most_trials else None,
-            seconds_budget=60.0 * config.minutes if config.minutes else None,
-            elapsed_seconds=earlier.get("elapsed_seconds", 0.0),
-        )
-        """The study's record without its trials."""
-        if joins and earlier:
-            noted = StudyRecord.model_validate(earlier)
-            self.head = self.head.replace(finished=noted.finished, stage=noted.stage)
-        self.begun = bool(earlier)
-        """Whether an earlier session has begun the study."""
-        self._budget = [
-            config.most_trials,
-            config.tune,
-            config.minutes,
-            config.knows_when_to_stop,
-            config.worth,
-        ]
-        if earlier.get("passes") is not None:
-            self.head = self.head.replace(passes=parse(FoundPasses, earlier["passes"], "the study's passes"))
-        if earlier.get("choice") is not None:
-            self.head = self.head.replace(
-                choice=parse(choice.Choice, earlier["choice"], "the study's choice")
+        with ledger.database.record_errors():
+            described = (self._facts["cluster"], *self._facts.get(LARGER_SHAPES, ()))
+            self.clusters = tuple(Cluster.model_validate(one) for one in described)
+            """Cluster that trials are planned for, in each shape that they may have, the least first: as declared,
+            or this machine as measured when the study began."""
+            self.precision: Precision = self._facts["precision"]
+            """Precision of all trainings: this machine's preference when the study began."""
+            self.setting = Setting(
+                directory=(ledger.directory() if joins else None) or str(directory.resolve()),
+                log=log.fingerprint,
+                features=log.features.to_dict(),
+                seed=config.seed,
+                version=TRAINING_VERSION,
+                cluster=self._facts["cluster"],
             )
-        self.head = self.head.replace(refits=tuple(map(Refitted.model_validate, earlier.get("refits", ()))))
-        same = self._facts.get(BUDGET) == self._budget
-        if same:
-            self.head = self.head.replace(finished_at=earlier.get("finished_at"))
-        if same and earlier.get("expected_gain") is not None:
-            gain = parse(ExpectedGain, earlier["expected_gain"], "the study's expected gain")
-            self.head = self.head.replace(expected_gain=gain)
+            """What the study's trials have in common."""
+            earlier = self._facts.get(HEAD, {})
+            self.head = StudyRecord(
+                name=ledger.study,
+                directory=str(directory),
+                created_at=self._facts["created"],
+                space=space.name,
+                space_file=config.space if config.space != space.name else None,
+                sampler=config.sampler,
+                seed=config.seed,
+                log=log.summary(),
+                cluster=cluster_summary(self.clusters),
+                serving=config.serving,
+                max_table_bytes=config.max_table_bytes,
+                period=config.next_period,
+                refused=tuple(map(RefusedProposal.model_validate, earlier.get("refused", ()))),
+                axes=ordered_axes(space),
+                grows=config.grow,
+                grown=tuple(map(GrownAxis.model_validate, earlier.get("grown", ()))),
+                trials=(),
+                trials_budget=config.most_trials + config.tune_trials if config.most_trials else None,
+                seconds_budget=60.0 * config.minutes if config.minutes else None,
+                elapsed_seconds=earlier.get("elapsed_seconds", 0.0),
+            )
+            """The study's record without its trials."""
+            if joins and earlier:
+                noted = StudyRecord.model_validate(earlier)
+                self.head = self.head.replace(finished=noted.finished, stage=noted.stage)
+            self.begun = bool(earlier)
+            """Whether an earlier session has begun the study."""
+            self._budget = [
+                config.most_trials,
+                config.tune,
+                config.minutes,
+                config.knows_when_to_stop,
+                config.worth,
+            ]
+            if earlier.get("passes") is not None:
+                self.head = self.head.replace(passes=FoundPasses.model_validate(earlier["passes"]))
+            if earlier.get("choice") is not None:
+                self.head = self.head.replace(choice=choice.Choice.model_validate(earlier["choice"]))
+            self.head = self.head.replace(
+                refits=tuple(map(Refitted.model_validate, earlier.get("refits", ())))
+            )
+            same = self._facts.get(BUDGET) == self._budget
+            if same:
+                self.head = self.head.replace(finished_at=earlier.get("finished_at"))
+            if same and earlier.get("expected_gain") is not None:
+                gain = ExpectedGain.model_validate(earlier["expected_gain"])
+                self.head = self.head.replace(expected_gain=gain)
         self.had_finished: bool = same and (
             earlier.get("finished", False) or self.head.finished_at is not None
         )
@@ -290,7 +291,7 @@ def _is_copy(ledger: Ledger, directory: Path, noted: dict[str, Any]) -> bool:
         other = database_url(began_in, None)
         if same_database(ledger.url, own) and has_database(began_in) and not same_database(other, own):
             with closing(Ledger(other, ledger.study, create=False)) as original:
-                return bool((original.facts() or {}).get("created") == noted["created"])
+                return bool((original.facts() or {}).get("created") == noted.get("created"))
     return False
 
 

@@ -96,6 +96,9 @@ FAULTS = {
     "cache_truncated": Fault(
         "a file of the prepared log loses its end, all processes killed", damages.truncated_cache
     ),
+    "flipped_bit": Fault(
+        "a bit of a file that a study keeps is flipped, all processes killed", damages.flipped_bit
+    ),
     "directory_moved": Fault("the run directory is renamed, all processes killed", damages.moved),
     "streams_closed": Fault(
         "SIGKILL of the driver, of a study without standard streams",

@@ -16,6 +16,7 @@ DIR/train|validation|test/
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from dhen.errors import UserError, unknown_name
 from dhen.fingerprint import fingerprint
@@ -63,6 +64,8 @@ class Manifest(Value):
     """Why columns have their roles; none if a person wrote the schema."""
     sizes: dict[str, int]
     """Bytes of every file of the cache, by path."""
+    checksums: dict[str, int] = Field(default_factory=dict)
+    """CRC-32 of the encoding's files, by path: bundles take the encoding along. Empty: an older version's log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -138,6 +141,12 @@ class PreparedLog:
                 raise UserError(
                     f"{directory}: the prepared log is damaged: {name} {state}, expected {size:,}. Delete "
                     "the directory and prepare the log again."
+                )
+        for name, checksum in manifest.checksums.items():
+            if zlib.crc32((directory / name).read_bytes()) != checksum:
+                raise UserError(
+                    f"{directory}: the prepared log is damaged: {name} is not as it was written. Delete the "
+                    "directory and prepare the log again."
                 )
         edited = directory / "schema.yaml"
         if edited.is_file() and fingerprint(read_schema(edited).to_dict()) != manifest.schema_fingerprint:

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from dhen.errors import UserError
-from trials.mlflow.store import local_path, make_store, open_client
+from trials.mlflow.store import change_addresses, local_path, make_store, open_client
 from trials.storage.database import engine_options, masked, sqlite_file, trouble
 
 if TYPE_CHECKING:
@@ -120,12 +120,26 @@ def open_server(uri: str) -> MlflowClient:
     for name, bound in BOUNDS.items():
         given = os.environ.get(name, "")
         os.environ[name] = str(min(int(given), bound) if given.isdecimal() else bound)
-    named = os.environ.get(VARIABLE, "").rstrip("/")
-    address = named if without_secrets(named) == uri else uri
     with server_errors(uri):
         if is_database(uri):
-            _reach_database(address)
-        return open_client(address)
+            _reach_database(_address(uri))
+        return open_client(_address(uri))
+
+
+def take_addresses_along(uri: str, experiment: str, there: str, here: str) -> None:
+    """Changes where a database looks for the files of a study, whose run directory was moved."""
+    engine = sa.create_engine(_address(uri), **engine_options(_address(uri)))
+    with engine.begin() as connection:
+        change_addresses(
+            lambda query, values: connection.execute(sa.text(query), values), int(experiment), there, here
+        )
+    engine.dispose()
+
+
+def _address(uri: str) -> str:
+    """Returns an address with the secrets that the environment has for it."""
+    named = os.environ.get(VARIABLE, "").rstrip("/")
+    return named if without_secrets(named) == uri else uri
 
 
 def _kind(uri: str) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import sqlite3
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -36,13 +37,14 @@ LOCK_SECONDS = 10.0
 STUDY_ID = "mlflow.dhen.study"
 """Tag of a study's experiment that says which study it is."""
 ADDRESSES = (
-    ("experiments", "artifact_location"),
-    ("runs", "artifact_uri"),
-    ("logged_models", "artifact_location"),
     ("model_versions", "source"),
     ("model_versions", "storage_location"),
+    ("logged_models", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("experiments", "artifact_location"),
 )
-"""Tables of MLflow's and their columns in which files have absolute addresses."""
+"""Tables of MLflow's and their columns in which files have absolute addresses; versions of models have those of
+logged models, and so come before them."""
 
 
 def database(directory: Path) -> Path:
@@ -90,17 +92,28 @@ def _take_addresses_along(connection: sqlite3.Connection, here: Path) -> None:
     if not {table for table, _ in ADDRESSES} <= tables:
         return  # MLflow makes or migrates it
     query = (
-        "select artifact_location from experiments join experiment_tags using (experiment_id) where key = ?"
+        "select experiment_id, artifact_location from experiments join experiment_tags using (experiment_id) "
+        "where key = ?"
     )
-    for (there,) in connection.execute(query, (STUDY_ID,)).fetchall():
-        if local_path(there).resolve() == here.resolve():
-            continue
-        for table, column in ADDRESSES:
-            connection.execute(
-                f"update {table} set {column} = :here || substr({column}, length(:there) + 1) "
-                f"where substr({column} || '/', 1, length(:there) + 1) = :there || '/'",
-                {"here": here.absolute().as_uri(), "there": there},
-            )
+    for experiment, there in connection.execute(query, (STUDY_ID,)).fetchall():
+        if local_path(there).resolve() != here.resolve():
+            change_addresses(connection.execute, experiment, there, here.absolute().as_uri())
+
+
+def change_addresses(
+    execute: Callable[[str, dict[str, Any]], object], experiment: int, there: str, here: str
+) -> None:
+    """Changes the addresses of an experiment's files, in SQL that all of MLflow's databases take."""
+    below = re.sub("([!%_[])", r"!\1", there) + "/%"
+    for table, column in ADDRESSES:
+        its = "experiment_id = :experiment"
+        if table == "model_versions":
+            its = f"{column} in (select artifact_location from logged_models where {its})"
+        execute(
+            f"update {table} set {column} = replace({column}, :there, :here) "
+            f"where {its} and ({column} = :there or {column} like :below escape '!')",
+            {"experiment": experiment, "there": there, "here": here, "below": below},
+        )
 
 
 def open_store(directory: Path) -> MlflowClient:

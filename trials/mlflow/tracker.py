@@ -24,8 +24,16 @@ from dhen.errors import UserError
 from trials.mlflow.log_dataset import dataset_input
 from trials.mlflow.runs import KEY, RunContents, marks, run_key, study_sheet, trial_sheet
 from trials.mlflow.series import seeds_of
-from trials.mlflow.server import is_database, open_server, server_errors
-from trials.mlflow.store import LOCK_SECONDS, STUDY_ID, artifacts, database, open_store, store_errors
+from trials.mlflow.server import is_database, open_server, server_errors, take_addresses_along
+from trials.mlflow.store import (
+    LOCK_SECONDS,
+    STUDY_ID,
+    artifacts,
+    database,
+    local_path,
+    open_store,
+    store_errors,
+)
 from trials.mlflow.view import VIEWS, view_link, view_tags
 from trials.record import TrialKind, TrialRecord
 from trials.study_record import StudyRecord
@@ -215,7 +223,14 @@ class Tracker:
             self.client.restore_experiment(number)
         self._experiment_tags = dict(experiment.tags)
         self._runs = self._known_runs(number)
+        there = experiment.artifact_location
+        if self._server and location and self._lie_at(location) and not self._lie_at(there):
+            take_addresses_along(self._server, number, there, location)
         self.name, self._experiment = experiment.name, (record.name, number)
+
+    def _lie_at(self, address: str) -> bool:
+        """Tells whether files of the study's runs lie there: those of a copy's original do, and stay its own."""
+        return any((local_path(address) / run.id).exists() for run in self._runs.values())
 
     def _experiment_on_server(self, identity: str) -> Experiment | None:
         """Returns this study's experiment on a server that others use too, where names say nothing."""

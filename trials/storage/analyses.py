@@ -30,11 +30,13 @@ class Analyses:
 
     def ablations(self) -> tuple[Ablation, ...]:
         """Returns the ablations, by number of the trial."""
-        return tuple(Ablation.model_validate_json(text) for text in self._kept(ABLATION))
+        with self._database.record_errors():
+            return tuple(Ablation.model_validate_json(text) for text in self._kept(ABLATION))
 
     def slices(self) -> tuple[Slices, ...]:
         """Returns the slices, by number of the trial and column."""
-        return tuple(Slices.model_validate_json(text) for text in self._kept(SLICES))
+        with self._database.record_errors():
+            return tuple(Slices.model_validate_json(text) for text in self._kept(SLICES))
 
     def _kept(self, kind: str) -> list[str]:
         query = sa.select(ANALYSES.c.analysis).where(ANALYSES.c.study == self._study, ANALYSES.c.kind == kind)

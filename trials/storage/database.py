@@ -121,6 +121,31 @@ class Database:
         with self._errors_in_words(), self._engine.begin() as connection:
             yield connection
 
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        """Opens a transaction in which records are read, which may be damaged or of another version.
+
+        Raises:
+            UserError: as `transaction`, and if a record cannot be read, in words.
+        """
+        with self.transaction() as connection, self.record_errors():
+            yield connection
+
+    @contextlib.contextmanager
+    def record_errors(self) -> Iterator[None]:
+        """Turns what goes wrong with a record that was read into an error that says what to do."""
+        try:
+            yield
+        except UserError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise UserError(
+                f"the database {masked(self.url)} holds a record that cannot be read ({reason}): the file is "
+                "damaged, or another version of dhen-search wrote it. Restore it from a copy, look at it with "
+                "that version, or choose another --out for a new study."
+            ) from error
+
     def insert_new(self, connection: sa.Connection, table: sa.Table, **values: Any) -> None:
         """Inserts a row, unless there is one with its key, whoever has written it."""
         connection.execute(self._insert(table, ()), values)
@@ -181,6 +206,8 @@ def trouble(url: str, error: Exception) -> str:
         remedy = f"free some disk space and run the same command again: finished trials are safe{_free(url)}"
     elif any(words in reason for words in FOREIGN):
         remedy = "its tables are those of another version or another program: name another database"
+    elif "readonly" in reason and (path := sqlite_file(url)) is not None and not path.exists():
+        remedy = "it was moved or deleted meanwhile: put it back, or run the command again"
     elif "readonly" in reason:
         remedy = "it cannot be written: check the permissions of the file and its folder"
     elif isinstance(error, DatabaseError) and not isinstance(error, OperationalError):

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from pydantic_core import from_json
 
-from dhen.errors import UserError
 from dhen.fingerprint import fingerprint
 from dhen.values import Value
 from trials.record import Attempt, JobSummary, Outcome, PlanSummary, TrialRecord
@@ -31,7 +30,7 @@ from trials.storage.columns import (
     read_record,
     trial_columns,
 )
-from trials.storage.database import Database, masked
+from trials.storage.database import Database
 from trials.storage.garbage import no_garbage_collection
 from trials.storage.leases import Driver, Leases
 from trials.storage.patience import patient
@@ -130,7 +129,7 @@ class Ledger:
     @patient
     def facts(self) -> dict[str, Any] | None:
         """Returns what the study noted of itself (`change_facts`); None for a new study."""
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             row = connection.execute(sa.select(STUDIES.c.facts).where(STUDIES.c.name == self.study)).first()
             return dict(row.facts) if row and row.facts else None
 
@@ -163,7 +162,7 @@ class Ledger:
         """Returns what the study's drivers have committed since a revision; None where nothing was."""
         its = sa.select(STUDIES.c.revision, STUDIES.c.facts).where(STUDIES.c.name == self.study)
         newer = (TRIALS.c.study == self.study) & (TRIALS.c.revision > since)
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             query = sa.select(STUDIES.c.revision).where(STUDIES.c.name == self.study)
             if (connection.scalar(query) or 0) <= since:
                 return None
@@ -198,7 +197,7 @@ class Ledger:
     def trials(self, *, brief: bool = False) -> list[TrialRecord]:
         """Returns all trials in the order of their numbers; `brief`: without what only a close look needs
         (`trials.storage.columns`)."""
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             columns = BRIEF if brief else WHOLE
             return list(read_trials(connection, TRIALS.c.study == self.study, columns).values())
 
@@ -206,7 +205,7 @@ class Ledger:
     def running(self) -> list[TrialRecord]:
         """Returns the trials that were last written as running, in the order of their numbers."""
         running = (TRIALS.c.study == self.study) & (TRIALS.c.outcome == Outcome.RUNNING.value)
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             return list(read_trials(connection, running).values())
 
     @patient
@@ -228,22 +227,6 @@ class Ledger:
             written = self.write(connection, record, revision)
         # only once committed: what a failed transaction wrote is not there
         self._written |= written
-
-    @contextmanager
-    def _reading(self) -> Iterator[sa.Connection]:
-        """Opens a transaction in which records are read, which may be damaged or of another version."""
-        with self.database.transaction() as connection:
-            try:
-                yield connection
-            except UserError:
-                raise
-            except (ValueError, KeyError, TypeError) as error:
-                reason = str(error).splitlines()[0]
-                raise UserError(
-                    f"the database {masked(self.database.url)} holds a record that cannot be read ({reason}): the "
-                    "file is damaged, or another version of dhen-search wrote it. Restore it from a copy, look at "
-                    "it with that version, or choose another --out for a new study."
-                ) from error
 
     @contextmanager
     def _writing(self) -> Iterator[sa.Connection]:
@@ -317,7 +300,7 @@ class Ledger:
         query = sa.select(RETRAININGS.c.record, JOBS.c.summary, JOBS.c.cost)
         query = query.join(JOBS, RETRAININGS.c.job == JOBS.c.fingerprint)
         query = query.where(RETRAININGS.c.study == self.study).order_by(RETRAININGS.c.number)
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             return [
                 TrialRecord.model_validate(from_json(record) | {"job": read_job(summary, cost)})
                 for record, summary, cost in connection.execute(query)
@@ -346,7 +329,7 @@ class Ledger:
     def comparisons(self) -> tuple[Comparison, ...]:
         """Returns the comparisons of winners with the baseline, by FLOPs."""
         query = sa.select(COMPARISONS.c.comparison).where(COMPARISONS.c.study == self.study)
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             texts = connection.scalars(query.order_by(COMPARISONS.c.position))
             return tuple(Comparison.model_validate_json(text) for text in texts)
 

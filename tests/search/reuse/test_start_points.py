@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from command_line import SMALL, Run, write_log
@@ -48,8 +49,11 @@ def test_a_start_point_is_taken_once() -> None:
 
 def test_a_study_of_another_log_begins_with_what_won(dhen_search: Run, study: Path, tmp_path: Path) -> None:
     other = write_log(tmp_path / "other.csv", 1000, seed=4)
-    out = tmp_path / "study"
-    words = ("run", "--data", other, "--out", out, *SMALL, "sampler=random", f"start_from={study}")
+    out, moved = tmp_path / "study", tmp_path / "moved" / "again"
+    shutil.copytree(study, tmp_path / "copied")
+    moved.parent.mkdir()
+    (tmp_path / "copied").rename(tmp_path / "renamed").rename(moved)
+    words = ("run", "--data", other, "--out", out, *SMALL, "sampler=random", f"start_from={moved}")
     starts, own = points_of(load_space("tiny"), [read_study(study)]), len(load_space("tiny").config.start)
     dhen_search(*words, f"trials={own + 2}")  # the baseline's and the space's own come first
     *before, last = read_study(out).candidates
@@ -60,4 +64,5 @@ def test_a_study_of_another_log_begins_with_what_won(dhen_search: Run, study: Pa
     said = dhen_search(*words[:-1], "start_from=nowhere", "trials=4", code=2).stderr
     assert "start_from" in said
     fresh = ("run", "--data", other, "--out", tmp_path / "new", *SMALL, "trials=1", "start_from=nowhere")
-    assert "start_from: nowhere: no study here" in dhen_search(*fresh, code=2).stderr
+    said = dhen_search(*fresh, code=2, cwd=tmp_path).stderr
+    assert f"start_from: {tmp_path / 'nowhere'}: no study here" in said

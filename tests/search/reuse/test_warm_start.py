@@ -65,15 +65,18 @@ def reused(study: Path, log: PreparedLog, space: Space, **training: Any) -> Any:
 def test_another_space_takes_what_it_holds(
     dhen_search: Run, study: Path, click_log: Path, tmp_path: Path
 ) -> None:
-    """The earlier front comes right after the baseline, with its results and weights; the study goes on when the
-    earlier is gone."""
-    earlier, out, space = tmp_path / study.name, tmp_path / "out", tmp_path / "mine.yaml"
-    shutil.copytree(study, earlier)
+    """The earlier front comes right after the baseline, with its results and weights, also of a copy that was
+    moved twice and is named from another folder; the study goes on when the earlier is gone."""
+    earlier, out, space = tmp_path / "moved" / "earlier", tmp_path / "out", tmp_path / "mine.yaml"
+    shutil.copytree(study, tmp_path / "copied")
+    earlier.parent.mkdir()
+    (tmp_path / "copied").rename(tmp_path / "renamed").rename(earlier)
     before = read_study(earlier)
     data = narrowed(before)
     space.write_text(yaml.safe_dump(data))
-    words = ("run", "--data", click_log, "--out", out, *WORDS, f"space={space}", f"warm_start={earlier}")
-    said = dhen_search(*words, "trials=2").stdout
+    words = ("run", "--data", click_log, "--out", out, *WORDS, f"space={space}")
+    said = dhen_search(*words, "warm_start=earlier", "trials=2", cwd=earlier.parent).stdout
+    words += (f"warm_start={earlier}",)
     (told,) = read_study(out).earlier
     inside = [trial for trial in before.candidates if kinds(trial) <= set(data["modules"])]
     assert (told.candidates, told.reused) == (len(before.candidates), len(inside))
@@ -92,7 +95,8 @@ def test_another_space_takes_what_it_holds(
         (),
     )
     assert first.origin.reused_from_study is not None
-    assert first.origin.reused_from_study.trial == best.number
+    origin = first.origin.reused_from_study
+    assert (origin.directory, origin.trial) == (str(earlier), best.number)
     assert (trial_folder(out, first.number) / WEIGHTS).exists() or first.number not in after.front
     assert "had been trained by earlier studies" in (out / "report.html").read_text()
 
@@ -108,7 +112,8 @@ def test_other_data_and_no_study_are_refused(dhen_search: Run, study: Path, tmp_
         "rows train 3,200, validation 400, test 400 there, train 800, validation 100, test 100 here" in said
     )
     assert "data " in said
-    assert "warm_start: nowhere: no study here" in dhen_search(*words, "warm_start=nowhere", code=2).stderr
+    said = dhen_search(*words, "warm_start=nowhere", code=2, cwd=tmp_path).stderr
+    assert f"warm_start: {tmp_path / 'nowhere'}: no study here" in said
 
 
 def test_the_rest_is_left_with_reasons(study: Path, log: PreparedLog) -> None:

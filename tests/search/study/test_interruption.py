@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -140,6 +141,26 @@ def test_a_training_answers_sigterm_like_ctrl_c(
     assert children_of(process.pid) == []
     assert not out.exists()
     assert list(tmp_path.glob(".bundle.training.*"))  # from where the same command goes on
+
+
+@pytest.mark.slow
+def test_a_run_directory_that_is_deleted_ends_the_study_in_a_sentence(
+    click_log: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "study"
+    process = start(click_log, out, environment, "trials=50")
+    wait_for_trials(out, 1)
+    shutil.rmtree(out, ignore_errors=True)  # some file may come while it is removed
+    shown, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == 2
+    assert "Traceback" not in shown + errors
+    assert len(errors.splitlines()) == 1
+    assert str(out) in errors
+    assert "moved or deleted" in errors
+    deadline = time.monotonic() + 60
+    while children_of(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert children_of(process.pid) == []
 
 
 def test_two_drivers_of_one_study(

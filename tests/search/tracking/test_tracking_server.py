@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +24,8 @@ from search.read_study import read_study
 from search.tracking.destination import with_destination
 from search.tracking.follower import MlflowFollower
 from trials.mlflow.server import VARIABLE
-from trials.mlflow.store import database, open_client
+from trials.mlflow.store import database, local_path, open_client
+from trials.study_record import StudyRecord
 
 Serve = Callable[..., AbstractContextManager[str]]
 
@@ -209,6 +211,38 @@ def test_a_database_or_a_folder_has_the_runs_of_all_studies(
         if place != "mlruns":  # files lie with the study, and not in the working directory
             assert (tmp_path / name / "artifacts").is_dir()
             assert not (tmp_path / "mlruns").exists()
+
+
+def test_a_database_elsewhere_takes_addresses_along_if_the_files_were_moved(tmp_path: Path) -> None:
+    config = StudyConfig(tracking=f"sqlite:///{tmp_path}/runs.db")
+
+    def synced(directory: Path, record: StudyRecord) -> str:
+        said = io.StringIO()
+        assert MlflowFollower(directory, config, Console(file=said)).sync(record), said.getvalue()
+        return said.getvalue()
+
+    def places(name: str) -> set[Path]:
+        """Where MLflow looks for the files of an experiment and its runs."""
+        client = open_client(str(config.tracking))
+        experiment = client.get_experiment_by_name(name)
+        found = client.search_runs([experiment.experiment_id])
+        addresses = (experiment.artifact_location, *(run.info.artifact_uri for run in found))
+        return {path for path in map(local_path, addresses) if path.exists() and "artifacts" in path.parts}
+
+    record, other = made_up(1, name="ads"), made_up(1, name="other")
+    before, after = tmp_path / "be_fore", tmp_path / "after"
+    synced(before, record)
+    names = {path.relative_to(before) for path in places("ads")}
+    shutil.copytree(before, after)
+    synced(after, record)  # of a copy nothing is changed
+    assert places("ads") == {before / name for name in names}
+    shutil.rmtree(after)
+    before.rename(after)
+    synced(before, other)  # another study where the first has been
+    others = places("other")
+    synced(after, record)
+    assert places("ads") == {after / name for name in names}
+    assert places("other") == others != set()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -238,6 +240,23 @@ def test_a_damaged_study_database(
     (copy / "study.db").write_bytes(b"no database" * 1000)
     said = dhen_search_process("run", "--data", click_log, "--out", copy, "trials=4", *SMALL, code=2).stderr
     assert "damaged" in said
+
+
+@pytest.mark.parametrize(
+    ("verb", "key", "flipped"),
+    [("run", "precision", "pracision"), ("run", "cluster", "clustdr"), ("status", "sampler", "sammler")],
+)
+def test_a_bit_flipped_in_the_notes_of_a_study_is_said_in_words(
+    dhen_search: Run, study: Path, tmp_path: Path, verb: str, key: str, flipped: str
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(study, copy)
+    with closing(sqlite3.connect(copy / "study.db")) as connection, connection:
+        changed = (f'"{key}":', f'"{flipped}":')
+        connection.execute("update dhen_study set facts = replace(facts, ?, ?)", changed)
+    said = dhen_search(verb, copy, code=2).stderr
+    assert str(copy / "study.db") in said
+    assert "Restore it from a copy" in said
 
 
 def test_a_bundle_with_a_missing_or_altered_file(dhen_search: Run, study: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dhen.errors import UserError
+from trials.analyses import Slices
 from trials.record import Attempt, JobSummary, Metrics, Outcome, PlanSummary, Result, TrialKind, TrialRecord
 from trials.storage.database import sqlite_url
 from trials.storage.ledger import Ledger, Setting
@@ -241,6 +242,12 @@ def test_no_thread_finds_half_of_what_queries_ask() -> None:
         ("dhen_plan.plan", "replace(plan, 'true', 'tsue')", Ledger.trials),
         ("dhen_study.facts", "replace(facts, ':', ';')", Ledger.facts),
         ("dhen_study.facts", "'7'", Ledger.facts),
+        ("dhen_analysis.analysis", "replace(analysis, ':', ';')", lambda ledger: ledger.analyses.slices()),
+        (
+            "dhen_analysis.analysis",
+            "replace(analysis, 'trial', 'tsial')",
+            lambda ledger: ledger.analyses.slices(),
+        ),
     ],
 )
 def test_a_damaged_value_is_said_in_words(
@@ -251,6 +258,7 @@ def test_a_damaged_value_is_said_in_words(
     ledger.settle(SETTING)
     ledger.change_facts(lambda facts: {"created": "now"})
     ledger.save(trained(0))
+    ledger.analyses.keep(Slices(trial=0, column="site", seeds=(), slices=()))
     ledger.close()
     table, _, name = column.partition(".")
     with closing(sqlite3.connect(path)) as connection, connection:

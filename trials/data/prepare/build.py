@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -127,6 +128,9 @@ def build(request: Request, directory: Path, progress: Progress) -> None:
         ),
         findings=request.findings,
         sizes=dict(sorted(sizes.items())),
+        checksums={
+            name: zlib.crc32((directory / name).read_bytes()) for name in sizes if name.startswith("encoding")
+        },
     )
     text = _AUTO.sub(rf"\1  # {schema.split.by} for this log", request.schema_text)
     (directory / "schema.yaml").write_text(text, encoding="utf-8")

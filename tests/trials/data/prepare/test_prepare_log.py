@@ -499,7 +499,7 @@ def test_progress(clicks: Columns, write_csv: WriteCsv) -> None:
     assert [calls[i] for i in range(3)] == [(step, 600, 600) for step in ("reading", "fitting", "writing")]
 
 
-@pytest.mark.parametrize("damage", ["remove", "cut", "manifest", "version"])
+@pytest.mark.parametrize("damage", ["remove", "cut", "manifest", "version", "bit"])
 def test_damage_is_noticed_and_repaired(clicks: Columns, write_csv: WriteCsv, damage: str) -> None:
     path = write_csv(clicks)
     log = prepare([path])
@@ -508,11 +508,16 @@ def test_damage_is_noticed_and_repaired(clicks: Columns, write_csv: WriteCsv, da
         array.unlink()
     elif damage == "cut":
         array.write_bytes(array.read_bytes()[:-4])
+    elif damage == "bit":
+        scales = log.directory / "encoding" / "numeric.json"
+        scales.write_text(scales.read_text().replace("1", "3"))
     elif damage == "manifest":
         manifest.write_text(manifest.read_text()[:-9])
     else:
         manifest.write_text(manifest.read_text().replace(f'"version": {VERSION}', '"version": 0'))
-    with pytest.raises(UserError, match=r"damaged: train/labels.npy|cannot be read|another version"):
+    with pytest.raises(
+        UserError, match=r"damaged: (train/labels|encoding/num)|cannot be read|another version"
+    ):
         PreparedLog.open(log.directory)
     assert prepare([path]).split("train").rows == log.manifest.rows["train"]
 
