@@ -151,7 +151,6 @@ def _put_together(
         side_by_side=shares.sharing,
         threads=shares.threads,
         joins=sharing is not None and sharing.joins,
-        elapsed_seconds=clock.seconds() if clock is not None else 0.0,
     )
     _grow_as_before(config, space, settings)
     as_it_stands = cut_short if sharing is None else sharing.as_it_stands
@@ -338,7 +337,7 @@ def _check(config: StudyConfig, space: Space, log: PreparedLog) -> None:
     check_training_axes(space, config.training)
     check_order(log.features, config.training)
     if ranks_here(config) > 1 and log.features.tables:
-        check_torchrec()  # before this CPU is measured, which takes a minute
+        check_torchrec()
     if config.tune_trials:
         check_tunable(space)
     if config.next_period is not None:

@@ -26,7 +26,7 @@ from search.config import HELD_KEYS, LOG_KEYS, held_config
 from search.log_config import set_override
 from search.plan_request import PlanRequest, fits_nowhere, in_least_shape, log_to_read, read_request
 from search.planning.attempts import plan_options
-from search.planning.plan_trial import declared_clusters, precision_here
+from search.planning.plan_trial import declared_clusters
 from search.verbs.data_option import data_option
 from search.verbs.depth_sweep import depths, sweep
 from search.verbs.output import PlannedCluster, StrategyPrice, print_json
@@ -73,7 +73,7 @@ Examples:
     "--cluster",
     "clusters",
     multiple=True,
-    help="A name, a YAML file, or `this` (the default; measured once, for minutes).",
+    help="A name, a YAML file, or `this` (the default).",
 )
 @click.option("--ranks", help="Hosts x ranks per host in place of the cluster's own, e.g. 2x4 or 1x1,1x2.")
 @click.option("--hbm", callback=size, help="Memory per rank in place of the cluster's own, e.g. 24GiB.")
@@ -114,11 +114,7 @@ def command(
     request = read_request(what, log_to_read(data, given), words, member)
     config = held_config(given, request.training, "plan")
     options = plan_options(config)
-    precision = precision_here(request.training)
-    declared = [
-        declared_clusters(name, config.shapes, config.hbm, precision=precision)
-        for name in clusters or (THIS,)
-    ]
+    declared = [declared_clusters(name, config.shapes, config.hbm) for name in clusters or (THIS,)]
     if swept is not None and out is not None:
         if len(config.shapes) > 1:
             raise UserError(f"--sweep draws one shape of ranks; give one of {config.ranks}.")
