@@ -17,6 +17,7 @@ from search.config import HELD_KEYS, LOG_KEYS, StudyConfig, held_config
 from search.plan_request import in_least_shape, log_to_read, read_request
 from search.planning.attempts import plan_options
 from search.planning.plan_trial import declared_clusters
+from search.planning.step_correction import StepCorrections
 from trials.cluster.load import THIS
 from trials.planner.plan import Plan
 
@@ -65,7 +66,8 @@ def plan(
     )
     config = held_config(settings, request.training, "plan")
     shapes = declared_clusters(str(cluster), config.shapes, config.hbm)
-    return PlanView(in_least_shape(request, shapes, plan_options(config)))
+    found = in_least_shape(request, shapes, plan_options(config))
+    return PlanView(StepCorrections.here(shapes).of_plan(found) if found.cluster == THIS else found)
 
 
 class PlanView:

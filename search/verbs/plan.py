@@ -27,6 +27,7 @@ from search.log_config import set_override
 from search.plan_request import PlanRequest, fits_nowhere, in_least_shape, log_to_read, read_request
 from search.planning.attempts import plan_options
 from search.planning.plan_trial import declared_clusters
+from search.planning.step_correction import StepCorrections
 from search.verbs.data_option import data_option
 from search.verbs.depth_sweep import depths, sweep
 from search.verbs.output import PlannedCluster, StrategyPrice, print_json
@@ -121,6 +122,11 @@ def command(
         _sweep(request, [shape for (shape,) in declared], options, swept, out)
         return
     plans = [in_least_shape(request, shapes, options) for shapes in declared]
+    # the choice is made; what is shown is corrected
+    plans = [
+        StepCorrections.here(shapes).of_plan(found) if found.cluster == THIS else found
+        for found, shapes in zip(plans, declared, strict=True)
+    ]
     if all(fits_nowhere(request, *pair, options) for pair in zip(declared, plans, strict=True)):
         layer = "not even one layer with one example a rank would fit. " if plans[0].strategies else ""
         raise UserError(f"{what}: {layer}{plans[0].remedy}")

@@ -50,8 +50,13 @@ def from_sizes(seconds: float, segment: Segment, cluster: Cluster) -> float:
     """Returns the seconds of a segment's forward pass in which computing takes so many: on a CPU operations come
     on top, on a GPU they are started meanwhile."""
     if cluster.device == "cpu":
-        return seconds + segment.operations * OPERATION_SECONDS
+        return seconds + start_seconds(segment, cluster)
     return max(seconds, segment.operations * LAUNCH_SECONDS)
+
+
+def start_seconds(segment: Segment, cluster: Cluster) -> float:
+    """Returns the seconds that the operations of a segment's forward pass add to what they compute on a CPU."""
+    return segment.operations * OPERATION_SECONDS if cluster.device == "cpu" else 0.0
 
 
 def lookup_seconds(placement: Placement, training: TrainingConfig, bandwidth: float) -> float:

@@ -37,7 +37,7 @@ from trials.planner.live_memory import Itemsizes
 from trials.planner.memory import unit
 from trials.planner.segments import Segment, shapes_of
 from trials.planner.tables.placement import Placement
-from trials.planner.time.compute_time import lookup_seconds, segment_passes
+from trials.planner.time.compute_time import BACKWARD_PASSES, lookup_seconds, segment_passes, start_seconds
 from trials.planner.time.split_time import SentBySplit, sent_by_split, split_seconds
 from trials.planner.time.timeline import Passes, Reduction, Unit, fully_sharded, reduced_in_buckets, scattered
 from trials.planner.zero.buckets import zero_buckets
@@ -93,6 +93,8 @@ class Step(NamedTuple):
     """Seconds of a micro-batch's forward pass."""
     backward: Parts
     """Seconds of a micro-batch's backward pass, without recomputation."""
+    starts: Parts
+    """Seconds of `forward` that operations take however small they are; 0 on a GPU, which computes meanwhile."""
     parameters: Parts
     """Numbers of dense parameters."""
     padded: Parts
@@ -198,6 +200,7 @@ def prepare(
         cluster=cluster,
         forward=_parts(segments, [forward for forward, _ in passes]),
         backward=_parts(segments, [backward for _, backward in passes]),
+        starts=_parts(segments, [start_seconds(segment, cluster) for segment in segments]),
         parameters=_parts(segments, [segment.parameters for segment in segments]),
         padded=_parts(segments, [_padded(segment, hosts * per_host) for segment in segments]),
         padded_in_host=_parts(segments, [_padded(segment, per_host) for segment in segments]),
@@ -243,10 +246,13 @@ def price(step: Step, strategy: Strategy) -> StepTime:
     forward = micro_batches * step.forward.total
     recomputation = micro_batches * sum(step.forward.layers[again])
     backward = micro_batches * step.backward.total
+    starts = micro_batches * step.starts.total
+    starts_again = micro_batches * sum(step.starts.layers[again])
     compute_items = {
-        "forward": forward + micro_batches * step.besides,
-        "backward": backward,
-        "recomputation": recomputation,
+        "forward": forward - starts + micro_batches * step.besides,
+        "backward": backward - BACKWARD_PASSES * starts,
+        "recomputation": recomputation - starts_again,
+        "operations": (1 + BACKWARD_PASSES) * starts + starts_again,
     }
     summed, gathered = split_seconds(step.sent, strategy) if step.sent is not None else (0.0, 0.0)
     replicated = strategy.dense == "dp" or step.one_bit
