@@ -45,7 +45,7 @@ SPREAD = 4.0
 """Factor by which the roofline may be off on a CPU: beside other work steps took 1.2 to 6.6 times as long."""
 TRUST = 0.5
 """Number of trainings that the roofline counts as, in the factor of fewer than `ENOUGH`."""
-RIDGE = 0.1
+RIDGE = 0.03
 """Weight with which the factors of items are held together, beside one training's weight of 1."""
 WAIT_SECONDS = 5.0
 """Longest time for which a training that has ended waits for another command to write its own."""
