@@ -102,9 +102,7 @@ def all_rows() -> list[Row]:
         SinglePass,
     ]
     return [
-        row
-        for config in (*files, *requests, *members)
-        for row in rows(config, skip={"kind"}, pages=PAGES)
+        row for config in (*files, *requests, *members) for row in rows(config, skip={"kind"}, pages=PAGES)
     ]
 
 

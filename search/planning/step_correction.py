@@ -82,7 +82,7 @@ class Correction(NamedTuple):
     """Factor of the seconds of operations."""
     of_traffic: float
     """Factor of all other seconds."""
-    count: int
+    trainings: int
     """Number of trainings that it rests on."""
     spread: float
     """Factor by which a corrected prediction is typically off: what those trainings are off by, on average."""
@@ -95,14 +95,16 @@ class Correction(NamedTuple):
     @property
     def words(self) -> str:
         """How sure predicted seconds are, in a sentence."""
-        if not self.count:
+        if not self.trainings:
             return (
                 f"Seconds are uncertain by a factor of {self.spread:.2g}: no training with as many ranks has been "
                 "measured on this machine so far. Those that end here correct them."
             )
-        few = self.count < ENOUGH
-        trainings = f"{self.count} training{'s' * (self.count > 1)} measured on this machine{' so far' * few}"
-        return f"Seconds are uncertain by a factor of {self.spread:.2g}, corrected by {trainings}."
+        few = self.trainings < ENOUGH
+        words = (
+            f"{self.trainings} training{'s' * (self.trainings > 1)} measured on this machine{' so far' * few}"
+        )
+        return f"Seconds are uncertain by a factor of {self.spread:.2g}, corrected by {words}."
 
 
 class StepCorrections(NamedTuple):

@@ -87,8 +87,8 @@ class StudySettings:
         self._facts = _settled(ledger, config, directory, log, space, side_by_side, threads)
         described = (self._facts["cluster"], *self._facts.get(LARGER_SHAPES, ()))
         # older versions noted `part_costs`, what parts of models had been measured to take
-        noted = ({key: value for key, value in one.items() if key != "part_costs"} for one in described)
-        self.clusters = tuple(parse(Cluster, one, "the study's cluster") for one in noted)
+        known = ({key: value for key, value in one.items() if key != "part_costs"} for one in described)
+        self.clusters = tuple(parse(Cluster, one, "the study's cluster") for one in known)
         """Cluster that trials are planned for, in each shape that they may have, the least first: as declared, or
         this machine as measured when the study began."""
         self.precision: Precision = self._facts["precision"]

@@ -66,7 +66,7 @@ def test_after_eight_trainings_others_are_off_by_little_more_than_steps_vary(cou
         for each in timed(60)[20:]
     )
     assert off[len(off) // 2] < 0.15
-    assert correction.count == count
+    assert correction.trainings == count
 
 
 def test_fewer_are_drawn_to_the_roofline_and_say_how_unsure_they_are() -> None:
@@ -147,9 +147,9 @@ def test_the_newest_are_kept_and_a_damaged_file_is_begun_anew(cache: Path) -> No
     assert steps[-1].seconds == pytest.approx(3.5 * steps[-2].seconds)
     for damaged in ("{", text.replace('"seconds": ', '"seconds": -')):
         file.write_text(damaged)
-        assert HERE.correction("1x2", "fp32").count == 0
+        assert HERE.correction("1x2", "fp32").trainings == 0
         trained(2.0)
-        assert HERE.correction("1x2", "fp32").count == 1
+        assert HERE.correction("1x2", "fp32").trainings == 1
 
 
 def test_ranks_precision_and_threads_are_told_apart() -> None:
@@ -157,15 +157,17 @@ def test_ranks_precision_and_threads_are_told_apart() -> None:
     other = "bf16" if precision == "fp32" else "fp32"
     two = StepCorrections((CPU,), threads=2)
     trained(2.0, ends=ENOUGH)
-    assert HERE.correction("1x1", precision).count == 0
-    assert HERE.correction("1x2", other).count == ENOUGH, "those in another precision are better than none"
-    assert two.correction("1x2", precision).count == ENOUGH
+    assert HERE.correction("1x1", precision).trainings == 0
+    assert HERE.correction("1x2", other).trainings == ENOUGH, (
+        "those in another precision are better than none"
+    )
+    assert two.correction("1x2", precision).trainings == ENOUGH
     trained(2.0, ends=ENOUGH + 1, by=two)
-    assert two.correction("1x2", precision).count == ENOUGH + 1
-    assert HERE.correction("1x2", precision).count == ENOUGH
+    assert two.correction("1x2", precision).trainings == ENOUGH + 1
+    assert HERE.correction("1x2", precision).trainings == ENOUGH
 
 
 def test_a_cache_that_cannot_be_written_ends_nothing(cache: Path) -> None:
     cache.write_text("a file where the folder would be")
     trained(2.0)
-    assert HERE.correction("1x2", "fp32").count == 0
+    assert HERE.correction("1x2", "fp32").trainings == 0
