@@ -16,7 +16,6 @@ from dhen.config import ModelConfig
 from dhen.cost import Costs, headline_flops, linear_cost, within
 from dhen.inputs.features import FeatureProcessing, feature_cost, taped_features
 from dhen.inputs.table_dims import num_embeddings
-from dhen.memory.parts import mapping
 from dhen.memory.passes import row_bytes
 from dhen.memory.segments import Setting, Taped
 from dhen.memory.tape import FP32_BYTES, Tape
@@ -78,7 +77,6 @@ def taped_advanced_dlrm(config: AdvancedDlrmConfig, schema: FeatureSchema, setti
     """`AdvancedDlrm` as features and head."""
     width, dim, m = _width(config, schema), config.embedding_dim, num_embeddings(config, schema)
     tape, flops = Tape(*setting), headline_flops(_head_cost(config, schema))
-    tape.mark("block dlrm", mapping(flops, m, dim, 1))  # what the interaction module of this name does
     x = pairwise_tape(tape, tape.input(m * dim), m, dim, config.rank)
     if config.experts > 1:
         x, last = moe_tape(tape, x, width, config.mlp, config.experts, dropout=config.dropout), None

@@ -18,7 +18,6 @@ from dhen.inputs.features import FeatureProcessing, feature_cost, taped_features
 from dhen.inputs.table_dims import num_embeddings
 from dhen.layer import DhenLayer, LayerShape, layer_cost, taped_layer
 from dhen.members import MemberLinear, by_member, heads_cost, heads_tape, mean_logit, member_mlp
-from dhen.memory.parts import mapping
 from dhen.memory.passes import row_bytes
 from dhen.memory.segments import Setting, Taped
 from dhen.memory.tape import FP32_BYTES, Tape
@@ -101,7 +100,6 @@ def taped_dhen(config: DhenConfig, schema: FeatureSchema, setting: Setting) -> I
 def _taped_head(config: DhenConfig, setting: Setting) -> Taped:
     width, members, p = _head_width(config), config.members, config.dropout
     tape, flops = Tape(*setting), headline_flops(_head_cost(config))
-    tape.mark("mlp" if members == 1 else "members", mapping(flops, 1, width, 1))
     if members > 1:
         logit = heads_tape(tape, members, width, config.head, p=p, parted=_part(config))
     else:

@@ -8,7 +8,6 @@ Shapes: B examples (of B K rows where there are K members), M embeddings, D thei
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -18,13 +17,12 @@ from torch import Tensor, nn
 from dhen.blocks import BlockConfig, BlockShape
 from dhen.config import LayerConfig
 from dhen.cost import CostRow, Costs, elementwise_cost, headline_flops, linear_cost, within
-from dhen.ensembles.base import EnsembleConfig, EnsembleShape
+from dhen.ensembles.base import EnsembleShape
 from dhen.members import MemberAdapter, adapter_cost, adapter_tape, of_members
-from dhen.memory.parts import mapping
 from dhen.memory.segments import Setting, Taped, Undeclared
 from dhen.memory.tape import Tape
 from dhen.ops.linear import Linear, linear_tape
-from dhen.ops.norm import NormKind, any_norm_tape, build_norm, norm_cost
+from dhen.ops.norm import any_norm_tape, build_norm, norm_cost
 from dhen.ops.parts import EmbeddingProjection, projection_cost, projection_tape
 from dhen.ops.split import RankGroup
 
@@ -174,58 +172,28 @@ def _write_layer(tape: Tape, config: LayerConfig, shape: LayerShape, dropout: fl
     tape.rows = shape.rows
     x = inputs = tape.input(shape.embeddings * shape.dim)
     if shape.members > 1:
-        tape.mark("adapter", mapping(0.0, shape.embeddings, shape.dim, shape.embeddings))
         x = inputs = adapter_tape(tape, x, shape.members, shape.embeddings, shape.dim)
     if shape.takes_raw(config):
         raw = tape.scratch(shape.numeric) if shape.members > 1 else tape.beside(shape.numeric)
-        tape.mark("mlp", mapping(linear_cost("", shape.numeric, shape.dim).flops, 1, shape.numeric, 1))
         embedded = linear_tape(tape, raw, shape.numeric, shape.dim, x_needs_gradient=False)
-        tape.mark("concat", mapping(0.0, shape.embeddings + 1, shape.dim, shape.embeddings + 1))
         inputs = tape.concat([x, embedded])
     block_shape, norm_first = shape.block(config), config.norm_placement == "pre"
     if norm_first:
-        inputs = write_norm(tape, inputs, config.norm, block_shape.embeddings, shape.dim)
-    outputs = [write_block(tape, inputs, block, block_shape, dropout=dropout) for block in config.modules]
-    y = write_ensemble(tape, outputs, inputs, config.ensemble, shape.ensemble(config))
+        inputs = any_norm_tape(tape, inputs, config.norm, block_shape.embeddings, shape.dim)
+    outputs = [
+        block.write(tape, inputs, block_shape, dropout=block.dropout_in(dropout)) for block in config.modules
+    ]
+    y = config.ensemble.write(tape, outputs, inputs, shape.ensemble(config))
     if config.shortcut:
         y = _write_shortcut(tape, x, y, config, shape)
     if not norm_first:
-        y = write_norm(tape, y, config.norm, config.embeddings, shape.dim)
-    for _ in range(len(config.modules) - 1 + config.shortcut):  # gradients of what several read are added up
-        tape.mark("gradient sum", mapping(0.0, block_shape.embeddings, shape.dim, block_shape.embeddings))
+        y = any_norm_tape(tape, y, config.norm, config.embeddings, shape.dim)
     tape.refer(x, inputs)
     return y
-
-
-def write_block(tape: Tape, x: int, block: BlockConfig, shape: BlockShape, *, dropout: float) -> int:
-    """Writes an interaction module of a model with this dropout down, as a part; the tensor u_BLD."""
-    tape.mark(f"block {block.kind}", mapping(block.work(shape), shape.embeddings, shape.dim, shape.out))
-    return block.write(tape, x, shape, dropout=block.dropout_in(dropout))
-
-
-def write_ensemble(
-    tape: Tape, outputs: Sequence[int], x: int, ensemble: EnsembleConfig, shape: EnsembleShape
-) -> int:
-    """Writes an ensemble down, as a part; the joined tensor."""
-    flops = headline_flops(ensemble.cost(shape))
-    sizes = mapping(
-        flops, shape.modules * shape.out, shape.dim, ensemble.embeddings(shape.modules, shape.out)
-    )
-    tape.mark(f"ensemble {ensemble.kind}", sizes)
-    return ensemble.write(tape, outputs, x, shape)
-
-
-def write_norm(tape: Tape, x: int, norm: NormKind, embeddings: int, dim: int) -> int:
-    """Writes a norm of so many embeddings down, as a part."""
-    if norm != "none":
-        tape.mark(f"norm {norm}", mapping(0.0, embeddings, dim, embeddings))
-    return any_norm_tape(tape, x, norm, embeddings, dim)
 
 
 def _write_shortcut(tape: Tape, x: int, y: int, config: LayerConfig, shape: LayerShape) -> int:
     m, dim, out = shape.embeddings, shape.dim, config.embeddings
     if m != out:
-        tape.mark("block linear", mapping(projection_cost("", m, out, dim).flops, m, dim, out))
         x = projection_tape(tape, x, m, out, dim)
-    tape.mark("sum", mapping(0.0, out, dim, out))
     return tape.add(y, x)

@@ -36,7 +36,7 @@ def test_that_runs() -> None: ...
 
 @pytest.mark.parametrize(("ci", "code", "words"), [("true", 1, "needs gcc"), ("", 0, "1 passed, 2 skipped")])
 def test_a_skip_fails_under_ci_alone(tmp_path: Path, ci: str, code: int, words: str) -> None:
-    for name in ("conftest.py", "part_costs.json", "tools.py"):
+    for name in ("conftest.py", "tools.py"):
         (tmp_path / name).write_text((TESTS / name).read_text())
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = tool\n")
     (tmp_path / "test_tool.py").write_text(SKIPS)

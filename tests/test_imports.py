@@ -69,10 +69,6 @@ FOLDERS = {
     "dhen.inputs": {"dhen.memory", "dhen.ops"},
     "dhen.memory": set(),
     "dhen.ops": {"dhen.memory"},
-    "trials.profiling": {
-        *("trials.cluster", "trials.data", "trials.distributed", "trials.embeddings", "trials.memory"),
-        *("trials.optim", "trials.planner", "trials.training"),
-    },
     "trials.checkpoint": {"trials.embeddings", "trials.memory", "trials.storage"},
     "trials.cluster": set(),
     "trials.data": set(),
@@ -114,7 +110,7 @@ FOLDERS = {
         *("search.bundles", "search.execution", "search.growth", "search.planning", "search.samplers"),
     },
     "search.averages": {"search.budget", "search.execution", "search.planning"},
-    "search.budget": {"search.execution"},
+    "search.budget": {"search.execution", "search.planning"},
     "search.bundles": {"search.execution"},
     "search.drivers": {
         *("search.execution", "search.growth", "search.planning", "search.reuse", "search.samplers"),

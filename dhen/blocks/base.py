@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pydantic import Field
 from torch import nn
 
-from dhen.cost import Costs, headline_flops
+from dhen.cost import Costs
 from dhen.memory.tape import Tape
 from dhen.ops.split import RankGroup
 from dhen.values import Value
@@ -66,10 +66,6 @@ class BlockConfig(Value):
         """Why a rank of so many has the module, or a map of it, whole; None where all of it is split."""
         del shape, ranks
         return "it declares no split"
-
-    def work(self, shape: BlockShape) -> float:
-        """FLOPs per example that a CPU's kernels do in forward: those of `cost`, unless kernels do more."""
-        return headline_flops(self.cost(shape))
 
     def dropout_in(self, model_dropout: float) -> float:
         """What it is built with in a model of this dropout."""

@@ -14,13 +14,10 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from dhen.blocks.base import BlockConfig, BlockShape
-from dhen.cost import MATMUL, CostRow, Costs, elementwise_cost, headline_flops
+from dhen.cost import MATMUL, CostRow, Costs, elementwise_cost
 from dhen.memory.tape import Tape
 from dhen.ops.parts import EmbeddingProjection, projection_cost, projection_tape
 from dhen.ops.split import RankGroup, Split, keep_part, sums_gradients
-
-CHANNELS_AT_ONCE = 16
-"""Channels that oneDNN's blocked layouts have beside one another on CPUs with AVX-512 (nChw16c)."""
 
 
 class ConvConfig(BlockConfig):
@@ -63,11 +60,6 @@ class ConvConfig(BlockConfig):
             *relu,
             projection_cost("projection", c * shape.embeddings, shape.out, shape.dim),
         )
-
-    def work(self, shape: BlockShape) -> float:
-        """FLOPs with as many channels as oneDNN computes, a multiple of `CHANNELS_AT_ONCE`."""
-        padded = -(-self.channels // CHANNELS_AT_ONCE) * CHANNELS_AT_ONCE
-        return headline_flops(self.replace(channels=padded).cost(shape))
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
         """The convolution, its activation, the projection."""

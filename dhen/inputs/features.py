@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -41,10 +41,6 @@ from dhen.ops.parts import mlp, mlp_cost, mlp_tape
 from dhen.schema import FeatureSchema, Table
 
 EMBEDDING_BYTES = 4
-TABLE_UPDATE = "tables"
-"""Kind of the parts that stand for the tables' optimizer, which runs after backward: one for each matrix."""
-ADMISSION = "admission"
-"""Kind of the part that stands for finding and giving rows of growing tables, before a step."""
 
 
 class TableLookups(nn.Module):
@@ -209,7 +205,6 @@ def taped_features(config: ModelConfig, schema: FeatureSchema, setting: Setting,
     """
     dim, n, schema = config.embedding_dim, len(schema.numeric), held_schema(config, schema)
     tape, flops = Tape(*setting), headline_flops(_dense_cost(config, schema))
-    tape.mark("features", (flops, 1.0, *_lookup_sizes(config, schema, range(len(schema.tables)))))
     groups = looked_up(config, schema)
     wholes = [tape.cast(_given(tape, group, dim), tape.itemsize) for group in groups]
     embeddings = list(wholes)
@@ -235,27 +230,7 @@ def taped_features(config: ModelConfig, schema: FeatureSchema, setting: Setting,
     tape.refer(*wholes)
     if raw and casts:
         tape.operation(0, [], saves=[tape.scratch(n)])
-    for group in table_groups(config, schema):
-        tape.mark(TABLE_UPDATE, (0.0, 1.0, *_lookup_sizes(config, schema, group.places)))
-    if schema.growing:
-        places = [place for place, table in enumerate(schema.tables) if table.growing]
-        tape.mark(ADMISSION, (0.0, 1.0, *_lookup_sizes(config, schema, places)))
     return Taped("features", flops, tape, x)
-
-
-def _lookup_sizes(
-    config: ModelConfig, schema: FeatureSchema, places: Iterable[int]
-) -> tuple[float, float, float, float]:
-    """Ids of an example in these tables, those of bags among them, and the numbers that both look up."""
-    dims, schema = table_dims(config, schema), held_schema(config, schema)
-    tables = [(schema.tables[place], dims[place]) for place in places]
-    bags = [(table, dim) for table, dim in tables if table.multi_hot]
-    return (
-        sum(table.mean_ids for table, _ in tables),
-        sum(table.mean_ids for table, _ in bags),
-        sum(table.mean_ids * dim for table, dim in tables),
-        sum(table.mean_ids * dim for table, dim in bags),
-    )
 
 
 def _given(tape: Tape, group: TableGroup, longest: int) -> int:

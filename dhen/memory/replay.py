@@ -124,12 +124,6 @@ def _forward(tape: Tape, sizes: Sequence[int], stay: set[int]) -> list[int]:
     return moments
 
 
-def traffic(tape: Tape) -> list[Held]:
-    """Returns what each operation reads and writes in forward."""
-    sizes = [_packed(held) for held in tape.sizes]
-    return [Held(*divmod(_traffic(operation, sizes), EACH)) for operation in tape.operations]
-
-
 def _traffic(operation: Operation, sizes: Sequence[int]) -> int:
     touched = {*operation.inputs, *operation.makes}
     return sum(sizes[tensor] for tensor in touched) + operation.parameter_bytes

@@ -53,17 +53,6 @@ class Operation(NamedTuple):
     """The gradients of its inputs are views of its output's: its backward makes nothing."""
 
 
-class Mark(NamedTuple):
-    """Where a part of a module begins: what its operations are together, for those who know how long they take."""
-
-    kind: str
-    """What it is, e.g. `block mlp`: parts of one kind differ in size alone."""
-    first: int
-    """Place of its first operation; it ends where the next part begins."""
-    per_example: tuple[float, ...]
-    """Sizes per example; what they are follows from the kind (`dhen.memory.parts`)."""
-
-
 class Sent(NamedTuple):
     """What ranks that split a module send each other at once, while nothing else goes on."""
 
@@ -87,7 +76,6 @@ class Tape:
         self.rows = 1
         """Of the batch dimension, an example, from here on: members' (`dhen.members`)."""
         self.operations: list[Operation] = []
-        self.marks: list[Mark] = []
         self.sizes: list[Held] = []
         """Of all tensors."""
         self.inputs: list[int] = []
@@ -102,19 +90,9 @@ class Tape:
         self._itemsizes: list[int] = []
         self._made: set[int] = set()
 
-    def mark(self, kind: str, per_example: Sequence[float]) -> None:
-        """Begins a part of this kind; sizes are those of one row."""
-        sizes = tuple(self.rows * size for size in per_example)
-        self.marks.append(Mark(kind, len(self.operations), sizes))
-
     def compute_elsewhere(self, flops: float) -> None:
         """Leaves the other ranks their shares of so many FLOPs per row, which are split over all."""
-        flops *= self.rows * (self.ranks - 1) / self.ranks
-        self.flops_elsewhere += flops
-        if self.marks:
-            last = self.marks[-1]
-            own = (last.per_example[0] - flops, *last.per_example[1:])
-            self.marks[-1] = last._replace(per_example=own)
+        self.flops_elsewhere += flops * self.rows * (self.ranks - 1) / self.ranks
 
     def send(self, kind: Literal["all_reduce", "all_gather"], values: int, *, forward: bool = True) -> None:
         """Ranks send each other a tensor of so many numbers per row."""

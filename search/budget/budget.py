@@ -18,6 +18,7 @@ from search.budget.later_stages import LaterStages, candidate_seconds
 from search.budget.turns import TUNED_ARCHITECTURES, last_turn, tuned, tuning_gains_more, untuned
 from search.config import StudyConfig
 from search.pareto import eligible, ne_of, own
+from search.planning.step_correction import StepCorrections
 from search.study_state import StudyState
 from trials.record import NOT_BEGUN, Outcome, TrialKind, TrialRecord
 from trials.study_record import ExpectedGain
@@ -60,6 +61,7 @@ class Budget:
         later: LaterStages | None = None,
         detectable: Callable[[], float | None] = lambda: None,
         tunable: bool = False,
+        corrections: StepCorrections | None = None,
     ) -> None:
         """A budget.
 
@@ -71,11 +73,13 @@ class Budget:
             detectable: measures the smallest relative difference of NE that this log can show; None where
                 nothing can be measured yet.
             tunable: whether the space leaves anything to tune.
+            corrections: correct the seconds of plans; None where trainings do not run on this machine.
         """
         self._config, self._state, self._later = config, state, later
         self.spent = spent
         """Says whether the study came to its end with these settings before. Networks that have not learnt then do
         not afterwards."""
+        self._corrections = corrections
         self._detectable, self._turns = detectable, config.tunes_in_turns and tunable
         self._judged = 0
         self._last_detectable: float | None = None
@@ -144,7 +148,7 @@ class Budget:
             for trial in self._state.candidates
             if trial.result.training_seconds > 0.0
         ]
-        expected = expected_by_plan(seconds_per_example, self._state.completed)
+        expected = expected_by_plan(seconds_per_example, self._state.completed, self._corrections)
         if expected is None:
             return True
         if len(trained) < FIRST_CANDIDATES:
@@ -155,7 +159,7 @@ class Budget:
     def too_long(self, trial: TrialRecord) -> str | None:
         """Returns why a training must not begin: by its plan it would outlast its part of the minutes. None if it
         may, as the first training of all may, and the first candidate of a study whose trainings were all cut."""
-        planned = planned_seconds(trial)
+        planned, unsure = planned_seconds(trial, self._corrections), ""
         of_baseline = trial.kind is TrialKind.BASELINE
         if of_baseline:
             first = self._state.trials.keys() <= {trial.number}
@@ -163,9 +167,11 @@ class Budget:
             first = self._all_were_cut and not self.has_candidates
         if self._later is None or planned is None or first:
             return None
-        expected = expected_by_plan(planned, self._state.completed)
+        expected = expected_by_plan(planned, self._state.completed, self._corrections)
         if expected is None:  # beside the first training, when plans are all that is known
             expected = planned * self._later.train_examples * trial.job.training.get("epochs", 1)
+            correction = None if self._corrections is None else self._corrections.of_record(trial)
+            unsure = "" if correction is None else f" (uncertain by a factor of {correction.spread:.2g})"
         left = self.seconds_left(trial) if of_baseline else self._left_for_candidate()
         # what takes about as long as others was asked before, by seconds that were measured
         usual = USUAL_TIMES * candidate_seconds(self._state)
@@ -173,8 +179,8 @@ class Budget:
             return None
         part = "the baseline's part" if of_baseline else "the search"
         return (
-            f"{NOT_BEGUN}: it would take about {duration(expected)}, and {part} has {duration(max(0.0, left))} of "
-            "the minutes left"
+            f"{NOT_BEGUN}: it would take about {duration(expected)}{unsure}, and {part} has "
+            f"{duration(max(0.0, left))} of the minutes left"
         )
 
     def seconds_left(self, trial: TrialRecord) -> float | None:

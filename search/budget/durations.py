@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from statistics import median
 
+from search.planning.step_correction import StepCorrections
 from trials.record import Outcome, TrialRecord
 
 LATEST = 20
@@ -46,20 +47,25 @@ def expected_seconds(trials: Sequence[TrialRecord]) -> float:
     return latest[math.ceil(QUANTILE * len(latest)) - 1] if latest else 0.0
 
 
-def expected_by_plan(seconds_per_example: float, trials: Sequence[TrialRecord]) -> float | None:
+def expected_by_plan(
+    seconds_per_example: float, trials: Sequence[TrialRecord], corrections: StepCorrections | None = None
+) -> float | None:
     """Seconds that a training is expected to take whose planned steps take so long per example: as many times as
     long as the middle one of the latest trainings by its own plan. None where no plan has a time."""
     took = [
         trial.result.whole_seconds / planned
         for trial in trials
-        if trial.result.training_seconds > 0.0 and (planned := planned_seconds(trial)) is not None
+        if trial.result.training_seconds > 0.0
+        and (planned := planned_seconds(trial, corrections)) is not None
     ]
     return seconds_per_example * median(took[-LATEST:]) if took else None
 
 
-def planned_seconds(trial: TrialRecord) -> float | None:
-    """Seconds per example of a trial's planned step; None where its plan has no time."""
-    step, batch = trial.plan.step_seconds, trial.job.training.get("batch_size")
+def planned_seconds(trial: TrialRecord, corrections: StepCorrections | None = None) -> float | None:
+    """Seconds per example of a trial's planned step, corrected by what is known now: plans of different times
+    compare. None where its plan has no time."""
+    step = trial.plan.step_seconds if corrections is None else corrections.seconds(trial)
+    batch = trial.job.training.get("batch_size")
     return step / batch if step and batch else None
 
 

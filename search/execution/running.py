@@ -9,7 +9,8 @@ from typing import Protocol, TypeVar
 from dhen.errors import UserError
 from search.execution.late_run import LateRun
 from search.execution.reduce_events import AttemptContext, reduce_event, with_attempt
-from trials.events import Event, Failed, Progress, Replaced, Scored, SlowRank, Timed
+from search.planning.step_correction import StepCorrections
+from trials.events import Event, Failed, Progress, Replaced, Scored, SlowRank, Timed, Trained
 from trials.job import Job
 from trials.processes.launcher import wait_for
 from trials.record import Metrics, TrialRecord
@@ -32,7 +33,14 @@ class Activity(Protocol):
 class Training:
     """A trial that trains: its record grows with what its processes say."""
 
-    def __init__(self, record: TrialRecord, job: Job, run: LateRun, context: AttemptContext) -> None:
+    def __init__(
+        self,
+        record: TrialRecord,
+        job: Job,
+        run: LateRun,
+        context: AttemptContext,
+        corrections: StepCorrections | None = None,
+    ) -> None:
         """A training whose processes a scheduler begins.
 
         Args:
@@ -40,11 +48,12 @@ class Training:
             job: what is trained.
             run: the processes.
             context: what the attempt is asked to be.
+            corrections: take what a step has taken, for later predictions.
         """
         self.record, self.job, self.run = record, job, run
         self.progress: Progress | None = None
         self._notices: list[str] = []
-        self._context = context
+        self._context, self._corrections = context, corrections
 
     def take(self, events: list[Event]) -> None:
         """Takes in events; the end of the processes gives the record its wall clock."""
@@ -61,6 +70,8 @@ class Training:
             else:
                 self.record = reduce_event(self.record, event)
                 self.record = with_attempt(self.record, event, self._seconds(), self._context)
+                if isinstance(event, Trained) and self._corrections is not None:
+                    self._corrections.note(self.record)
         if self.run.ended:
             self.record = self._timed(self.record)
 

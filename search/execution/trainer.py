@@ -106,6 +106,7 @@ class Trainer:
             job,
             self._late(task, folder, record),
             AttemptContext(strategy, self.execution.counted, self.execution.cluster is not None),
+            self.execution.corrections,
         )
 
     def start_scoring(

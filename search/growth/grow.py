@@ -176,7 +176,9 @@ class Growth:
         record = self._admission.admit_by_size(record, job)
         if record.result.outcome is Outcome.INFEASIBLE:
             return record.result.error or "it is over a limit of serving or of table bytes"
-        seconds, most = _expected_seconds(record, job, before), self._most_seconds(completed)
+        ours, theirs = self._admission.step_seconds(record), self._admission.step_seconds(before)
+        times = ours / theirs if ours and theirs else (record.job.flops or 1.0) / (before.job.flops or 1.0)
+        seconds, most = times * _expected_seconds(job, before), self._most_seconds(completed)
         if most is not None and seconds > most:
             return f"a training is expected to take {seconds:.0f} s, at most {most:.0f} s are given to it"
         return None
@@ -209,12 +211,10 @@ class Growth:
         LOG.info("%s", sentence)
 
 
-def _expected_seconds(record: TrialRecord, job: Job, before: TrialRecord) -> float:
-    """Seconds that a training is expected to take: those of one that is alike, times what plans say of both."""
-    ours, theirs = record.plan.step_seconds, before.plan.step_seconds
-    times = ours / theirs if ours and theirs else (record.job.flops or 1.0) / (before.job.flops or 1.0)
+def _expected_seconds(job: Job, before: TrialRecord) -> float:
+    """Seconds that a training is expected to take whose steps take as long as those of one that is alike."""
     other = TrainingConfig.model_validate(before.job.training)
-    return before.result.training_seconds * times * _steps_per_row(job.training) / _steps_per_row(other)
+    return before.result.training_seconds * _steps_per_row(job.training) / _steps_per_row(other)
 
 
 def _steps_per_row(training: TrainingConfig) -> float:

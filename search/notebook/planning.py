@@ -16,7 +16,8 @@ from dhen.values import parse
 from search.config import HELD_KEYS, LOG_KEYS, StudyConfig, held_config
 from search.plan_request import in_least_shape, log_to_read, read_request
 from search.planning.attempts import plan_options
-from search.planning.plan_trial import declared_clusters, precision_here
+from search.planning.plan_trial import declared_clusters
+from search.planning.step_correction import StepCorrections
 from trials.cluster.load import THIS
 from trials.planner.plan import Plan
 
@@ -64,10 +65,9 @@ def plan(
         given={key: value for key, value in beside.items() if value is not None},
     )
     config = held_config(settings, request.training, "plan")
-    shapes = declared_clusters(
-        str(cluster), config.shapes, config.hbm, precision=precision_here(request.training)
-    )
-    return PlanView(in_least_shape(request, shapes, plan_options(config)))
+    shapes = declared_clusters(str(cluster), config.shapes, config.hbm)
+    found = in_least_shape(request, shapes, plan_options(config))
+    return PlanView(StepCorrections.here(shapes).of_plan(found) if found.cluster == THIS else found)
 
 
 class PlanView:

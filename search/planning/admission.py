@@ -89,6 +89,10 @@ class Admission:
         self.learn(record)
         return self._execution.next_attempt(record, job)
 
+    def step_seconds(self, record: TrialRecord) -> float | None:
+        """Seconds of a step of a trial's plan by what is known now (see `Execution.step_seconds`)."""
+        return self._execution.step_seconds(record)
+
     def learn(self, record: TrialRecord) -> None:
         """Has plans that follow leave as much memory free as this trial's were too low by."""
         for held_as, missing in learnt_margins([record]).items():
@@ -99,7 +103,7 @@ class Admission:
         return self._execution.ended(record, job)
 
     def _with_plan(self, record: TrialRecord, job: Job) -> TrialRecord:
-        record = planned(record, job, self._clusters, self._options)
+        record = self._execution.corrected(planned(record, job, self._clusters, self._options))
         try:
             if record.kind is TrialKind.CANDIDATE and record.result.outcome is Outcome.RUNNING:
                 self._execution.check(record, job)

@@ -13,6 +13,7 @@ from dhen.config import DhenConfig
 from dhen.errors import UserError
 from search.config import StudyConfig
 from search.planning.plan_trial import LOCAL, plan_of, plan_summary, unused
+from search.planning.step_correction import StepCorrections
 from trials.address import LOCAL as LAUNCHED_HERE
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import THIS
@@ -48,6 +49,16 @@ class Execution(NamedTuple):
     """What the study asks of plans."""
     larger: tuple[Cluster, ...] = ()
     """The same cluster in the other shapes that trials may have, the least first."""
+    corrections: StepCorrections | None = None
+    """What trainings on this machine have taken, by which predicted seconds are corrected; None elsewhere."""
+
+    def step_seconds(self, record: TrialRecord) -> float | None:
+        """Seconds of a step of a trial's plan, corrected by what is known now; None where it has none."""
+        return record.plan.step_seconds if self.corrections is None else self.corrections.seconds(record)
+
+    def corrected(self, record: TrialRecord) -> TrialRecord:
+        """The record of a trial that was planned, with the seconds that a step is expected to take."""
+        return record.with_plan(step_seconds=self.step_seconds(record))
 
     def cluster_of(self, record: TrialRecord) -> Cluster | None:
         """The cluster in the shape of a trial's plan; None where one process trains whatever was planned."""
@@ -132,13 +143,15 @@ class Execution(NamedTuple):
         ran_out = dict.fromkeys(
             attempt.strategy for attempt in in_shape if attempt.outcome is Outcome.OUT_OF_MEMORY
         )
-        return anew.with_plan(
-            technique=priced.strategy.name,
-            ranks=job_plan.shape,
-            peak_bytes=priced.memory.total,
-            step_seconds=priced.time.total,
-            memory_excess=unused(priced, job_plan),
-            summary=plan_summary(job_plan, priced, tuple(ran_out)),
+        return self.corrected(
+            anew.with_plan(
+                technique=priced.strategy.name,
+                ranks=job_plan.shape,
+                peak_bytes=priced.memory.total,
+                step_seconds=priced.time.total,
+                memory_excess=unused(priced, job_plan),
+                summary=plan_summary(job_plan, priced, tuple(ran_out)),
+            )
         )
 
     def ended(self, record: TrialRecord, job: Job) -> TrialRecord:
@@ -220,13 +233,17 @@ class Execution(NamedTuple):
         }
 
 
-def execution(config: StudyConfig, cluster: Cluster, *larger: Cluster) -> Execution:
+def execution(
+    config: StudyConfig, cluster: Cluster, *larger: Cluster, threads: int | None = None
+) -> Execution:
     """How trials are executed: as planned on this machine or on a launcher's hosts, else by one rank; `larger` is
-    the cluster in its other shapes."""
+    the cluster in its other shapes, and `threads` are those of a rank."""
     options = plan_options(config)
     if not _is_executed(config):
         return Execution(options=options)
-    return Execution(cluster, cluster.hbm if config.hbm is not None else None, options, larger)
+    here = config.launcher == LAUNCHED_HERE
+    corrections = StepCorrections.here((cluster, *larger), threads) if here else None
+    return Execution(cluster, cluster.hbm if config.hbm is not None else None, options, larger, corrections)
 
 
 def plan_options(config: StudyConfig) -> PlanOptions:

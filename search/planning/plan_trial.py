@@ -7,23 +7,16 @@ which the sampler learns.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Collection, Sequence
-from functools import partial
 from typing import Any
-
-import click
 
 from dhen.errors import UserError
 from search.planning.rejected import memory_items, rejected
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import THIS, load_cluster
-from trials.cluster.machine import Precision, cores, preferred_precision
-from trials.cluster.part_costs import PartCosts
 from trials.cluster.shared import shared
-from trials.cluster.shared_costs import SharedCosts
-from trials.job import Job, TrainingConfig
+from trials.job import Job
 from trials.planner.estimates import PricedStrategy
 from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
 from trials.planner.plan import Plan, plan_in_least_shape
@@ -32,8 +25,6 @@ from trials.study_record import ClusterSummary
 
 LOCAL = "local"
 """Name of the cluster of a study that names none: this machine."""
-MOST_TURNS = 2
-"""Threads for each core up to which step times are predicted from what was measured."""
 NO_PLAN_EXCESS = 1.0
 """Memory excess of a candidate that cannot be priced, for the sampler: as if twice the memory were needed."""
 
@@ -52,18 +43,13 @@ def declared_clusters(
     side_by_side: int = 1,
     threads: int | None = None,
     hosts_apart: bool = False,
-    precision: Precision | None = None,
-    until: float = math.inf,
 ) -> tuple[Cluster, ...]:
     """The cluster of this name or file in each of the shapes, the least first, or in its own; with the memory
     declared.
 
     This machine (`local`, `this`) is measured, which takes a second or two, and shared: by trials side by side,
     and where the CPU is the accelerator by all ranks, or those of a host where `hosts_apart`. A rank then has
-    the speed of its `threads`. With a `precision` in which candidates compute, what parts of models take on
-    this machine's CPU is known too, and what several ranks here take beside; each is measured the first time,
-    which takes half a minute or more, unless that is not done at `until`, in seconds of `time.monotonic`. With
-    `hbm` ranks count their memory.
+    the speed of its `threads`.
 
     Raises:
         UserError: for an unknown name, a file that is no cluster, ranks or sizes that are not valid.
@@ -77,76 +63,8 @@ def declared_clusters(
             on_a_machine = [cluster.gpus_per_host if hosts_apart else cluster.ranks for cluster in clusters]
             # a larger shape takes the places of several of the least one (`search.execution.parallelism`)
             owners = max(side_by_side * on_a_machine[0], *on_a_machine)
-        clusters = [
-            _shared_machine(
-                cluster,
-                owners,
-                threads,
-                hosts_apart=hosts_apart,
-                precision=precision,
-                counted=hbm is not None,
-                until=until,
-            )
-            for cluster in clusters
-        ]
+        clusters = [shared(cluster, owners, threads) for cluster in clusters]
     return tuple(cluster.with_hbm(hbm) if hbm is not None else cluster for cluster in clusters)
-
-
-def _shared_machine(
-    cluster: Cluster,
-    owners: int,
-    threads: int | None,
-    *,
-    hosts_apart: bool,
-    precision: Precision | None,
-    counted: bool,
-    until: float,
-) -> Cluster:
-    """This machine in one shape, with what one of its `owners` has of it, and what parts of models take on it."""
-    cluster = shared(cluster, owners, threads)
-    if cluster.device != "cpu" or precision is None:
-        return cluster
-    costs = _part_costs(precision, threads, owners, until)
-    if costs is not None and cluster.ranks > 1 and not (hosts_apart and cluster.hosts > 1):
-        costs = costs.replace(shared=_shared_costs(cluster, costs, owners, counted=counted, until=until))
-    return cluster.replace(part_costs=costs)
-
-
-def precision_here(training: TrainingConfig) -> Precision:
-    """The precision in which candidates of these settings compute on this machine."""
-    return preferred_precision() if training.precision == "auto" else training.precision
-
-
-def _part_costs(precision: Precision, threads: int | None, processes: int, until: float) -> PartCosts | None:
-    """What parts of models take while so many processes compute; None where a process has less than a core, or a
-    core more than `MOST_TURNS` threads, or there is no time to measure."""
-    threads = threads or max(1, cores() // processes)
-    if threads > cores() or threads * processes > MOST_TURNS * cores():
-        return None
-    from trials.profiling.kept import part_costs  # what it imports only a measurement needs
-
-    at_once = min(processes, cores() // threads)
-    costs = part_costs(
-        precision, threads=threads, processes=at_once, say=partial(click.echo, err=True), until=until
-    )
-    return None if costs is None else costs.in_turns(processes / at_once)
-
-
-def _shared_costs(
-    cluster: Cluster, costs: PartCosts, owners: int, *, counted: bool, until: float
-) -> SharedCosts | None:
-    """What ranks that share a training take beside parts; `counted`: with a declared memory, which they count. Of
-    `owners`, those of other trainings take turns with them where there are fewer cores. None where there is no
-    time to measure."""
-    from trials.profiling.kept import shared_costs
-    from trials.profiling.on_ranks import SharedSetting
-
-    setting = SharedSetting(costs.precision, costs.threads, cluster.hosts, cluster.gpus_per_host, counted)
-    found = shared_costs(setting, partial(click.echo, err=True), until=until)
-    if found is None:
-        return None
-    all_at_once, at_once = (max(1.0, ranks * costs.threads / cores()) for ranks in (owners, cluster.ranks))
-    return found.in_turns(all_at_once / at_once)
 
 
 def cluster_summary(clusters: Sequence[Cluster]) -> ClusterSummary:

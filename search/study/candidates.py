@@ -241,7 +241,7 @@ class CandidateSource:
         """Returns the fastest of the candidates that were not begun. None can end in time, so it trains until it
         is stopped."""
         refused = [one for one in self._state.candidates if one.result.not_begun and not one.outside_space]
-        fastest = min(refused, key=lambda trial: trial.plan.step_seconds or math.inf)
+        fastest = min(refused, key=lambda trial: self._admission.step_seconds(trial) or math.inf)
         self._too_long, number = 0, len(self._state.trials)
         _, notes = self._proposals.ask(number, fastest.point)
         return self._admitted(number, fastest.point, Origin(started_at=now(), sampler_notes=notes))

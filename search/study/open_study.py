@@ -35,6 +35,7 @@ from search.ordered_axes import ordered_axes
 from search.planning.admission import Admission
 from search.planning.attempts import execution, most_ranks, ranks_here
 from search.planning.space_fits import check_some_fit, check_some_tables_fit
+from search.planning.step_correction import StepCorrections
 from search.proposals.lines import Lines, Proposer, lines_of_file, lines_of_function
 from search.proposals.outside import OutsideProposals
 from search.read_study import read_study
@@ -149,12 +150,11 @@ def _put_together(
         side_by_side=shares.sharing,
         threads=shares.threads,
         joins=sharing is not None and sharing.joins,
-        elapsed_seconds=clock.seconds() if clock is not None else 0.0,
     )
     _grow_as_before(config, space, settings)
     as_it_stands = cut_short if sharing is None else sharing.as_it_stands
     trials = [compact(as_it_stands(trial)) for trial in ledger.trials()]
-    executed = execution(config, *settings.clusters)
+    executed = execution(config, *settings.clusters, threads=shares.threads)
     trainer = Trainer(
         launcher,
         log,
@@ -216,8 +216,9 @@ def _put_together(
         later=later,
         detectable=SmallestDifference(config, log, state, trainer, weights),
         tunable=is_tunable(space),
+        corrections=executed.corrections,
     )
-    fits = partial(_fits, admission, candidate_job, budget)
+    fits = partial(_fits, admission, candidate_job, budget, executed.corrections)
     pricer = CandidatePricer(space, log.features, fits, config.limits, config.training)
     proposals = Proposals(sampler=config.sampler, seed=config.seed, pricer=pricer, say=state.say)
     proposals.remember(
@@ -334,7 +335,7 @@ def _check(config: StudyConfig, space: Space, log: PreparedLog) -> None:
     check_training_axes(space, config.training)
     check_order(log.features, config.training)
     if ranks_here(config) > 1 and log.features.tables:
-        check_torchrec()  # before this CPU is measured, which takes a minute
+        check_torchrec()
     if config.tune_trials:
         check_tunable(space)
     if config.next_period is not None:
@@ -431,14 +432,21 @@ def _lines(config: StudyConfig, state: StudyState, proposer: Proposer | None) ->
     return lines_of_file(Path(config.proposals)) if config.proposals else None
 
 
-def _fits(admission: Admission, candidate_job: CandidateJobs, budget: Budget, candidate: Candidate) -> bool:
+def _fits(
+    admission: Admission,
+    candidate_job: CandidateJobs,
+    budget: Budget,
+    corrections: StepCorrections | None,
+    candidate: Candidate,
+) -> bool:
     """Says whether a plan makes a candidate fit on the study's cluster, in a time that the minutes are long
     enough for."""
     try:
         best = (plan := admission.plan(candidate_job(candidate))).best
     except UserError:
         return False
-    return best is not None and budget.is_worth_its_time(best.seconds_per_batch / plan.batch_size)
+    factor = 1.0 if corrections is None else corrections.factor(plan)
+    return best is not None and budget.is_worth_its_time(factor * best.seconds_per_batch / plan.batch_size)
 
 
 def _warm_start(

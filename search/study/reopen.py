@@ -98,7 +98,7 @@ def _retrainings(
         directory,
         threads=shares.threads,
         precision=settings.precision,
-        execution=execution(config, *settings.clusters),
+        execution=execution(config, *settings.clusters, threads=shares.threads),
         ranks_at_once=shares.ranks,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -15,7 +14,7 @@ from dhen.values import parse
 from search.config import StudyConfig
 from search.drivers.join import SETTINGS, WRITTEN, for_other_drivers
 from search.ordered_axes import ordered_axes
-from search.planning.plan_trial import LOCAL, cluster_summary, declared_clusters, precision_here
+from search.planning.plan_trial import LOCAL, cluster_summary, declared_clusters
 from search.read_study import HEAD, NOTED_AT, not_begun, run_directory_of
 from search.run_directory import database_url, has_database, has_results
 from search.study_state import StudyState
@@ -46,8 +45,6 @@ BUDGET = "budget"
 """Key of the facts under which the study's budget is noted."""
 LARGER_SHAPES = "larger_shapes"
 """Key of the facts under which the cluster is noted in its other shapes, where trials may have several."""
-MEASURING_SHARE = 0.1
-"""Largest share of what is left of the minutes in which is measured what parts of models take on this machine."""
 KEEP_TIME_SECONDS = 30.0
 """Longest time of a driver that is killed that may be lost."""
 
@@ -66,7 +63,6 @@ class StudySettings:
         side_by_side: int = 1,
         threads: int | None = None,
         joins: bool = False,
-        elapsed_seconds: float = 0.0,
     ) -> None:
         """Notes the facts of a new study, and holds a known study to its facts.
 
@@ -79,7 +75,6 @@ class StudySettings:
             side_by_side: number of trials that share a machine, where the cluster is this one or like it.
             threads: number of CPU threads per rank.
             joins: whether another driver has begun the study, or goes on with it.
-            elapsed_seconds: seconds of the minutes that are over.
 
         Raises:
             UserError: where the ledger knows the study with another log, space, seed or cluster, or another run
@@ -88,11 +83,12 @@ class StudySettings:
         if not joins:
             _check_home(ledger, directory)
         self._ledger, self._changes_alone = ledger, joins
-        left = max(0.0, 60.0 * (config.minutes or math.inf) - elapsed_seconds)
-        self._facts = _settled(ledger, config, directory, log, space, side_by_side, threads, left)
+        self._facts = _settled(ledger, config, directory, log, space, side_by_side, threads)
         with ledger.database.record_errors():
             described = (self._facts["cluster"], *self._facts.get(LARGER_SHAPES, ()))
-            self.clusters = tuple(Cluster.model_validate(one) for one in described)
+            # older versions noted `part_costs`, what parts of models had been measured to take
+            known = ({key: value for key, value in one.items() if key != "part_costs"} for one in described)
+            self.clusters = tuple(map(Cluster.model_validate, known))
             """Cluster that trials are planned for, in each shape that they may have, the least first: as declared,
             or this machine as measured when the study began."""
             self.precision: Precision = self._facts["precision"]
@@ -239,7 +235,6 @@ def _settled(
     space: Space,
     side_by_side: int,
     threads: int | None,
-    seconds_left: float,
 ) -> dict[str, Any]:
     """The facts of a study. This machine is measured for a new study alone: a second measurement would differ."""
     facts: dict[str, Any] = {"log": log.fingerprint, "space": space.fingerprint, "seed": config.seed}
@@ -256,8 +251,6 @@ def _settled(
             side_by_side=side_by_side,
             threads=threads,
             hosts_apart=config.launcher != LAUNCHED_HERE,
-            precision=precision_here(config.training),
-            until=time.monotonic() + MEASURING_SHARE * seconds_left,
         )
         facts |= {"cluster": cluster.to_dict(), LARGER_SHAPES: [one.to_dict() for one in larger]}
     if noted is None:

@@ -31,7 +31,7 @@ UNVERIFIED = f"Unverified: from data sheets, or not all of it measured. {DIRECTI
 def command(name: str | None, as_json: bool) -> None:
     """List the clusters plans can be made for, or show one with the source of each number.
 
-    NAME is one of the list, `this` (measured once, for a minute or more) or the path of a YAML file with the
+    NAME is one of the list, `this` (measured, for a second or two) or the path of a YAML file with the
     same keys.
     """
     clusters = [load_cluster(name)] if name else list(catalog().values())

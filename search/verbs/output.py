@@ -15,7 +15,6 @@ from pydantic import Field, SerializeAsAny, TypeAdapter
 from dhen.values import Value
 from search.bundles.int8_cost import Int8Cost
 from trials.cluster.cluster import Link, PeakFlops
-from trials.cluster.part_costs import PartCosts
 from trials.record import NAN_AS_WORD, Metrics
 from trials.serving_limits import ForwardTime
 from trials.study_record import ColumnFinding, Comparison
@@ -324,7 +323,6 @@ class ClusterFacts(Value):
     host_link_bandwidth: float | None
     nvlink: Link | None
     network: Link | None
-    part_costs: PartCosts | None = Field(default=None, exclude_if=lambda costs: costs is None)
     sources: dict[str, str]
 
 

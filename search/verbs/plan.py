@@ -26,7 +26,8 @@ from search.config import HELD_KEYS, LOG_KEYS, held_config
 from search.log_config import set_override
 from search.plan_request import PlanRequest, fits_nowhere, in_least_shape, log_to_read, read_request
 from search.planning.attempts import plan_options
-from search.planning.plan_trial import declared_clusters, precision_here
+from search.planning.plan_trial import declared_clusters
+from search.planning.step_correction import StepCorrections
 from search.verbs.data_option import data_option
 from search.verbs.depth_sweep import depths, sweep
 from search.verbs.output import PlannedCluster, StrategyPrice, print_json
@@ -73,7 +74,7 @@ Examples:
     "--cluster",
     "clusters",
     multiple=True,
-    help="A name, a YAML file, or `this` (the default; measured once, for minutes).",
+    help="A name, a YAML file, or `this` (the default).",
 )
 @click.option("--ranks", help="Hosts x ranks per host in place of the cluster's own, e.g. 2x4 or 1x1,1x2.")
 @click.option("--hbm", callback=size, help="Memory per rank in place of the cluster's own, e.g. 24GiB.")
@@ -114,17 +115,18 @@ def command(
     request = read_request(what, log_to_read(data, given), words, member)
     config = held_config(given, request.training, "plan")
     options = plan_options(config)
-    precision = precision_here(request.training)
-    declared = [
-        declared_clusters(name, config.shapes, config.hbm, precision=precision)
-        for name in clusters or (THIS,)
-    ]
+    declared = [declared_clusters(name, config.shapes, config.hbm) for name in clusters or (THIS,)]
     if swept is not None and out is not None:
         if len(config.shapes) > 1:
             raise UserError(f"--sweep draws one shape of ranks; give one of {config.ranks}.")
         _sweep(request, [shape for (shape,) in declared], options, swept, out)
         return
     plans = [in_least_shape(request, shapes, options) for shapes in declared]
+    # the choice is made; what is shown is corrected
+    plans = [
+        StepCorrections.here(shapes).of_plan(found) if found.cluster == THIS else found
+        for found, shapes in zip(plans, declared, strict=True)
+    ]
     if all(fits_nowhere(request, *pair, options) for pair in zip(declared, plans, strict=True)):
         layer = "not even one layer with one example a rank would fit. " if plans[0].strategies else ""
         raise UserError(f"{what}: {layer}{plans[0].remedy}")

@@ -248,13 +248,12 @@ def _begun(
     record = new_record(0, TrialKind.CANDIDATE, {}, job)
     if all(getattr(config, key) == StudyConfig.model_fields[key].default for key in HELD_KEYS):
         return Trainer(launcher, log, folder), record
-    precision = job.training.precision
-    assert precision != "auto"
-    clusters = declared_clusters(LOCAL, config.shapes, config.hbm, precision=precision)
-    record = planned(record, job, clusters, plan_options(config))
+    clusters = declared_clusters(LOCAL, config.shapes, config.hbm)
+    executed = execution(config, *clusters)
+    record = executed.corrected(planned(record, job, clusters, plan_options(config)))
     if record.result.outcome is Outcome.INFEASIBLE:
         raise UserError(record.result.error or "no memory technique fits.")
-    return Trainer(launcher, log, folder, execution=execution(config, *clusters)), record
+    return Trainer(launcher, log, folder, execution=executed), record
 
 
 def _configuration(

@@ -37,18 +37,14 @@ def pod() -> Cluster:
 
 @pytest.mark.slow
 def test_step_times_stand_beside_predicted_ones() -> None:
-    words = ("--rows", 4000, "--networks", 1, "--batches", 16, 64, "--space", "tiny", "--precision", "fp32")
-    said = run_benchmark("benchmarks.planner.cpu_step_time", *words)
+    words = ("--rows", 600, "--candidates", 8, "space=tiny", "baseline_trials=1")
+    said = run_benchmark("benchmarks.planner.corrected_seconds", *words)
     (rows,) = tables(said)
-    assert [number(row["batch"]) for row in rows] == [16, 64]
-    assert all(number(row["step, ms"]) > 0 and number(row["predicted"]) > 0 for row in rows)
-    for what in (
-        "the same step, measured again",
-        "predicted from measured parts",
-        "predicted by the roofline",
-    ):
-        assert f"{what}: off by " in said
-    assert "medians by batch 16: " in said
+    assert len(rows) == 9
+    assert all(number(row["measured, ms"]) > 0 and number(row["predicted, ms"]) > 0 for row in rows)
+    assert rows[0]["predicted, ms"] == rows[0]["roofline, ms"], "nothing had ended"
+    for what in ("predicted", "roofline"):
+        assert f"{what}, after 8 trainings: off by " in said
 
 
 @pytest.mark.slow

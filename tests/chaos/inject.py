@@ -28,7 +28,6 @@ def main() -> None:
     from chaos.faults import FAULTS
     from chaos.injection import Chaos
     from chaos.table import INJECTIONS, append, write_page
-    from conftest import keep_costs
     from tools import TOOLS, find
 
     parser = argparse.ArgumentParser(
@@ -63,7 +62,6 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dhen-chaos-")))
         os.environ["DHEN_SEARCH_CACHE"] = str(folder / "cache")
-        keep_costs()
         chaos = Chaos(
             folder, given.seed, dict(os.environ), stack, strikes=given.strikes, keep=given.keep.resolve()
         )

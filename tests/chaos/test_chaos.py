@@ -11,7 +11,6 @@ import pytest
 from chaos.faults import FAULTS
 from chaos.injection import Chaos, Injection
 from chaos.table import INJECTIONS, PAGE, append, injections, table, with_table
-from conftest import keep_costs
 from tools import needs
 
 SEED = 3
@@ -22,7 +21,6 @@ def chaos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
     folder = tmp_path_factory.mktemp("chaos")
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setenv("DHEN_SEARCH_CACHE", str(folder / "cache"))
-        keep_costs()
         yield Chaos(folder, SEED, dict(os.environ), stack)
 
 

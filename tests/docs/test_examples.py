@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from itertools import product
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from dhen.blocks import BLOCKS, OWN_FILES, BlockConfig
 from dhen.blocks.own_files import OwnFileError, classes_of_own_files
-from trials.cluster.machine import Precision, cores
-from trials.profiling.kept import kept_at
 
 FOLDER = Path(__file__).parents[2] / "examples"
 GATE = FOLDER / "own_block_gate.py"
@@ -29,7 +25,6 @@ SAID = {
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.name)
 def test_it_runs_and_prints_what_it_is_about(program: Path, tmp_path: Path) -> None:
-    keep_costs_beside("gate")
     done = subprocess.run(
         [sys.executable, program, tmp_path / "out"],
         cwd=tmp_path,
@@ -43,16 +38,6 @@ def test_it_runs_and_prints_what_it_is_about(program: Path, tmp_path: Path) -> N
     assert "Traceback" not in done.stderr
     for words in SAID[program.name]:
         assert words in done.stdout
-
-
-def keep_costs_beside(kind: str) -> None:
-    """Keeps what parts take for a registry with one more block, which would have them measured again."""
-    settings = list(product(get_args(Precision), range(1, cores() + 1), range(1, cores() + 1)))
-    kept = [kept_at(*setting).read_text() for setting in settings]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(BLOCKS, kind, BlockConfig)
-        for setting, text in zip(settings, kept, strict=True):
-            kept_at(*setting).write_text(text)
 
 
 def test_the_readme_lists_every_file() -> None:

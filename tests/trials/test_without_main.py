@@ -6,17 +6,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-MEASURES = """
-import math
-from trials.profiling.processes import _at_once
+STARTS = """
+from multiprocessing import get_context
+from trials.without_main import without_main
 
-print("the program")
-print(_at_once(math.sqrt, [(4.0,), (9.0,)], print))
+print("the program", flush=True)
+with without_main():
+    process = get_context("spawn").Process(target=print, args=("its process",))
+    process.start()
+process.join()
 """
 
 
-def test_processes_that_measure_do_not_run_a_plain_program_again(tmp_path: Path) -> None:
+def test_processes_do_not_run_a_plain_program_again(tmp_path: Path) -> None:
     program = tmp_path / "plain.py"
-    program.write_text(MEASURES)
+    program.write_text(STARTS)
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["the program", "[2.0, 3.0]"]
+    assert done.stdout.splitlines() == ["the program", "its process"]

@@ -13,7 +13,6 @@ from pydantic import Field, StringConstraints, model_validator
 
 from dhen.errors import UserError, unknown_name
 from dhen.values import Value, parse
-from trials.cluster.part_costs import PartCosts
 from trials.cluster.quantity import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, byte_words
 
 RANKS = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*)")
@@ -73,8 +72,6 @@ class Cluster(Value):
     host."""
     network: Link | None = None
     """Link between hosts, for one accelerator; needed with two or more hosts."""
-    part_costs: PartCosts | None = Field(default=None, repr=False, exclude_if=lambda costs: costs is None)
-    """What a rank's CPU takes for parts of models, where it was measured; no number of its file."""
     sources: dict[str, Words] = Field(default_factory=dict)
     """Where each number is from, by its key (`nvlink.bandwidth`), and whether it counts one direction or both."""
 

@@ -24,7 +24,7 @@ LAYER_MEMORY_SHARE = 0.3
 """Share of the bandwidth of copies that the operations of layers reach on a CPU: in bf16 normalisation and
 softmax compute more than they read, and large results come in memory that the system must first map. Measured
 on eight networks of the default space at batches of 16, 256 and 2048, one thread of a Xeon with AMX,
-2026-11-21: 0.32 in bf16, 0.30 in fp32. It counts where parts were not measured (`trials.profiling`)."""
+2026-11-21: 0.32 in bf16, 0.30 in fp32."""
 NVLINK_SHARE = 0.8
 """Share of NVLink's bandwidth that NCCL's rings reach: 240 of 300 GB/s on A100, 370 of 450 on H100 (NCCL,
 src/graph/topo.h, speed of a link by architecture, as in torch/_inductor/comm_analysis.py)."""

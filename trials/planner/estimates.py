@@ -69,17 +69,15 @@ class MemoryEstimate(Value):
 
 
 class StepTime(Value):
-    """Seconds of one training step of the whole batch on the slowest rank.
-
-    Where ranks of a CPU were measured together, items have what an engine does around its collectives too, and
-    what ranks wait for each other.
-    """
+    """Seconds of one training step of the whole batch on the slowest rank."""
 
     forward: float
     """Dense compute of forward, by roofline; this and all other items are of all micro-batches together."""
     backward: float
     recomputation: float
     """The repeated forward of layers under activation checkpointing."""
+    operations: float = Field(default=0.0, exclude_if=lambda seconds: not seconds)
+    """What operations of these passes take on a CPU however small they are; a pipeline's passes have it."""
     lookup: float
     """Embedding lookup and the tables' update."""
     optimizer: float

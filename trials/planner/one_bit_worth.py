@@ -66,8 +66,6 @@ def worth(pricing: Pricing, strategy: Strategy) -> Worth:
             examples=micro,
             training=pricing.training,
         )
-        # what ranks of this CPU were measured to take is of the link that they have
-        step = step._replace(shared=None)
         adamw = step._replace(one_bit=False, low_rank=None)
         return price(step, strategy).total, price(adamw, strategy).total
 

@@ -150,9 +150,7 @@ class Pricing:
         step = self.step(self.micro_batch(strategy), below=False)
         if self.alone:
             alone = collectives(self.cluster, 1, 1)
-            step = step._replace(
-                everywhere=alone, in_host=alone, across=alone, data_hosts=1, data_per_host=1, shared=None
-            )
+            step = step._replace(everywhere=alone, in_host=alone, across=alone, data_hosts=1, data_per_host=1)
         time = price(step, strategy)
         found = {"lookup": self.served.lookup_bytes / step.bandwidth}
         if self.alone:

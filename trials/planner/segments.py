@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from dhen.config import ModelConfig
-from dhen.memory.parts import Part, parts
 from dhen.memory.replay import Footprint, Replayed, replay
 from dhen.memory.segments import Setting, Taped
 from dhen.memory.tape import Device, Sent, Shape, Tape
@@ -42,8 +41,6 @@ class Segment(NamedTuple):
     """Kinds of its modules that declare no memory, so that a trace was taken."""
     operations: int = OPERATIONS_PER_SEGMENT
     """Number of operations of forward, as the segment declares them; an assumption where a trace was taken."""
-    parts: tuple[Part, ...] = ()
-    """What it consists of, by kind; nothing where a trace was taken."""
     sent: tuple[Sent, ...] = ()
     """What ranks that split it send each other."""
     whole: tuple[str, ...] = ()
@@ -85,7 +82,7 @@ def _segment(taped: Taped, precision: Precision, batch: int) -> Segment:
     assert tape is not None
     footprint = _replayed(tape, taped.output).at(batch)
     segment = _as_segment(taped, tuple(tape.parameters), tape.buffer_bytes, footprint)
-    return segment._replace(operations=len(tape.operations), parts=_parts(tape), sent=tuple(tape.sent))
+    return segment._replace(operations=len(tape.operations), sent=tuple(tape.sent))
 
 
 def _as_segment(taped: Taped, shapes: tuple[Shape, ...], buffer_bytes: int, footprint: Footprint) -> Segment:
@@ -99,12 +96,6 @@ def _as_segment(taped: Taped, shapes: tuple[Shape, ...], buffer_bytes: int, foot
         undeclared=taped.undeclared.kinds if taped.undeclared else (),
         whole=taped.whole,
     )
-
-
-@lru_cache(maxsize=4096)
-def _parts(tape: Tape) -> tuple[Part, ...]:
-    """Returns the parts of a tape; layers that are alike have one tape."""
-    return parts(tape)
 
 
 @lru_cache(maxsize=4096)

@@ -69,10 +69,8 @@ def faster_sentence(chosen: PricedStrategy | None, fastest: PricedStrategy | Non
     if chosen is None or fastest is None or fastest.time.total >= chosen.time.total:
         return None
     times = chosen.time.total / fastest.time.total
-    return (
-        f"{fastest.strategy.name} has more techniques and a step {times:.2f} times as fast "
-        f"({1e3 * fastest.time.total:.3g} ms against {1e3 * chosen.time.total:.3g}); prefer=fastest takes it."
-    )
+    name = fastest.strategy.name
+    return f"{name} has more techniques and a step {times:.2f} times as fast; prefer=fastest takes it."
 
 
 def option_sentences(options: PlanOptions) -> tuple[str, ...]:
@@ -122,8 +120,8 @@ def one_bit_sentences(pricing: Pricing, chosen: PricedStrategy | None) -> tuple[
     found = worth(pricing, chosen.strategy)
     ms, adamw_ms = 1e3 * found.seconds, 1e3 * found.adamw_seconds
     sent = (
-        f"After its first stage one-bit Adam sends 1/{found.times_less:.1f} of gradients in fp32: a step takes "
-        f"{ms:.3g} ms, one of AdamW and of the first stage {adamw_ms:.3g} ms."
+        f"After its first stage one-bit Adam sends 1/{found.times_less:.1f} of gradients in fp32: by the "
+        f"roofline a step takes {ms:.3g} ms, one of AdamW and of the first stage {adamw_ms:.3g} ms."
     )
     return restricted, f"{sent} {_pays(found, pricing)}"
 
@@ -143,8 +141,8 @@ def power_sgd_sentences(pricing: Pricing, chosen: PricedStrategy | None) -> tupl
     found = worth(pricing, chosen.strategy)
     ms, whole_ms = 1e3 * found.seconds, 1e3 * found.adamw_seconds
     sent = (
-        f"Once PowerSGD has begun, 1/{found.times_less:.1f} of gradients in fp32 is sent: a step takes {ms:.3g} "
-        f"ms, one with whole gradients {whole_ms:.3g} ms."
+        f"Once PowerSGD has begun, 1/{found.times_less:.1f} of gradients in fp32 is sent: by the "
+        f"roofline a step takes {ms:.3g} ms, one with whole gradients {whole_ms:.3g} ms."
     )
     return restricted, f"{sent} {_pays(found, pricing)}"
 

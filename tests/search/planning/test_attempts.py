@@ -23,6 +23,7 @@ from search.planning.attempts import (
     ranks_here,
 )
 from search.planning.plan_trial import plan_of
+from search.planning.step_correction import StepCorrections
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster
 from trials.job import Job
@@ -240,9 +241,11 @@ def test_ranks_alone_may_fall_silent_for_long() -> None:
 
 def test_plans_are_executed_here_and_on_hosts_of_a_launcher_and_a_declared_memory_is_enforced() -> None:
     assert execution(read_study_config(None, ["cluster=zionex"]), ONE_RANK) == Execution()
-    assert execution(read_study_config(None, []), ONE_RANK) == Execution(ONE_RANK)
-    declared = execution(read_study_config(None, ["hbm=80GiB"]), ONE_RANK)
-    assert declared == Execution(ONE_RANK, ONE_RANK.hbm)
+    corrections = StepCorrections((ONE_RANK,), threads=3)
+    here = execution(read_study_config(None, []), ONE_RANK, threads=3)
+    assert here == Execution(ONE_RANK, corrections=corrections)
+    declared = execution(read_study_config(None, ["hbm=80GiB"]), ONE_RANK, threads=3)
+    assert declared == Execution(ONE_RANK, ONE_RANK.hbm, corrections=corrections)
     words = ["cluster=zionex", "ranks=2x4", "launcher=ray"]
     assert execution(read_study_config(None, words), ONE_RANK) == Execution(ONE_RANK)
     assert ranks_here(read_study_config(None, words)) == 4

@@ -35,7 +35,7 @@ def test_one_is_shown_with_each_number_and_source(dhen_search: Run, name: str) -
 def test_json_is_a_list_of_complete_clusters(dhen_search: Run) -> None:
     rows = json.loads(dhen_search("clusters", "--json").stdout)
     assert [row["name"] for row in rows] == [*catalog(), "this"]
-    written = set(Cluster.model_fields) - {"part_costs"}  # which a study has measured
+    written = set(Cluster.model_fields)
     assert all(set(row) == written for row in rows)
     for row in rows[:-1]:
         assert parse(Cluster, row, "json") == catalog()[row["name"]]

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dhen.inputs.features import ADMISSION
-from dhen.memory.parts import Part
 from dhen.memory.replay import Footprint
-from dhen.memory.tape import Held
 from dhen.values import parse
 from trials.cluster.cluster import Cluster
-from trials.cluster.part_costs import BETWEEN, DECAYED, LOSS, UPDATE, KindCost, PartCosts
 from trials.job import TrainingConfig
 from trials.optim.bf16_adamw import CHUNKS
 from trials.planner.collectives import collectives
@@ -24,6 +20,7 @@ from trials.planner.device_constants import (
     KERNEL_SECONDS,
     LAUNCH_SECONDS,
     MEMORY_SHARE,
+    OPERATION_SECONDS,
     OPERATIONS_PER_SEGMENT,
     OVERLAP_SLOWDOWN,
 )
@@ -48,7 +45,7 @@ DATA: dict[str, Any] = {
 }
 LINE_ITEMS = [name for name in StepTime.model_fields if name not in ("hidden", "total")]
 COMMUNICATION = ("all_gather", "reduce_scatter", "all_reduce", "host_transfer")
-COMPUTE = ("forward", "backward", "recomputation", "lookup", "optimizer")
+COMPUTE = ("forward", "backward", "recomputation", "operations", "lookup", "optimizer")
 DENSE: tuple[Dense, ...] = ("dp", "zero1", "zero2", "zero_offload", "shard_grad_op", "hsdp", "fsdp")
 NEARLY = 1 + 1e-9
 
@@ -349,107 +346,30 @@ def test_the_all_reduce_of_hsdp_has_a_link_of_its_own() -> None:
     assert together == pytest.approx(3 * 2 + 2 + 2)
 
 
-def costs(precision: Literal["fp32", "bf16"] = "bf16", **kinds: tuple[float, float]) -> PartCosts:
-    """Seconds of forward and backward for every FLOP of a kind; of a step beside its parts nothing."""
-    sizes = {ADMISSION: 2, BETWEEN: 2, LOSS: 2, UPDATE: 3}
-    named = {"any": (0.0, 0.0), BETWEEN: (0.0, 0.0), LOSS: (0.0, 0.0), UPDATE: (0.0, 0.0)} | kinds
-    return PartCosts(
-        precision=precision,
-        threads=1,
-        processes=1,
-        kinds={
-            kind: KindCost(
-                forward=tuple(forward * (place == min(2, length - 1)) for place in range(length)),
-                backward=tuple(backward * (place == min(2, length - 1)) for place in range(length)),
-            )
-            for kind, (forward, backward) in named.items()
-            for length in [sizes.get(kind, 8)]
-        },
+def on_a_cpu(strategy: Strategy, **numbers: Any) -> StepTime:
+    cpu = cluster(device="cpu", hosts=1, gpus_per_host=1, verified=True, **numbers)
+    return step_time(model(), strategy, cpu, NO_TABLES, examples_per_rank=256, training=BF16)
+
+
+def test_operations_on_a_cpu_take_their_time_however_fast_it_computes() -> None:
+    """Forward has each once, backward twice, and what is recomputed once more."""
+    operations = sum(each.operations for each in model())
+    plain, fast = (
+        on_a_cpu(Strategy()),
+        on_a_cpu(Strategy(), memory_bandwidth="1e30B/s", peak_flops={"fp32": 1e30, "bf16": 1e30}),
     )
-
-
-def of_parts(layers: int = 3) -> list[Segment]:
-    """Layers of one module each, of 100 FLOPs an example; the tables' update and lookups before them."""
-    block = Part("block mlp", 1, Held(), (100.0, 1.0, 1.0, 1.0, 1.0, 1.0))
-    tables = Part("tables", 0, Held(), (7.0, 1.0, 1.0, 1.0, 1.0, 1.0))
-    lookups = Part("features", 1, Held(), (10.0, 1.0, 1.0, 1.0, 1.0, 1.0))
-    inner = [segment(f"layer{index}", 10, 1.0, 1)._replace(parts=(block,)) for index in range(layers)]
-    return [segment("features", 10, 1.0, 1)._replace(parts=(lookups, tables)), *inner]
-
-
-def on_this_cpu(strategy: Strategy, known: PartCosts, training: TrainingConfig = BF16) -> StepTime:
-    cpu = cluster(device="cpu", hosts=1, gpus_per_host=1, verified=True).replace(part_costs=known)
-    return step_time(of_parts(), strategy, cpu, TABLES, examples_per_rank=256, training=training)
-
-
-KNOWN = {"block mlp": (1e-6, 3e-6), "features": (2e-6, 5e-6), "tables": (0.0, 4e-6)}
-
-
-def test_a_step_on_a_measured_cpu_is_the_sum_of_its_parts() -> None:
-    step = on_this_cpu(Strategy(), costs(**KNOWN))
-    assert step.forward == pytest.approx(256 * (3 * 100 * 1e-6 + 10 * 2e-6))
-    assert step.backward == pytest.approx(256 * (3 * 100 * 3e-6 + 10 * 5e-6))
-    assert step.lookup == pytest.approx(256 * 7 * 4e-6)
-
-
-def test_micro_batches_on_a_measured_cpu_look_up_and_update_as_many_rows() -> None:
-    parted, whole = (on_this_cpu(Strategy(micro_batches=n), costs(**KNOWN)) for n in (4, 1))
-    assert parted.lookup == pytest.approx(whole.lookup)
-    assert parted.forward == pytest.approx(whole.forward)
-    assert parted.backward == pytest.approx(whole.backward)
-
-
-def test_recomputation_on_a_measured_cpu_is_another_forward() -> None:
-    step = on_this_cpu(Strategy(checkpointing="full"), costs(**KNOWN))
-    assert step.recomputation == pytest.approx(256 * 3 * 100 * 1e-6)
-
-
-def test_what_is_beside_the_parts_is_in_the_step() -> None:
-    between = on_this_cpu(Strategy(), costs(**KNOWN, **{BETWEEN: (1e-3, 0.0)}))
-    alone = on_this_cpu(Strategy(), costs(**KNOWN))
-    operations = sum(each.operations for each in of_parts())
-    assert between.total - alone.total == pytest.approx(1e-3 * operations)
-
-
-def test_finding_rows_of_growing_tables_is_in_the_step_for_the_ids_of_all_ranks() -> None:
-    known = costs(**KNOWN, **{ADMISSION: (5e-6, 0.0)})
-    finding = Part(ADMISSION, 0, Held(), (0.0, 1.0, 3.0, 0.0, 48.0, 0.0))  # three ids of 16 numbers
-    features, *layers = of_parts()
-    growing = [features._replace(parts=(*features.parts, finding)), *layers]
-    ranks = len(TABLES.bytes_per_rank)
-    cpu = cluster(device="cpu", hosts=1, gpus_per_host=1, verified=True).replace(part_costs=known)
-    fixed, with_growing = (
-        step_time(segments, Strategy(), cpu, TABLES, examples_per_rank=256, training=BF16)
-        for segments in (of_parts(), growing)
-    )
-    assert ranks > 1
-    assert with_growing.lookup - fixed.lookup == pytest.approx(ranks * 256 * 3 * 5e-6)
-    assert with_growing.forward == pytest.approx(fixed.forward)
-
-
-def test_tables_that_decay_take_what_was_measured_with_decay() -> None:
-    decayed = costs(**KNOWN, **{"tables" + DECAYED: (0.0, 9e-6)})
-    step = on_this_cpu(Strategy(), decayed, BF16.replace(table_decay=0.01))
-    assert step.lookup == pytest.approx(256 * 7 * 9e-6)
+    assert plain.operations == fast.operations == pytest.approx(3 * operations * OPERATION_SECONDS)
+    assert fast.total == pytest.approx(fast.operations)
+    assert plain.forward > 0.0
+    of_layers = sum(each.operations for each in model() if each.name.startswith("layer"))
+    again = on_a_cpu(Strategy(checkpointing="full")).operations - plain.operations
+    assert again == pytest.approx(of_layers * OPERATION_SECONDS)
+    assert timed(Strategy()).operations == 0.0, "on a GPU the passes have them"
 
 
 def test_decay_by_frequency_passes_over_what_was_looked_up() -> None:
-    """Four bytes of each number and of its gradient are read, four are written."""
-    plain, decayed = (
-        on_this_cpu(Strategy(), costs(**KNOWN), training)
-        for training in (BF16, BF16.replace(frequency_decay=0.1))
-    )
-    numbers = sum(part.per_example[4] for each in of_parts() for part in each.parts if part.kind == "tables")
-    assert numbers
-    assert decayed.lookup - plain.lookup == pytest.approx(12 * 256 * numbers / 1555e9)
     known = timed(Strategy()).lookup
     assert timed(Strategy(), training=BF16.replace(frequency_decay=0.1)).lookup == pytest.approx(4 * known)
-
-
-def test_what_was_measured_in_another_precision_is_not_used() -> None:
-    other = on_this_cpu(Strategy(), costs("fp32", **KNOWN))
-    cpu = cluster(device="cpu", hosts=1, gpus_per_host=1, verified=True)
-    assert other == step_time(of_parts(), Strategy(), cpu, TABLES, examples_per_rank=256, training=BF16)
 
 
 ALONE = {"hosts": 1, "gpus_per_host": 1}

@@ -32,8 +32,7 @@ class ComputeBounds:
         """Takes the step of a micro-batch on ranks that split nothing, and the model's segments; a tensor rank has
         all of features, and of any other at least its part of what depends on sizes."""
         on_cpu = step.cluster.device == "cpu"
-        measured = step.costs is not None
-        starts = [0.0 if measured else from_sizes(0.0, segment, step.cluster) for segment in segments]
+        starts = [from_sizes(0.0, segment, step.cluster) for segment in segments]
 
         def at_least(whole: float, start: float) -> float:
             return start + (whole - start) / tensor if on_cpu else max(start, whole / tensor)

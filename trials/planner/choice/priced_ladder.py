@@ -117,9 +117,7 @@ class PricedLadder(Sequence[PricedStrategy]):
         key = micro, strategy.tensor
         if key not in self._compute:
             self._compute[key] = ComputeBounds(step, pricing.segments(micro), strategy.tensor)
-        # where ranks of a CPU were measured together, what tables take is part of that
-        beside = step.all_to_all + step.tables_reduce if step.shared is None else 0.0
-        return least_seconds(self._compute[key], strategy, beside)
+        return least_seconds(self._compute[key], strategy, step.all_to_all + step.tables_reduce)
 
     def _least_lacking(self, place: int) -> int:
         """Returns bytes of the device's memory that a strategy lacks at least; 0 for those whose memory is priced

@@ -75,10 +75,6 @@ def pipeline_time(step: Step, strategy: Strategy, layers_per_stage: Sequence[int
     reduced = _reduced(largest, strategy, data_ranks)
     hop = max((link for link in links), key=lambda link: link.beta, default=NOTHING)
     exchanged = 2 * hop(sent.embeddings * (ranks - 1) / ranks) if sent.embeddings else 0.0
-    lookup = step.lookup if step.costs is None else micro_batches * step.lookup / ranks
-    tables = step.all_to_all, step.tables_reduce
-    if step.shared is not None:
-        lookup, tables = step.shared.replicated_tables, (step.shared.sharded_tables, 0.0)
     summed, gathered = (micro_batches * sum(of.split[kind] for of in of_busiest) for kind in (2, 3))
     if step.sent is not None:
         gathered += step.sent.inputs(micro_batches * step.sent.input_bytes)
@@ -87,13 +83,13 @@ def pipeline_time(step: Step, strategy: Strategy, layers_per_stage: Sequence[int
         "backward": micro_batches * sum(of.backward for of in of_busiest),
         "recomputation": micro_batches * sum(of.again for of in of_busiest),
         "bubble": clock.seconds - clock.busy[busiest],
-        "lookup": lookup,
+        "lookup": step.lookup,
         "optimizer": update_seconds(largest, strategy),
-        "all_to_all": tables[0],
+        "all_to_all": step.all_to_all,
         "stage_transfer": exchanged,
         "all_gather": publication_seconds(largest, strategy) + gathered,
         "reduce_scatter": reduced if strategy.dense == "zero1" else 0.0,
-        "all_reduce": tables[1] + (reduced if strategy.dense == "dp" else 0.0) + summed,
+        "all_reduce": step.tables_reduce + (reduced if strategy.dense == "dp" else 0.0) + summed,
         "host_transfer": 0.0,
     }
     return StepTime(**items, hidden=0.0, total=sum(items.values()))
@@ -125,12 +121,9 @@ _played = lru_cache(maxsize=1024)(played)
 def _passes(step: Step, strategy: Strategy, layers: range, count: int) -> _Passes:
     ends = layers.start == 0, layers.stop == count
     recomputed = set(range(count)[RECOMPUTED[strategy.checkpointing]])
-    besides = step.besides
-    if step.shared is not None:
-        besides += step.shared.counting
     of_layers = slice(layers.start, layers.stop)
     return _Passes(
-        _of(step.forward, of_layers, ends) + besides * len(layers) / count,
+        _of(step.forward, of_layers, ends) + step.besides * len(layers) / count,
         _of(step.backward, of_layers, ends),
         sum(step.forward.layers[index] for index in layers if index in recomputed),
         _split(step.sent, layers, count, recomputed) if step.sent is not None else _Split(),
@@ -178,8 +171,7 @@ def _largest(step: Step, strategy: Strategy, stages: Sequence[range], data_ranks
     own = of(step.parameters, fullest)
     per_host = min(data_ranks, max(1, step.cluster.gpus_per_host // strategy.tensor))
     group = collectives(step.cluster, -(-data_ranks // per_host), per_host)
-    share = own.total / step.parameters.total if step.parameters.total else 0.0
-    return step._replace(parameters=own, everywhere=group, tensors=round(share * step.tensors))
+    return step._replace(parameters=own, everywhere=group)
 
 
 def _reduced(largest: Step, strategy: Strategy, data_ranks: int) -> float:

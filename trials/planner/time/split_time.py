@@ -1,13 +1,12 @@
 """The seconds that ranks which split modules send each other, while they compute nothing.
 
 Sums of outputs and of gradients, and gathered outputs, as tapes have them (`dhen.memory.tape.Sent`), priced by
-the links of a tensor group: those in a host where the host has all its ranks, else the network too; on a CPU by
-what was measured there, where it was. What is recomputed is sent again. Once a step the group gathers what its
-ranks looked up."""
+the links of a tensor group: those in a host where the host has all its ranks, else the network too. What is
+recomputed is sent again. Once a step the group gathers what its ranks looked up."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from trials.cluster.cluster import Cluster
@@ -45,24 +44,13 @@ def among(cluster: Cluster, degree: int) -> Collectives:
     return collectives(cluster, hosts, degree // hosts)
 
 
-def sent_by_split(
-    segments: Sequence[Segment],
-    cluster: Cluster,
-    degree: int,
-    examples: int,
-    measured: Mapping[str, tuple[float, float]] | None = None,
-) -> SentBySplit:
-    """Returns what is sent for micro-batches of so many examples; `measured` has what was measured on a CPU,
-    seconds of each kind for any size and for each byte."""
+def sent_by_split(segments: Sequence[Segment], cluster: Cluster, degree: int, examples: int) -> SentBySplit:
+    """Returns what is sent for micro-batches of so many examples."""
     group = among(cluster, degree)
-    reduce: Callable[[float], float] = group.all_reduce
-    gather = group.all_gather
-    if measured:
-        reduce, gather = AlphaBeta(*measured["all_reduce"]).__call__, AlphaBeta(*measured["all_gather"])
     return SentBySplit(
-        _seconds(segments, "all_reduce", reduce, examples),
-        _seconds(segments, "all_gather", gather.__call__, examples),
-        gather,
+        _seconds(segments, "all_reduce", group.all_reduce, examples),
+        _seconds(segments, "all_gather", group.all_gather.__call__, examples),
+        group.all_gather,
         segments[0].footprint.input,
     )
 

@@ -7,8 +7,6 @@ DistributedDataParallel does.
 
 What tensor groups send hides behind nothing: the next operation needs it (`split_time`).
 
-On a CPU on which ranks that share a training were measured, `shared_time` has what they take beside compute.
-
 Left out: the input pipeline, evaluation. Held against one H100 (docs/benchmarks/accelerator.md), never against
 several GPUs.
 """
@@ -21,7 +19,6 @@ from math import ceil
 from typing import NamedTuple
 
 from trials.cluster.cluster import Cluster
-from trials.cluster.part_costs import UPDATE, PartCosts
 from trials.job import TrainingConfig
 from trials.optim.bf16_adamw import CHUNKS
 from trials.optim.compressed_all_reduce import Layout
@@ -30,6 +27,7 @@ from trials.optim.one_bit import AT_ONCE
 from trials.planner.collectives import Collectives, collectives
 from trials.planner.device_constants import (
     HOST_MEMORY_BANDWIDTH,
+    HOST_STEP_SECONDS,
     KERNEL_SECONDS,
     MEMORY_SHARE,
     OVERLAP_SLOWDOWN,
@@ -39,8 +37,7 @@ from trials.planner.live_memory import Itemsizes
 from trials.planner.memory import unit
 from trials.planner.segments import Segment, shapes_of
 from trials.planner.tables.placement import Placement
-from trials.planner.time.compute_time import lookup_seconds, measured, seconds_besides, segment_passes
-from trials.planner.time.shared_time import SharedStep, shared_step, shared_time
+from trials.planner.time.compute_time import BACKWARD_PASSES, lookup_seconds, segment_passes, start_seconds
 from trials.planner.time.split_time import SentBySplit, sent_by_split, split_seconds
 from trials.planner.time.timeline import Passes, Reduction, Unit, fully_sharded, reduced_in_buckets, scattered
 from trials.planner.zero.buckets import zero_buckets
@@ -96,6 +93,8 @@ class Step(NamedTuple):
     """Seconds of a micro-batch's forward pass."""
     backward: Parts
     """Seconds of a micro-batch's backward pass, without recomputation."""
+    starts: Parts
+    """Seconds of `forward` that operations take however small they are; 0 on a GPU, which computes meanwhile."""
     parameters: Parts
     """Numbers of dense parameters."""
     padded: Parts
@@ -116,20 +115,13 @@ class Step(NamedTuple):
     across: Collectives
     """Collectives among one rank of every host."""
     lookup: float
-    """Seconds of lookup and the tables' update for the whole batch; where parts were measured, those of the
-    update for a micro-batch."""
-    costs: PartCosts | None
-    """What parts take, where it was measured."""
-    tensors: int
-    """Number of the dense part's parameters."""
+    """Seconds of lookup and the tables' update for the whole batch."""
     besides: float
-    """Seconds of what a step does beside its parts; 0 on a CPU where none was measured."""
+    """Seconds of what a GPU's host does in a step beside starting the segments' operations; 0 on a CPU."""
     all_to_all: float
     """Seconds of the all-to-alls of ids and embeddings, forward and backward."""
     tables_reduce: float
     """Seconds of the all-reduce of replicated tables' gradients."""
-    shared: SharedStep | None = None
-    """What ranks of this CPU that share a training take beside compute, where that was measured."""
     clips: bool = False
     """Whether gradients are clipped by their norm."""
     delayed: bool = False
@@ -199,18 +191,16 @@ def prepare(
     # a CPU's ranks share it; what was measured needs no share of what a data sheet promises
     ranks = cluster.gpus_per_host if cluster.device == "cpu" else 1
     bandwidth = cluster.memory_bandwidth / ranks * (1.0 if cluster.verified else MEMORY_SHARE)
-    costs = measured(cluster, training)
-    passes = [segment_passes(segment, costs, cluster, training, examples, bandwidth) for segment in segments]
+    passes = [segment_passes(segment, cluster, training, examples, bandwidth) for segment in segments]
     hosts, per_host = data_ranks(tensor, cluster.hosts, cluster.gpus_per_host)
     everywhere, of_tables = collectives(cluster, hosts, per_host), _among_all(cluster)
-    shared = shared_step(segments, costs, placement, cluster)
-    sent_measured = shared.shared.collectives if shared is not None else None
     sent, ids = max(placement.all_to_all_bytes_per_rank), max(placement.id_bytes_per_rank)
     replicated = placement.replicated_gradient_bytes
     return Step(
         cluster=cluster,
-        forward=_parts(segments, [seconds.forward for seconds in passes]),
-        backward=_parts(segments, [seconds.backward for seconds in passes]),
+        forward=_parts(segments, [forward for forward, _ in passes]),
+        backward=_parts(segments, [backward for _, backward in passes]),
+        starts=_parts(segments, [start_seconds(segment, cluster) for segment in segments]),
         parameters=_parts(segments, [segment.parameters for segment in segments]),
         padded=_parts(segments, [_padded(segment, hosts * per_host) for segment in segments]),
         padded_in_host=_parts(segments, [_padded(segment, per_host) for segment in segments]),
@@ -220,20 +210,17 @@ def prepare(
         bucket_bytes=everywhere.bucket_bytes() if hosts * per_host > 1 else 0,
         in_host=collectives(cluster, 1, per_host),
         across=collectives(cluster, hosts, 1),
-        lookup=lookup_seconds(segments, costs, placement, training, ceil(examples / tensor), bandwidth),
-        costs=costs,
-        tensors=sum(len(segment.shapes) for segment in segments),
-        besides=seconds_besides(segments, costs, cluster, examples),
+        lookup=lookup_seconds(placement, training, bandwidth),
+        besides=0.0 if cluster.device == "cpu" else HOST_STEP_SECONDS,
         all_to_all=(2 * of_tables.all_to_all(sent) + of_tables.all_to_all(ids)) if sent else 0.0,
         tables_reduce=of_tables.all_reduce(replicated) if replicated else 0.0,
-        shared=shared,
         clips=training.clip_norm is not None,
         delayed=training.delayed_update,
         one_bit=training.optimizer == "onebit_adam",
         low_rank=low_rank_of(shapes_of(segments), training.power_sgd_rank),
         data_hosts=hosts,
         data_per_host=per_host,
-        sent=sent_by_split(segments, cluster, tensor, examples, sent_measured) if tensor > 1 else None,
+        sent=sent_by_split(segments, cluster, tensor, examples) if tensor > 1 else None,
     )
 
 
@@ -259,22 +246,15 @@ def price(step: Step, strategy: Strategy) -> StepTime:
     forward = micro_batches * step.forward.total
     recomputation = micro_batches * sum(step.forward.layers[again])
     backward = micro_batches * step.backward.total
+    starts = micro_batches * step.starts.total
+    starts_again = micro_batches * sum(step.starts.layers[again])
     compute_items = {
-        "forward": forward + micro_batches * step.besides,
-        "backward": backward,
-        "recomputation": recomputation,
+        "forward": forward - starts + micro_batches * step.besides,
+        "backward": backward - BACKWARD_PASSES * starts,
+        "recomputation": recomputation - starts_again,
+        "operations": (1 + BACKWARD_PASSES) * starts + starts_again,
     }
     summed, gathered = split_seconds(step.sent, strategy) if step.sent is not None else (0.0, 0.0)
-    measured = step.shared is not None and (step.sent is None or step.shared.shared.collectives)
-    compressed = step.one_bit or step.low_rank is not None  # whose all-reduces were not measured
-    if step.shared is not None and measured and not compressed:
-        share, slower = 1 / _state_shards(step, strategy), _slower_update(step, strategy)
-        sent = {"all_reduce": summed, "all_gather": gathered}
-        measured_time = shared_time(
-            step.shared, strategy, compute_items | sent, share, slower, several=step.data_ranks > 1
-        )
-        if measured_time is not None:
-            return measured_time
     replicated = strategy.dense == "dp" or step.one_bit
     engine = _fully_sharded if strategy.fully_sharded else _replicated if replicated else _zero
     elapsed, links = engine(step, strategy)
@@ -287,8 +267,7 @@ def price(step: Step, strategy: Strategy) -> StepTime:
     if _is_delayed(step, strategy):
         hidden += min(_adamw(step, strategy), elapsed)
     items = compute_items | {
-        # tables are updated once for all micro-batches; what was measured grows with the number of examples
-        "lookup": step.lookup if step.costs is None else micro_batches * step.lookup,
+        "lookup": step.lookup,
         "optimizer": 0.0 if on_host else update,
         "all_to_all": step.all_to_all,
         "all_gather": links.all_gather + publication_seconds(step, strategy) + gathered,
@@ -504,8 +483,6 @@ def _adamw(step: Step, strategy: Strategy) -> float:
     if step.one_bit:
         return _one_bit_adam(step)
     values = step.parameters.total / _state_shards(step, strategy)
-    if step.costs is not None and moment == MASTER_BYTES:
-        return sum(step.costs.seconds(UPDATE, (1, values, step.tensors)))
     state_bytes = (UPDATE_MASTERS * MASTER_BYTES + UPDATE_MOMENTS * moment) * values
     chunk = CHUNKS["cpu" if on_host else cluster.device]
     kernels = 0 if moment == MASTER_BYTES else UPDATE_KERNELS * ceil(values / chunk) * KERNEL_SECONDS
@@ -526,15 +503,6 @@ def _one_bit_adam(step: Step) -> float:
     publish = MASTER_BYTES + computed if computed != MASTER_BYTES else 0
     gather = 2 * computed + MASTER_BYTES  # gradients put together in fp32, their places set to zero
     return kernels + (ONE_BIT_BYTES[step.cluster.device] + publish + gather) * times
-
-
-def _slower_update(step: Step, strategy: Strategy) -> float:
-    """Returns the seconds that the update takes longer than with moments in fp32 and without clipping."""
-    in_fp32 = step._replace(itemsizes=step.itemsizes._replace(moment=MASTER_BYTES))
-    rounding = (
-        _adamw(step, strategy) - _adamw(in_fp32, strategy) if step.itemsizes[2] != MASTER_BYTES else 0.0
-    )
-    return rounding + _clipping(step, strategy)
 
 
 def _flat_master_bytes(step: Step, strategy: Strategy) -> float:
