@@ -21,7 +21,7 @@ def _interruptible() -> None:
 
 
 @pytest.fixture(scope="session")
-def environment(_costs_are_kept: None) -> dict[str, str]:
+def environment(_cache_of_tests: None) -> dict[str, str]:
     """With the tests' own cache; the terminal is a pipe."""
     return dict(os.environ)
 
