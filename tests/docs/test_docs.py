@@ -84,11 +84,7 @@ def test_readme_has_every_verb_with_its_line_and_a_page_that_tells_of_it() -> No
 
 
 def test_readme_stays_short() -> None:
-    lines = README.read_text().splitlines()
-    words = " ".join(
-        line for line in lines if not line.startswith("|")
-    ).split()  # a verb's line it has to have
-    assert len(words) <= 500, "what is told at length belongs into docs/guide"
+    assert len(README.read_text().split()) <= 700, "what is told at length belongs into docs/guide"
 
 
 def test_the_guide_lists_all_its_pages_and_verbs() -> None:
