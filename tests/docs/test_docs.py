@@ -53,6 +53,15 @@ def test_links_and_their_anchors_exist(name: str) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
+def test_tests_that_documents_name_exist() -> None:
+    texts = [(ROOT / name).read_text() for name in DOCUMENTS]
+    named = {found for text in texts for found in re.findall(r"([\w./-]+\.py)::(\w+)", text)}
+    assert named, "the pattern no longer matches how docs/security.md writes a test"
+    for path, function in sorted(named):
+        source = (ROOT / path).read_text()
+        assert re.search(rf"^def {function}\(", source, re.MULTILINE), f"{path} has no {function}"
+
+
 def anchors(document: Path) -> set[str]:
     """Names that GitHub gives the headings of a Markdown document."""
     headings = re.findall(r"^#+ (.+)$", document.read_text(), flags=re.MULTILINE)
@@ -75,11 +84,7 @@ def test_readme_has_every_verb_with_its_line_and_a_page_that_tells_of_it() -> No
 
 
 def test_readme_stays_short() -> None:
-    lines = README.read_text().splitlines()
-    words = " ".join(
-        line for line in lines if not line.startswith("|")
-    ).split()  # a verb's line it has to have
-    assert len(words) <= 500, "what is told at length belongs into docs/guide"
+    assert len(README.read_text().split()) <= 700, "what is told at length belongs into docs/guide"
 
 
 def test_the_guide_lists_all_its_pages_and_verbs() -> None:
@@ -87,11 +92,6 @@ def test_the_guide_lists_all_its_pages_and_verbs() -> None:
     pages = {path.name for path in contents.parent.glob("*.md")} - {contents.name}
     assert set(re.findall(r"\]\(([\w-]+\.md)\)", contents.read_text())) == pages
     assert all(f"`{verb}`" in contents.read_text().replace("dhen-search ", "") for verb in VERBS)
-
-
-def test_changelog_names_all_verbs() -> None:
-    log = (ROOT / "CHANGELOG.md").read_text()
-    assert all(f"`{verb}`" in log for verb in VERBS)
 
 
 def keys_in_help(verb: str) -> set[str]:

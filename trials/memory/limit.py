@@ -1,7 +1,7 @@
 """A declared limit on a rank's memory, kept whatever the planner has predicted.
 
 On a CPU every storage is counted (`trials.memory.counter`) and an operation beyond the limit raises, so that
-small memories can be tried out without an accelerator; counting costs time (docs/log.md). On CUDA the
+small memories can be tried out without an accelerator; counting costs time. On CUDA the
 allocator itself refuses (`set_per_process_memory_fraction`). What a real run keeps in host memory (weights set
 aside, offloaded state) lies beside the rest on a CPU: `on_host` and `keep_on_host` leave it out of the count.
 """

@@ -1,9 +1,9 @@
 """An ensemble of rankers trained on pairs of candidates, our own (`search.samplers.ranker`).
 
 Its settings were chosen together on the made-up function of benchmarks/search/samplers_on_surrogate.py
-(`--synthetic`), 2026-11-21, 2 cores; where docs/log.md ("what the ranker is made of") has a figure for one of
-them, that setting cites it, and the others are called assumptions. With all of them the ranker was compared with
-other samplers on really trained candidates (docs/benchmarks/samplers.md).
+(`--synthetic`), 2026-11-21, 2 cores; if docs/log.md has a figure for one of them, that setting cites it, and the
+others are called assumptions. With all of them the ranker was compared with other samplers on really trained
+candidates (docs/benchmarks/samplers.md).
 """
 
 from __future__ import annotations
