@@ -13,7 +13,12 @@ as it moves: if you rewrite a line that a mutation names, give the mutation its 
 Tests run in forks of one process that has imported torch and the like, and nothing of ours: it saves ten seconds
 for each.
 
-Not all have run yet.
+On 2026-11-28 all 60 ran, in six minutes on two cores beside other work, and all 60 were caught. Before that, the
+fitting tests missed eight: calibration, negative sampling (a study of a minute caught these two), the ledger's
+order, a reason's largest part, a start point, the tables' warm-up, NE on test, data and tensor in the mesh. A flipped
+bit in a checkpoint's tensors ended in an error of torch's. They have tests now, and so have a token, parts of ZeRO
+and staleness, which only servers and ranks had. No mutation here starts ranks, studies or browsers: what ranks add
+up is mutated where threads stand for them.
 """
 
 from __future__ import annotations
@@ -40,8 +45,8 @@ HEAVY = """
 numpy torch torch.distributed.checkpoint torch.distributed.tensor torch.distributed.fsdp torch._dynamo
 torch.nn.parallel torch.testing pandas pyarrow.parquet pyarrow.csv pyarrow.dataset pydantic duckdb
 sqlalchemy.orm alembic.command scipy.stats scipy.special plotly.graph_objects optuna mlflow
-hypothesis.strategies jinja2
-rich.console starlette.applications uvicorn click.testing safetensors.torch fsspec yaml filelock
+hypothesis.strategies jinja2 rich.console starlette.applications uvicorn
+click.testing safetensors.torch fsspec yaml filelock
 """
 """Modules that tests need, whoever wrote them but us."""
 PATIENCE_S = 300
@@ -493,18 +498,18 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/trials/servers/test_synchrony.py",
     ),
     Mutation(
-        "tensor ranks do not add up what they computed",
-        "trials/distributed/tensor_parallel.py",
-        "        dist.all_reduce(x, group=self.process_group)",
-        "        dist.barrier(group=self.process_group)",
-        "tests/distributed/test_tensor_parallel.py::test_ranks_follow_one_process",
+        "ranks that split a module do not add up the gradients of its input",
+        "dhen/ops/linear.py",
+        "ctx.group.sum_(gradient_x)",
+        "ctx.group.gather(gradient_x)",
+        "tests/contracts/test_blocks.py::test_ranks_that_split_it_compute_what_one_does",
     ),
     Mutation(
-        "ZeRO adds gradients up in place of averaging them",
-        "trials/distributed/scattered_gradients.py",
-        "op=dist.ReduceOp.AVG",
-        "op=dist.ReduceOp.SUM",
-        "tests/distributed/test_parallelize.py::test_ranks_follow_one_process",
+        "gradients of micro-batches are summed in place of averaged",
+        "trials/distributed/parallelize.py",
+        "share=weight * (stop - start) / size)",
+        "share=weight)",
+        "tests/trials/training/test_micro_batches.py",
     ),
 )
 
@@ -513,10 +518,16 @@ class Failures:
     """A plugin of pytest: what the first failure was."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.kind, self.words = root, "missed", ""
+        self.root, self.kind, self.words, self.passed = root, "missed", "", 0
+
+    def pytest_runtest_logreport(self, report: object) -> None:
+        """A promise whose tests were all skipped was not looked at."""
+        self.passed += report.when == "call" and report.passed  # type: ignore[attr-defined]
 
     def pytest_exception_interact(self, node: object, call: object, report: object) -> None:
         """Only an assertion that a test itself makes says that a promise is broken."""
+        if self.words:
+            return  # what comes after it, as tests are torn down
         error: BaseException = call.excinfo.value  # type: ignore[attr-defined]
         while isinstance(error, BaseExceptionGroup):  # of several examples of Hypothesis
             error = error.exceptions[0]
@@ -575,12 +586,13 @@ def _in_fork(copy: Path, tests: Sequence[str], result: Path) -> None:
     import pytest
 
     seen = Failures(copy)
-    imported_before = (
-        "ignore::pytest.PytestAssertRewriteWarning"  # plugins of pytest, which need no rewriting
-    )
-    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-W", imported_before, *tests], plugins=[seen])
+    # of plugins of pytest that were imported before, and need no rewriting
+    quietly = "ignore::pytest.PytestAssertRewriteWarning"
+    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-W", quietly, *tests], plugins=[seen])
     if (code != 0 and seen.kind == "missed") or code not in (0, 1):
         seen.kind, seen.words = "error", seen.words or f"pytest ended with {code!r}"
+    if seen.kind == "missed" and not seen.passed:
+        seen.kind, seen.words = "error", "no test ran"
     result.write_text(json.dumps([seen.kind, seen.words]))
 
 
@@ -618,9 +630,8 @@ def main() -> int:
     os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         copy = Path(folder).resolve()
-        ignored = shutil.ignore_patterns(
-            "*-pytest-*.pyc"
-        )  # they name files of the checkout they were made in
+        # rewritten tests, which name the files that they were made of
+        ignored = shutil.ignore_patterns("*-pytest-*.pyc")
         for name in COPIED:
             shutil.copytree(ROOT / name, copy / name, ignore=ignored)
         for path in [*ROOT.glob("*.md"), *ROOT.glob("*.yml"), ROOT / "pyproject.toml", ROOT / "Makefile"]:
