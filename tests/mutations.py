@@ -15,10 +15,10 @@ for each.
 
 On 2026-11-28 all 60 ran, in six minutes on two cores beside other work, and all 60 were caught. Before that, the
 fitting tests missed eight: calibration, negative sampling (a study of a minute caught these two), the ledger's
-order, a reason's largest part, a start point, the tables' warm-up, NE on test, data and tensor in the mesh. A flipped
-bit in a checkpoint's tensors ended in an error of torch's. They have tests now, and so have a token, parts of ZeRO
-and staleness, which only servers and ranks had. No mutation here starts ranks, studies or browsers: what ranks add
-up is mutated where threads stand for them.
+order, a reason's largest part, a start point, the tables' warm-up, NE on test, data and tensor in the mesh. A
+flipped bit in a checkpoint's tensors ended in an error of torch's. They have tests now, and so have a token,
+parts of ZeRO and staleness, which only servers and ranks had. No mutation here starts ranks, studies or
+browsers: what ranks add up is mutated where threads stand for them.
 """
 
 from __future__ import annotations
