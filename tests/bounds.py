@@ -25,7 +25,7 @@ BOUNDS = {
     "product lines": 86_000,
     "product tokens": 530_500,
     "product files": 680,
-    "test lines": 54_000,
+    "test lines": 55_000,
     "words of documents": 156_000,
 }
 

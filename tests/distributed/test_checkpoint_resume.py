@@ -28,7 +28,7 @@ from dhen.fingerprint import file_hash
 from dhen.model import build_model, parse_model
 from trials.checkpoint.checkpointer import BEST, KEPT, STANDS, Checkpoints, Resumable
 from trials.checkpoint.folders import PREFIX
-from trials.checkpoint.whole import write_manifest
+from trials.checkpoint.whole import damage, write_manifest
 from trials.cluster.load import load_cluster
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
@@ -350,6 +350,15 @@ def test_the_checkpoint_before_a_damaged_one_is_used(
         in caplog.text
     )
     assert f"goes on from {before}, made by 1 rank(s)" in caplog.text
+
+
+def test_a_flipped_bit_of_any_file_is_found(interrupted: Path, tmp_path: Path) -> None:
+    newest = max(made(interrupted), key=lambda path: int(path.name.removeprefix(PREFIX)))
+    assert damage(newest, Ranks()) is None
+    for name in [path.name for path in newest.iterdir()]:
+        shutil.copytree(newest, tmp_path / name)
+        flip(tmp_path / name / name)
+        assert damage(tmp_path / name, Ranks()) is not None, name
 
 
 def test_without_a_whole_checkpoint_training_begins_anew(

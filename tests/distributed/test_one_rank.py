@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema
+from trials.distributed.buckets import Bucket, Group
 from trials.distributed.parallelize import device_mesh, parallelize
 from trials.distributed.table_split import DenseBatch, DenseInputs
 from trials.job import TrainingConfig
@@ -44,3 +46,19 @@ def test_weights_are_a_copy_that_later_steps_leave_alone(offload: bool) -> None:
     step.update()
     assert all(torch.equal(weights[name], weight) for name, weight in before.items())
     assert any(not torch.equal(step.engine.weights()[name], weight) for name, weight in before.items())
+
+
+@pytest.mark.parametrize(("length", "ranks"), [(7, 3), (8, 4), (3, 4), (5, 1)])
+def test_every_weight_of_a_bucket_has_one_owner(length: int, ranks: int) -> None:
+    """As each of the ranks sees it; a part that is longer than what is left of the bucket is padded."""
+    buckets = [
+        Bucket(
+            [nn.Parameter(part) for part in torch.arange(float(length)).split(2)],
+            torch.float32,
+            Group(None, rank, ranks),
+        )
+        for rank in range(ranks)
+    ]
+    owned = [place for bucket in buckets for place in range(bucket.begin, bucket.begin + bucket.owned)]
+    masters = torch.cat([bucket.master.detach()[: bucket.owned] for bucket in buckets])
+    assert owned == masters.tolist() == list(range(length))

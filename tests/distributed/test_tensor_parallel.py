@@ -16,6 +16,7 @@ from command_line import write_log
 from gloo_ranks import as_rank, on_ranks
 from tools import needs
 from torch import Tensor, nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.planner.plans_on_ranks import Size, cluster, training_bytes
 from benchmarks.planner.plans_on_ranks import job as large_job
@@ -28,6 +29,7 @@ from trials.cluster.load import load_cluster
 from trials.data.cache import PreparedLog
 from trials.data.loader import Batch, train_batches
 from trials.data.prepare.prepare_log import prepare
+from trials.distributed.tensor_parallel import DATA, STAGES, TENSOR, model_mesh
 from trials.job import Job
 from trials.planner.pricing import pricing_of
 from trials.ranks import Ranks
@@ -296,3 +298,20 @@ def test_a_training_goes_on_under_another_degree(of_ranks: dict[int, dict[str, A
 
 if __name__ == "__main__":
     as_rank(on_a_rank)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "rank", "data", "tensor", "stages"),
+    [(2, 0, [0, 2], [0, 1], [0, 4]), (2, 5, [5, 7], [4, 5], [1, 5]), (1, 5, [1, 3, 5, 7], [4, 5], [5])],
+)
+def test_tensor_ranks_are_neighbours_and_stages_far_apart(
+    pipeline: int, rank: int, data: list[int], tensor: list[int], stages: list[int]
+) -> None:
+    """A host has a tensor group, which sends most; stages are on other hosts, since they send least."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=8)
+    try:
+        mesh = model_mesh(8, 2, "cpu", pipeline)
+        groups = [dist.get_process_group_ranks(mesh.get_group(name)) for name in (DATA, TENSOR, STAGES)]
+    finally:
+        dist.destroy_process_group()
+    assert groups == [data, tensor, stages]

@@ -35,6 +35,14 @@ def test_trials_without_a_result_are_left_out() -> None:
     assert [t.number for t in pareto_front(trials)] == [0]
 
 
+def test_scores_on_test_decide_nothing() -> None:
+    lower_on_test = trial(1, 0.9, 10)
+    quality = lower_on_test.result.validation
+    assert quality is not None
+    lower_on_test = lower_on_test.with_result(test=quality.replace(ne=0.1))
+    assert [t.number for t in pareto_front([trial(0, 0.8, 10), lower_on_test])] == [0]
+
+
 def test_the_knee_is_where_the_front_bends() -> None:
     front = pareto_front(
         [trial(0, 0.90, 1e4), trial(1, 0.81, 2e4), trial(2, 0.805, 1e5), trial(3, 0.80, 1e6)]

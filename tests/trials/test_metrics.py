@@ -53,6 +53,11 @@ def test_the_base_rate_has_ne_one() -> None:
     assert metrics.calibration == pytest.approx(1.0)
 
 
+def test_calibration_is_predicted_over_clicked() -> None:
+    label, weight = np.array([1.0, 0.0, 0.0]), np.array([1.0, 1.0, 2.0])
+    assert evaluate_predictions(np.full(3, 0.5), label, weight).calibration == pytest.approx(2.0)
+
+
 def test_certain_mistakes_stay_finite() -> None:
     label = np.array([0.0, 1.0, 1.0])
     assert np.isfinite(log_loss(np.array([1.0, 0.0, 1.0]), label, np.ones(3)))

@@ -45,6 +45,7 @@ def test_a_start_point_is_taken_once() -> None:
     assert next_point(points, []) == {"depth": 2}
     assert next_point(points, done) == {"depth": 1}
     assert next_point(points[:1], done) == {}
+    assert next_point([done[0].point, *points], done) == {"depth": 1}
 
 
 def test_a_study_of_another_log_begins_with_what_won(dhen_search: Run, study: Path, tmp_path: Path) -> None:

@@ -200,6 +200,20 @@ def test_a_trial_ends_as_its_processes_say_and_is_recorded_and_told_once(
     assert study.state.trials[0].result == trial.result
 
 
+def test_the_ledger_has_each_change_before_anybody_is_told(tmp_path: Path) -> None:
+    study = Study(tmp_path, runs([evaluated(10, 0.9), trained(0.9)]))
+    told_before: list[Outcome] = []
+
+    def before(record: TrialRecord) -> None:
+        if record in study.proposals.told or study.state.trials.get(record.number) == record:
+            told_before.append(record.result.outcome)
+
+    study.ledger.before = before
+    study.train(job())
+    assert told_before == []
+    assert study.ends == [(0, Outcome.COMPLETED)]
+
+
 def test_a_trial_that_is_given_up_has_one_attempt_and_its_processes_are_ended(tmp_path: Path) -> None:
     def rule(record: TrialRecord, trials: Any) -> Stop | None:
         return Stop("hopeless", 0.8) if len(record.result.curve) == 2 else None

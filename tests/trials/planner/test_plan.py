@@ -17,11 +17,13 @@ from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster
+from trials.cluster.quantity import byte_words
 from trials.job import TrainingConfig
 from trials.planner.device_constants import ALLOCATOR_RESERVE_BYTES, LEAST_RESERVE_BYTES
 from trials.planner.options import PlanOptions
 from trials.planner.plan import Plan, plan
 from trials.planner.pricing import Pricing
+from trials.planner.sentences import PARTS
 from trials.strategy import FULLY_SHARDED, Strategy, named
 
 SCHEMA = FeatureSchema(
@@ -205,6 +207,8 @@ def test_reasons_name_the_bytes_and_what_takes_most() -> None:
     assert not dp.fits
     assert dp.reason.startswith("dp needs ")
     assert "more than there is" in dp.reason
+    largest = max(PARTS, key=lambda part: getattr(dp.memory, part))
+    assert f": {byte_words(getattr(dp.memory, largest))} are {PARTS[largest]}" in dp.reason
     assert found.best is not None
     assert found.chosen is not None
     assert found.best.reason.startswith(f"{found.chosen.name} needs ")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 import pytest
 import torch
 from command_line import write_log
@@ -10,9 +13,10 @@ from torch import Tensor
 from dhen.batch import FeatureBatch
 from trials.data.cache import PreparedLog, Split
 from trials.data.prepare.prepare_log import prepare
+from trials.data.roles.infer import infer_schema
 from trials.events import Event, Progress
 from trials.ranks import DataPart
-from trials.training.evaluation import _logits
+from trials.training.evaluation import _logits, logit_metrics
 from trials.training.progressive import Pulse
 
 
@@ -43,6 +47,18 @@ def test_every_rank_has_as_many_passes(split: Split, ranks: int, batch_size: int
     assert len({len(passes) for passes in sizes}) == 1
     assert max(map(max, sizes)) <= max(batch_size, 2 if batch_size == 1 and ranks > 1 else 1)
     assert torch.equal(torch.cat(numbers), torch.from_numpy(split.numeric[:, 0].copy()))
+
+
+def test_predictions_are_those_of_the_log_before_down_sampling(split: Split, tmp_path: Path) -> None:
+    path = write_log(tmp_path / "log.csv", 690)
+    sampled = prepare(
+        [path], out=tmp_path / "log", schema=infer_schema([path]).replace(negative_sampling_rate=0.25)
+    )
+    p, label = 0.25 / (0.25 + 0.75 / 0.25), sampled.split("validation").labels  # of a logit of log(1 / 3)
+    logit_N = torch.full((len(label),), -math.log(3.0))
+    clicks = label.sum() / (label.sum() + 4 * (1 - label).sum())
+    found = logit_metrics(logit_N, sampled.split("validation"), sampled)
+    assert found.calibration == pytest.approx(p / clicks, rel=1e-5)
 
 
 def test_going_through_periods_says_that_it_goes_on() -> None:

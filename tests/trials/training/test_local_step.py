@@ -23,6 +23,7 @@ from trials.job import TrainingConfig
 from trials.optim.master_weights import MasterWeights, compute_in, dense_parameters
 from trials.optim.rowwise_adagrad import RowWiseAdagrad
 from trials.training import local_step
+from trials.training.learning_rates import rate_factors
 from trials.training.local_step import TrainStep
 
 ROWS = 24
@@ -163,6 +164,12 @@ def test_the_tables_rate_is_not_warmed_up() -> None:
     step(batches(1)[0])
     changed = [name for name, weight in step.weights().items() if not torch.equal(weight, before[name])]
     assert changed == ["features.tables.weight"]
+
+
+def test_a_warm_up_is_of_the_dense_part_alone() -> None:
+    warm = config().replace(warmup_examples=4 * ROWS, batch_size=ROWS)
+    assert rate_factors(warm, ROWS, 0.5, 100 * ROWS) == pytest.approx((0.5 * 2 / 4, 0.5))
+    assert rate_factors(warm, 4 * ROWS, 0.5, 100 * ROWS) == (0.5, 0.5)
 
 
 def test_a_warm_up_ends_before_the_training_does() -> None:
