@@ -71,7 +71,7 @@ CONSTANTS = {
     "OVERLAP_SLOWDOWN": ("time.step_time",),
     "KERNEL_SECONDS": ("time.step_time",),
     "LAUNCH_SECONDS": ("time.compute_time",),
-    "HOST_STEP_SECONDS": ("time.compute_time",),
+    "HOST_STEP_SECONDS": ("time.step_time",),
     "COLLECTIVE_SECONDS": ("collectives", "time.step_time"),
     "BUCKET_LATENCY_SHARE": ("collectives",),
     "UPDATE_MASTERS": ("time.step_time",),
