@@ -27,7 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DHEN_SEARCH_CACHE", str(root))
     monkeypatch.setenv(LIMIT, "4kB")
     monkeypatch.setattr(user_cache, "_HELD", {})
-    files = ("part-costs/a.json", DEMO, "one/manifest.json", "copies/two/x.csv", "three.6.a+b/x.npy")
+    files = ("step-times/a.json", DEMO, "one/manifest.json", "copies/two/x.csv", "three/manifest.json")
     for age, name in zip((500, 400, 300, 200, 100), files, strict=True):
         path = root / name
         path.parent.mkdir(parents=True)
@@ -43,11 +43,11 @@ def names(cache: Path) -> list[str]:
 def test_what_was_unused_the_longest_goes_when_something_new_comes(cache: Path) -> None:
     make_room(cache / "new", 0)
     make_room(cache.parent / "elsewhere", 5 * KB)
-    assert names(cache) == [DEMO, "one", "copies/two", "three.6.a+b"]
+    assert names(cache) == [DEMO, "one", "copies/two", "three"]
     with built(cache / "new", 2 * KB) as folder:
         (folder / "x.npy").write_bytes(bytes(2 * KB))
-    assert sorted(os.listdir(cache)) == ["copies", "demo", "new", "part-costs", "three.6.a+b"]
-    assert names(cache) == ["copies/two", "three.6.a+b"]
+    assert sorted(os.listdir(cache)) == ["copies", "demo", "new", "step-times", "three"]
+    assert names(cache) == ["copies/two", "three"]
 
 
 def test_what_a_process_uses_stays_and_is_the_newest(cache: Path) -> None:
