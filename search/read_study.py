@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -164,26 +164,24 @@ def _read(
 ) -> StudyRecord:
     """The study in a database; its running trials go on where `running`, or where that is not known (None) and the
     study is not finished."""
-    ledger = Ledger(url, name, create=False)  # for reading alone: nothing is created
-    facts = ledger.facts() or {}
-    head, noted_at = facts.get(HEAD), math.inf
-    trials = ledger.trials(brief=brief)
-    if head is None or (not trials and not or_empty):
-        ledger.close()
-        raise not_begun(directory or name)
-    with ledger.database.record_errors():
-        record = StudyRecord.model_validate(head).replace(
-            created_at=facts.get("created"),
-            comparisons=ledger.comparisons(),
-            ablations=ledger.analyses.ablations(),
-            slices=ledger.analyses.slices(),
-        )
-        noted_at = float(facts.get(NOTED_AT, math.inf))
+    with closing(Ledger(url, name, create=False)) as ledger:  # for reading alone: nothing is created
+        facts = ledger.facts() or {}
+        head, trials = facts.get(HEAD), ledger.trials(brief=brief)
+        if head is None or (not trials and not or_empty):
+            raise not_begun(directory or name)
+        with ledger.database.record_errors():
+            record = StudyRecord.model_validate(head).replace(
+                created_at=facts.get("created"),
+                comparisons=ledger.comparisons(),
+                ablations=ledger.analyses.ablations(),
+                slices=ledger.analyses.slices(),
+            )
+            noted_at = float(facts.get(NOTED_AT, math.inf))
+        retrainings = ledger.retrainings()
     running = not record.finished if running is None else running
     record = record.replace(running=running)
     trials = [_as_it_is(directory, trial, running=running) for trial in trials]
-    retrainings = [trial if running else cut_short(trial) for trial in ledger.retrainings()]
-    ledger.close()
+    retrainings = [trial if running else cut_short(trial) for trial in retrainings]
     if directory is not None:
         record = record.replace(directory=str(directory))
     if not running or record.finished:

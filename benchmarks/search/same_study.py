@@ -7,9 +7,8 @@ For a change of the code that should change no result. Three small logs are writ
 checkout searches on them, and plans a configuration for the shipped clusters. What it prints as JSON is compared
 field by field. There is a line for each difference, and the exit code is 1 if there is any.
 
-Each checkout has a user cache of its own, empty but for what parts of models take on this CPU. That is the user's,
-or it is measured by the first checkout and copied, so that both choose by the same seconds. On two cores both take
-some minutes. With `--keep` the results of the first serve further comparisons in its place.
+Each checkout begins with an empty user cache. On two cores both take some minutes. `--keep` keeps the results, and
+later comparisons can take them in place of a checkout.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import json
 import math
 import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -49,9 +47,11 @@ LEFT_OUT = (
     "*.attempts.measured_*",
     "*.rows.measured_peak_bytes",
     "*/run.sentences",
+    "plain/*step_seconds*",
 )
 """Fields that are not compared, as patterns of LOG/FIELD: what a clock or the system has measured, and sentences,
-whose numbers are compared as fields. Fields that are taken away on purpose are added here."""
+whose numbers are compared as fields. `plain` trains on this machine, so its predicted seconds follow a clock too.
+Fields that are taken away on purpose are added here."""
 
 RESULTS = "results.json"
 CLUSTERS = ("a100-80gb", "h100", "h200", "rtx-4090", "zionex")
@@ -118,16 +118,13 @@ class Checkout:
 
     Args:
         directory: of the code.
-        folder: where commands work, and their user cache lies.
-        costs: a user cache, of which what parts of models take is copied.
+        folder: in which commands run, with a user cache of its own.
     """
 
-    def __init__(self, directory: Path, folder: Path, costs: Path) -> None:
+    def __init__(self, directory: Path, folder: Path) -> None:
         self.directory, self.folder = directory.resolve(), folder.resolve()
         cache = self.folder / "cache"
         cache.mkdir(parents=True)
-        for measured in costs.glob("*-costs"):
-            shutil.copytree(measured, cache / measured.name)
         ours = ("DHEN_SEARCH_", "MLFLOW_", "PYTHON")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         self.environment = kept | {"DHEN_SEARCH_CACHE": str(cache), "PYTHONPATH": str(self.directory)}
@@ -163,23 +160,20 @@ class Checkout:
         return said
 
 
-def run(
-    directory: Path, folder: Path, logs: list[Path], trials: int, *, costs: Path, renamed: dict[str, str]
-) -> Results:
+def run(directory: Path, folder: Path, logs: list[Path], trials: int, *, renamed: dict[str, str]) -> Results:
     """All that a checkout finds and plans, also kept in a file; that of an earlier comparison is read.
 
     Args:
         directory: of the checkout, or the folder that an earlier comparison kept for one.
-        folder: where it works.
-        logs: of the studies that are named as they are.
+        folder: in which its commands run.
+        logs: files, each named as its study is.
         trials: candidates of each study.
-        costs: a user cache, of which what parts of models take is copied.
         renamed: names of a study's keys, where they are not those of this script.
     """
     if (directory / RESULTS).exists():
         kept: Results = json.loads((directory / RESULTS).read_text())
         return kept
-    checkout = Checkout(directory, folder, costs)
+    checkout = Checkout(directory, folder)
     results = Results(
         settings={"words": [*WORDS, f"trials={trials}"], "studies": [*map(list, STUDIES.values())]}
     )
@@ -249,11 +243,8 @@ def main() -> None:
         logs = [folder.resolve() / f"{name}.csv" for name in arguments.logs]
         for log in logs:
             write_log(log, log.stem, arguments.rows)
-        costs = Path(os.environ.get("DHEN_SEARCH_CACHE", Path.home() / ".cache" / "dhen-search"))
-        old = run(arguments.old, folder / "old", logs, arguments.trials, costs=costs, renamed={})
-        reused = (arguments.old / RESULTS).exists()
-        costs = (arguments.old if reused else folder / "old") / "cache"
-        new = run(arguments.new, folder / "new", logs, arguments.trials, costs=costs, renamed=RENAMED)
+        old = run(arguments.old, folder / "old", logs, arguments.trials, renamed={})
+        new = run(arguments.new, folder / "new", logs, arguments.trials, renamed=RENAMED)
     lines = list(differences(old, new, RENAMED))
     for line in lines:
         print(line)

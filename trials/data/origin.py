@@ -35,7 +35,8 @@ class JoinedArray:
             second: the later rows.
             added: what is added to the values of `second`, for offsets that go on counting.
         """
-        self._parts, self._added = (first, second), added
+        self._first, self._second, self._border = first, second, len(first)
+        self._added = first.dtype.type(added)
         self.dtype = first.dtype
         self.shape: tuple[int, ...] = (len(first) + len(second), *first.shape[1:])
         self.nbytes = first.nbytes + second.nbytes
@@ -45,27 +46,26 @@ class JoinedArray:
 
     def __getitem__(self, key: Any) -> Any:
         rows, *columns = key if isinstance(key, tuple) else (key,)
-        (first, second), border = self._parts, len(self._parts[0])
         if not isinstance(rows, slice):
             return self.take(rows)
         start, stop, step = rows.indices(len(self))
         assert step == 1
-        if stop <= border:
-            return first[(slice(start, stop), *columns)]
-        later = second[(slice(max(start - border, 0), stop - border), *columns)] + self.dtype.type(
-            self._added
-        )
-        return later if start >= border else np.concatenate([first[(slice(start, border), *columns)], later])
+        if stop <= self._border:
+            return self._first[(slice(start, stop), *columns)]
+        later = slice(max(start - self._border, 0), stop - self._border)
+        of_second = self._second[(later, *columns)] + self._added
+        if start >= self._border:
+            return of_second
+        return np.concatenate([self._first[(slice(start, self._border), *columns)], of_second])
 
     def take(self, rows: Any, axis: int = 0, out: None = None, mode: str = "raise") -> NDArray[Any]:
         """Returns the given rows, in the order given; `np.take` calls this with its own arguments."""
         assert (axis, out, mode) == (0, None, "raise")
         rows = np.asarray(rows)
-        (first, second), border = self._parts, len(self._parts[0])
+        is_later = rows >= self._border
         taken = np.empty((*rows.shape, *self.shape[1:]), self.dtype)
-        is_later = rows >= border
-        taken[~is_later] = first[rows[~is_later]]
-        taken[is_later] = second[rows[is_later] - border] + self.dtype.type(self._added)
+        taken[~is_later] = self._first[rows[~is_later]]
+        taken[is_later] = self._second[rows[is_later] - self._border] + self._added
         return taken
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:

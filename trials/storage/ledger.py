@@ -190,7 +190,7 @@ class Ledger:
             its = (TRIALS.c.study == self.study) & TRIALS.c.number.in_(numbers)
             trials = tuple(map(lost, read_trials(connection, its).values())) if numbers else ()
             for trial in trials:
-                self.write(connection, trial, revision)
+                self._write(connection, trial, revision)
         return trials
 
     @patient
@@ -209,12 +209,6 @@ class Ledger:
             return list(read_trials(connection, running).values())
 
     @patient
-    def numbers(self) -> set[int]:
-        """Returns the numbers of all trials."""
-        with self.database.transaction() as connection:
-            return set(connection.scalars(sa.select(TRIALS.c.number).where(TRIALS.c.study == self.study)))
-
-    @patient
     def save(self, record: TrialRecord) -> None:
         """Writes a trial, new or changed."""
         with self.database.transaction() as connection:
@@ -224,7 +218,7 @@ class Ledger:
                 self.leases.hold(connection, record.number, running=running)
                 revision = self._next_revision(connection)
                 self._own_revisions.add(revision)
-            written = self.write(connection, record, revision)
+            written = self._write(connection, record, revision)
         # only once committed: what a failed transaction wrote is not there
         self._written |= written
 
@@ -244,7 +238,7 @@ class Ledger:
         query = its.values(revision=STUDIES.c.revision + 1).returning(STUDIES.c.revision)
         return int(connection.scalar(query) or 0)
 
-    def write(self, connection: sa.Connection, record: TrialRecord, revision: int = 0) -> set[str]:
+    def _write(self, connection: sa.Connection, record: TrialRecord, revision: int = 0) -> set[str]:
         """Writes a trial within a transaction of the caller's; returns the ids of the job and the plan that are
         now there."""
         if record.job.fingerprint:

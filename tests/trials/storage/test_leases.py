@@ -162,10 +162,10 @@ def test_a_driver_waits_for_its_server_as_long_as_it_is_told(
 
     monkeypatch.setattr(ledger.database, "transaction", away)
     with pytest.raises(ServerGoneError):
-        ledger.numbers()
+        ledger.trials()
     tries[0] = 0
     ledger.database.patience_seconds = 60.0
-    assert ledger.numbers() == set()
+    assert ledger.trials() == []
     assert tries == [4]
     assert [sentence.split(",")[0] for sentence in said] == [
         "waits for the database",
