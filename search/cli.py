@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from difflib import get_close_matches
 from types import FrameType
 from typing import Any
 
@@ -159,22 +160,33 @@ def main(arguments: list[str] | None = None) -> Any:
         fail(f"{where}{error.strerror}. {REMEDIES[error.errno]}; what was finished is safe.")
 
 
+ALIKE = 0.8
+"""How alike a mistyped setting is to the one that is offered, by `difflib`: `trails` is to `trials`, and `rows`
+isn't to `grow`."""
+
+
 def _say_setting(error: click.NoSuchOption, arguments: list[str]) -> None:
     """Prints how the verb takes a setting that was given as an option: `trials=5` for `--trials 5`."""
     from search.config import StudyConfig
     from search.log_config import DemoConfig
 
-    takes_settings = error.ctx and any("=value" in (one.metavar or "") for one in error.ctx.command.params)
-    key = error.option_name.lstrip("-").replace("-", "_")
-    if takes_settings and key.partition(".")[0] in {
-        "model",
-        *StudyConfig.model_fields,
-        *DemoConfig.model_fields,
-    }:
+    if error.ctx is None:
+        return
+    metavars = [one.metavar or "" for one in error.ctx.command.params]
+    if any("csv.KEY=value" in metavar for metavar in metavars):
+        keys = ["csv"]
+    elif any("key=value" in metavar for metavar in metavars):
+        keys = [*(DemoConfig if error.ctx.info_name == "demo" else StudyConfig).model_fields, "model"]
+    else:
+        return
+    key, dot, below = error.option_name.lstrip("-").replace("-", "_").partition(".")
+    options = {one.name for one in error.ctx.command.params}
+    if nearest := get_close_matches(key, [one for one in keys if one not in options], 1, ALIKE):
         # the value follows the option, or stands in its own word
         after = "\n".join(arguments).partition(error.option_name)[2].lstrip("=\n")
         value = after.split("\n")[0]
-        click.echo(f"dhen-search: settings have no dashes; write {key}={value or 'VALUE'}", err=True)
+        setting = f"{nearest[0]}{dot}{below}={value or 'VALUE'}"
+        click.echo(f"dhen-search: settings have no dashes; write {setting}", err=True)
 
 
 def _open_missing_streams() -> None:

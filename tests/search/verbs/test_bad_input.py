@@ -115,6 +115,13 @@ from trials.record import Outcome, TrialKind
         ),
         (("run", "--dta", "x"), "No such option"),
         (("run", "--trials", "5"), "write trials=5"),
+        (
+            (
+                "run",
+                "--trails=5",
+            ),
+            "write trials=5",
+        ),
         (("run", "--data", "{log}", "--training.epochs=2"), "write training.epochs=2"),
         (("train", "dcn_v2", "--data", "{log}", "--out", "b", "--seed"), "write seed=VALUE"),
         (("demo", "--out", "log.csv", "--rows", "5"), "write rows=5"),
@@ -127,6 +134,13 @@ def test_the_message_says_what_would_work(
 ) -> None:
     filled = [word.format(log=click_log) for word in words]
     assert says in dhen_search(*filled, code=2, cwd=tmp_path).stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("run", "--dta", "x"), ("run", "--rows", "3"), ("predict", "b", "--rows", "3")]
+)
+def test_a_setting_that_the_verb_has_not_is_not_offered(dhen_search: Run, words: tuple[str, ...]) -> None:
+    assert "settings have no dashes" not in dhen_search(*words, code=2).stderr
 
 
 @pytest.mark.parametrize(
