@@ -45,8 +45,8 @@ class StudyConfig(LogConfig):
     """Sampler that proposes candidates: ranker, tpe, nsga2, gp (TPE takes over after 200 candidates), random, or
     auto, which is ranker."""
     stopping: str = "auto"
-    """Rule that ends candidates early: curve (those that can no longer reach the front), rungs (successive
-    halving among candidates of similar FLOPs; what is stopped may go on later), none, or auto, which is none."""
+    """Rule that ends candidates early: curve (those that can no longer reach the front), none, or auto, which is
+    none."""
     trials: Annotated[int, Field(gt=0)] | Literal["auto"] | None = "auto"
     """Number of candidates; the baseline's own trials come on top. Null: the search ends when its share of
     `minutes` is over, by `search_until`, or after 100 proposals in a row that needed no training. Auto: null where
@@ -263,6 +263,15 @@ class StudyConfig(LogConfig):
             if data[key] != default:
                 raise ValueError(f"the key {key!r} was removed: {decides}")
         return {key: value for key, value in data.items() if key not in REMOVED}
+
+    @field_validator("stopping")
+    @classmethod
+    def _rungs_are_gone(cls, value: str) -> str:
+        if value == "rungs":
+            raise ValueError(
+                "the rule 'rungs' was removed: curve ends candidates early, none and auto train all to their end"
+            )
+        return value
 
     @model_validator(mode="after")
     def _servers_are_wanted(self) -> StudyConfig:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from search.cli import main
 
 ROOT = Path(__file__).parents[1]
 COMMAND = Path(sys.executable).parent / "dhen-search"
+EARLY_CHECKPOINTS = (sys.executable, str(Path(__file__).with_name("early_checkpoints.py")))
+"""The command, with a checkpoint after each evaluation."""
 TIMEOUT_SECONDS = 300
 TRAINED, LATER = 3000, 6600
 """Numbers of the earlier rows of two logs, and of all rows of both."""
@@ -94,10 +96,16 @@ def check_json(verb: str, printed: str) -> None:
     assert json.loads(shape.dump_json(value)) == json.loads(printed)
 
 
-def start(log: Path, out: Path, environment: dict[str, str], *words: str) -> subprocess.Popen[str]:
+def start(
+    log: Path,
+    out: Path,
+    environment: dict[str, str],
+    *words: str,
+    command: Sequence[str] = (str(COMMAND),),
+) -> subprocess.Popen[str]:
     """A small study that goes on by itself, in a session of its own; `words` come after the small settings."""
     return subprocess.Popen(
-        [str(COMMAND), "run", "--data", str(log), "--out", str(out), *SMALL, *words],
+        [*command, "run", "--data", str(log), "--out", str(out), *SMALL, *words],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -340,8 +340,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "a sampler is told twice",
         "search/study/trial_runner.py",
-        "            self._decisions.tell(record)\n        gone_on",
-        "            self._decisions.tell(record)\n            self._decisions.tell(record)\n        gone_on",
+        "            self._decisions.tell(record)\n        self._know",
+        "            self._decisions.tell(record)\n            self._decisions.tell(record)\n        self._know",
         (
             "tests/search/study/test_trial_runner.py::"
             "test_a_trial_ends_as_its_processes_say_and_is_recorded_and_told_once"
@@ -372,11 +372,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
-        "a stopping rule keeps more than the best third",
-        "search/stopping/rungs.py",
-        "return len(ahead) < math.ceil((compared + 1) / REDUCTION)",
-        "return len(ahead) < math.ceil((compared + 1) / 2)",
-        "tests/search/stopping/test_stopping.py::test_rungs_keep_the_best_third_of_like_flops",
+        "a stopping rule gives up what may still come to the front",
+        "search/stopping/learning_curve.py",
+        "if not rival_ne <= expected.low:",
+        "if not rival_ne <= expected.ne:",
+        (
+            "tests/search/stopping/test_stopping.py::"
+            "test_curves_on_a_clean_set_stop_the_dominated_and_no_other"
+        ),
     ),
     Mutation(
         "averages are valued by the sum of their members' probabilities",

@@ -4,7 +4,7 @@
         a made-up function
     python -m benchmarks.search.samplers_on_surrogate table.json --out found.jsonl
         a surrogate of really trained candidates
-    python -m benchmarks.search.samplers_on_surrogate table.json --samplers random tpe tpe+curve tpe+rungs
+    python -m benchmarks.search.samplers_on_surrogate table.json --samplers random tpe tpe+curve
         without and with a stopping rule
     python -m benchmarks.search.samplers_on_surrogate table.json --fits 0.5
         half of the space does not fit in memory
@@ -47,7 +47,7 @@ from search.samplers.static_cost import CandidatePricer, PricedCandidate
 from search.stopping import NONE, RULES
 from search.stopping.base import first_stop
 from spaces.space import Candidate
-from trials.record import Attempt, Origin, Outcome, TrialKind, TrialRecord
+from trials.record import Origin, Outcome, TrialKind, TrialRecord
 
 POINTS_FOR_LIMIT = 400
 MARKS = (50, 100, 200)
@@ -116,12 +116,10 @@ class Run:
         self.noise = random.Random(f"noise {repeat}")
         self.setting = setting
         self.records: dict[int, TrialRecord] = {}
-        self.whole: dict[int, tuple[TrialRecord, float]] = {}
-        """Candidates as they are at their end, and the seconds to it."""
         self.front: list[tuple[float, float, float]] = []
         """log10 FLOPs, NE as measured, NE as expected."""
         self.trace: dict[str, list[float]] = {"hypervolume": [], "ne": [], "seconds": []}
-        """The values after each candidate, with those that went on before the next one."""
+        """The values after each candidate."""
         self.asking = 0.0
 
     def all(self) -> dict[str, Any]:
@@ -136,11 +134,7 @@ class Run:
         return {"trace": self.trace, "ask_seconds": self.asking / self.setting.trials}
 
     def _next(self) -> TrialRecord | None:
-        """A stopped candidate that goes on, else a new one; None once there are as many as wanted."""
-        go_on = self.rule.going_on if self.rule is not None else None
-        stopped = go_on(list(self.records.values())) if go_on is not None else None
-        if stopped is not None:
-            return stopped.with_result(outcome=Outcome.RUNNING)
+        """A new candidate; None once there are as many as wanted."""
         number = len(self.records)
         if number == self.setting.trials:
             return None
@@ -152,58 +146,36 @@ class Run:
         )
 
     def _end(self, record: TrialRecord) -> None:
-        new, seconds = not record.attempts, 0.0
-        if new:
-            priced = self.pricer.price(record.point)
-            fits = False
-            if priced is not None:
-                excess = priced.parameters / self.limit - 1.0
-                record = record.with_job(fingerprint=priced.fingerprint, flops=priced.flops)
-                record, fits = record.with_plan(memory_excess=excess), excess <= 0
-            if not fits:
-                record = record.with_result(outcome=Outcome.INFEASIBLE)
-            elif priced is not None:
-                self.whole[record.number] = self._whole(record, priced)
-        if record.number in self.whole:
-            record, seconds = self._trained(record)
+        priced, seconds, fits = self.pricer.price(record.point), 0.0, False
+        if priced is not None:
+            excess = priced.parameters / self.limit - 1.0
+            record = record.with_job(fingerprint=priced.fingerprint, flops=priced.flops)
+            record, fits = record.with_plan(memory_excess=excess), excess <= 0
+        if not fits:
+            record = record.with_result(outcome=Outcome.INFEASIBLE)
+        elif priced is not None:
+            record, seconds = self._trained(record, priced)
         self.records[record.number] = record
         self.proposals.tell(record)
-        self._trace(seconds, new=new)
+        self._trace(seconds)
 
-    def _whole(self, record: TrialRecord, priced: PricedCandidate) -> tuple[TrialRecord, float]:
-        ne = self.answers.measured(priced, self.noise)
+    def _trained(self, record: TrialRecord, priced: PricedCandidate) -> tuple[TrialRecord, float]:
+        """The candidate with its result, and the seconds that it took; at its last evaluation a training has
+        ended."""
+        ne, seconds = self.answers.measured(priced, self.noise), self.answers.seconds(priced)
         curve = self.answers.curve(priced, ne)
-        whole = record.with_result(outcome=Outcome.COMPLETED, validation=metrics(ne), curve=curve)
-        return whole, self.answers.seconds(priced)
-
-    def _trained(self, record: TrialRecord) -> tuple[TrialRecord, float]:
-        """The candidate with its result, and the seconds that this attempt took; at its last evaluation a training
-        has ended."""
-        whole, seconds = self.whole[record.number]
-        curve, had = whole.result.curve, len(record.result.curve)
-        share = curve[had - 1].examples / curve[-1].examples if had else 0.0
         training = record.with_result(outcome=Outcome.RUNNING, curve=curve[:-1])
         others = list(self.records.values())
-        stopped = first_stop(self.rule, training, had, others) if self.rule is not None else None
+        stopped = first_stop(self.rule, training, 0, others) if self.rule is not None else None
         if stopped is not None:
-            attempt = Attempt(
-                strategy="dp",
-                outcome=Outcome.STOPPED,
-                predicted_bytes=None,
-                evaluations=len(stopped.result.curve),
-            )
-            stopped = stopped.replace(attempts=(*stopped.attempts, attempt))
-            return stopped, seconds * (stopped.result.curve[-1].examples / curve[-1].examples - share)
-        priced = self.pricer.price(record.point)
-        assert priced is not None
-        assert whole.result.validation is not None
-        self.front.append((math.log10(priced.flops), whole.result.validation.ne, self.answers.ne(priced)))
-        return record.replace(result=whole.result), seconds * (1.0 - share)
+            return stopped, seconds * stopped.result.curve[-1].examples / curve[-1].examples
+        self.front.append((math.log10(priced.flops), ne, self.answers.ne(priced)))
+        return record.with_result(outcome=Outcome.COMPLETED, validation=metrics(ne), curve=curve), seconds
 
     def _fits(self, candidate: Candidate) -> bool:
         return dense_parameters(model_cost(candidate.model, self.answers.features)) <= self.limit
 
-    def _trace(self, seconds: float, *, new: bool) -> None:
+    def _trace(self, seconds: float) -> None:
         front: list[tuple[float, float, float]] = []
         for each in sorted(self.front):
             if not front or each[1] < front[-1][1]:
@@ -211,9 +183,6 @@ class Run:
         self.front = front
         found = [(log_flops, expected) for log_flops, _measured, expected in front]
         before = self.trace["seconds"][-1] if self.trace["seconds"] else 0.0
-        if not new:
-            for values in self.trace.values():
-                values.pop()
         self.trace["hypervolume"].append(1e3 * hypervolume(found, self.answers.reference))
         self.trace["ne"].append(front[-1][2] if front else 1.0)
         self.trace["seconds"].append(before + seconds)

@@ -29,7 +29,7 @@ from benchmarks.shared.surrogate import curve_of, metrics
 from search.pareto import pareto_front
 from search.samplers.ranker.acquisition import hypervolume
 from search.stopping import NONE, RULES
-from search.stopping.base import FEWEST, Rule, first_stop, like, went_on
+from search.stopping.base import FEWEST, Judge, first_stop, like, went_on
 from search.stopping.forecast import CONFIDENCE, forecast
 from trials.record import JobSummary, Outcome, Result, TrialKind, TrialRecord
 
@@ -69,14 +69,11 @@ def record(number: int, row: dict[str, Any]) -> TrialRecord:
     )
 
 
-def replay(rule: Rule | None, order: Sequence[TrialRecord]) -> Replay:
+def replay(rule: Judge | None, order: Sequence[TrialRecord]) -> Replay:
     """A study of these candidates, one at a time; at its last evaluation a training has ended."""
     trials: list[TrialRecord] = []
     for number, whole in enumerate(order):
-        trials.append(_trained(rule, whole.replace(number=number), 0, trials))
-        while rule is not None and rule.going_on is not None and (given_up := rule.going_on(trials)):
-            seen, position = len(given_up.result.curve), given_up.number
-            trials[position] = _trained(rule, order[position].replace(number=position), seen, trials)
+        trials.append(_trained(rule, whole.replace(number=number), trials))
     found, full = pareto_front(trials), pareto_front(order)
     kept = {trial.job.fingerprint for trial in found}
     stopped = {trial.job.fingerprint for trial in trials if trial.result.outcome is Outcome.STOPPED}
@@ -93,12 +90,10 @@ def replay(rule: Rule | None, order: Sequence[TrialRecord]) -> Replay:
     )
 
 
-def _trained(
-    rule: Rule | None, whole: TrialRecord, judged: int, trials: Sequence[TrialRecord]
-) -> TrialRecord:
-    """A candidate as a training ends that was judged at so many evaluations; at its last one it has ended."""
+def _trained(rule: Judge | None, whole: TrialRecord, trials: Sequence[TrialRecord]) -> TrialRecord:
+    """A candidate as its training ends; at its last evaluation it has ended."""
     training = whole.with_result(outcome=Outcome.RUNNING, curve=whole.result.curve[:-1])
-    given_up = first_stop(rule, training, judged, trials) if rule is not None else None
+    given_up = first_stop(rule, training, 0, trials) if rule is not None else None
     return given_up or whole
 
 
@@ -133,7 +128,7 @@ def below_bound(orders: Sequence[Sequence[TrialRecord]]) -> tuple[int, int]:
 
 def report(orders: Sequence[Sequence[TrialRecord]]) -> None:
     rows = []
-    rules: dict[str, Rule | None] = {NONE: None, **RULES}
+    rules: dict[str, Judge | None] = {NONE: None, **RULES}
     for name, rule in rules.items():
         replays = [replay(rule, order) for order in orders]
         rows.append(

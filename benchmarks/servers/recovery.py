@@ -118,7 +118,7 @@ def _recovered(
     training = TrainingConfig(epochs=PASSES, batch_size=256, patience=999, evaluate_every=4096)
     job = served_job(log, "light", TablesConfig(synchrony=synchrony), training)
     task = served_task(log, job, Strategy(servers=SERVERS), RANKS).replace(
-        progress_seconds=0.01, checkpoint_evaluations=True
+        progress_seconds=0.01, checkpoint_seconds=0.0
     )
     with tempfile.TemporaryDirectory() as folder:
         killer = Killer(Path(folder), processes, kills)

@@ -121,10 +121,6 @@ class Budget:
         """Whether no further candidate tunes one of the best architectures, after the search."""
         return self.spent or self.promotes or not self._still_to_tune() or not self.has_time_for_candidate()
 
-    def may_go_on(self) -> bool:
-        """Whether a candidate that was stopped may go on."""
-        return not self.spent and not self.promotes and self.has_time_for_candidate()
-
     def has_time_for_candidate(self, *, reserved: float = 0.0) -> bool:
         """Whether a candidate that begins now is expected to end within the search's time, less `reserved`
         seconds; the first one within all of the minutes, since without it nothing follows the search."""

@@ -39,16 +39,13 @@ class Trainer:
         threads: int | None = None,
         precision: Precision | None = None,
         execution: Execution | None = None,
-        checkpoint_evaluations: bool = False,
         ranks_at_once: int | None = None,
     ) -> None:
         """A trainer below `directory`; by default with as many threads as gain, and in the preferred precision.
 
-        With `checkpoint_evaluations` what is stopped at an evaluation can go on from there. `ranks_at_once` is the
-        largest number of ranks of all trials together, where trials differ in them.
+        `ranks_at_once` is the largest number of ranks of all trials together, where trials differ in them.
         """
         self.ranks_at_once = ranks_at_once
-        self._checkpoint_evaluations = checkpoint_evaluations
         self._launcher = launcher
         self._log = log
         self._directory = self._root = directory
@@ -98,7 +95,6 @@ class Trainer:
             start_from=str(start_from) if start_from else None,
             ends_at=None if seconds is None else time.time() + seconds,
             resume_from=str(folder / CHECKPOINTS),
-            checkpoint_evaluations=self._checkpoint_evaluations and record.kind is TrialKind.CANDIDATE,
         )
         LOG.info("%s %d: attempt %d as %s", _word(record), record.number, task.attempt, strategy.name)
         return Training(

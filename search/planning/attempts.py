@@ -121,13 +121,13 @@ class Execution(NamedTuple):
     def next_attempt(self, record: TrialRecord, job: Job) -> TrialRecord | None:
         """A trial as it begins its next attempt; None where the last one ended otherwise, or none is left.
 
-        A trial that was killed, or stopped early, goes on under the same strategy, one that ran out of memory
+        A trial that was killed goes on under the same strategy, one that ran out of memory
         under the next one up the ladder of its shape, and after the last one in the next shape in which a strategy
         fits. Where a technique is forced, that one keeps it, and recomputes more or has more micro-batches.
         """
         last = record.attempts[-1].outcome
         anew = record.replace(result=Result())
-        if last in (Outcome.INTERRUPTED, Outcome.STOPPED):
+        if last is Outcome.INTERRUPTED:
             return anew
         if self.cluster is None or last is not Outcome.OUT_OF_MEMORY:
             return None

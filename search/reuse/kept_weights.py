@@ -10,7 +10,7 @@ from search.reuse.warm_start import WarmStart
 from search.run_directory import CHECKPOINTS, folder_of, trial_folder
 from search.study_state import StudyState
 from trials.events import WEIGHTS, logits_file
-from trials.record import Outcome, TrialKind, TrialRecord
+from trials.record import TrialKind, TrialRecord
 
 
 class KeptWeights:
@@ -44,11 +44,10 @@ class KeptWeights:
 
     def keep(self, trial: TrialRecord) -> None:
         """Takes in a trial that has ended: fetches its weights, where it may be exported and another study
-        has them. One that was stopped may go on, so its checkpoint stays while the study searches."""
+        has them."""
         if trial.origin.reused_from_study is not None and trial in self._state.selection.kept:
             self.has(trial)  # now, before that study drops them or is deleted
-        if trial.result.outcome is not Outcome.STOPPED:
-            self._drop_checkpoint(trial)
+        shutil.rmtree(trial_folder(self._directory, trial.number) / CHECKPOINTS, ignore_errors=True)
         self.note(trial)
 
     def note(self, trial: TrialRecord) -> None:
@@ -56,17 +55,10 @@ class KeptWeights:
         self._with_weights.add(trial.number)
 
     def drop(self, running: Collection[int] | None = None) -> None:
-        """Drops weights that are not wanted any more, and checkpoints of what was stopped; in a search that goes
-        on, running trials and trials on all rows keep theirs."""
+        """Drops weights that are not wanted any more; in a search that goes on, running trials and trials on all
+        rows keep theirs."""
         promoted = self._state.promoted if running is not None else []
         kept = {trial.owner for trial in (*self._state.selection.kept, *promoted)}
-        if running is None:
-            for trial in self._state.candidates:
-                if trial.result.outcome is Outcome.STOPPED:
-                    self._drop_checkpoint(trial)
         for number in self._with_weights - kept - self._state.unfinished - set(running or ()):
             (trial_folder(self._directory, number) / WEIGHTS).unlink(missing_ok=True)
         self._with_weights = kept
-
-    def _drop_checkpoint(self, trial: TrialRecord) -> None:
-        shutil.rmtree(trial_folder(self._directory, trial.number) / CHECKPOINTS, ignore_errors=True)

@@ -118,7 +118,7 @@ class Proposals:
         self._context.records[record.number] = record
 
     def tell(self, record: TrialRecord) -> None:
-        """Takes in how a proposal stands: that it has ended, or goes on, as one that was stopped may."""
+        """Takes in how a proposal stands: that it has ended, or goes on."""
         self.note(record)
         state, values = self._result(record)
         optuna_trial = self._asked.get(record.number) or self._running(record.number)
@@ -163,9 +163,9 @@ class Proposals:
         return self._study.get_trials(deepcopy=False)[self._optuna_numbers[number]]
 
     def _replace(self) -> None:
-        """Puts proposals as they stand in the place of what Optuna has of them, where they were stopped, told so,
-        and went on: Optuna takes no second end of a trial, so its study is made anew, once for all of them. That
-        takes the longer the more trials there are."""
+        """Puts proposals as they stand in the place of what Optuna has of them, where they have ended otherwise:
+        Optuna takes no second end of a trial, so its study is made anew, once for all of them. That takes the
+        longer the more trials there are."""
         trials = self._study.get_trials(deepcopy=False)
         for number, record in self._replaced.items():
             trials[self._optuna_numbers[number]] = self._remembered(record)

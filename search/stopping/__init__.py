@@ -1,23 +1,19 @@
-"""Stopping rules by name: which candidate is given up, and which goes on after all. One file each; adding one is a
-file and an entry."""
+"""Stopping rules by name: which candidate is given up. One file each; adding one is a file and an entry."""
 
 from __future__ import annotations
 
 from dhen.errors import unknown_name
-from search.stopping import learning_curve, rungs
-from search.stopping.base import Rule
+from search.stopping import learning_curve
+from search.stopping.base import Judge
 
-RULES: dict[str, Rule] = {
-    "curve": Rule(learning_curve.judge),
-    "rungs": Rule(rungs.judge, rungs.going_on),
-}
+RULES: dict[str, Judge] = {"curve": learning_curve.judge}
 NONE = "none"
 """Instead of a rule: every candidate is trained to its end."""
 AUTO = NONE
 """The rule that `auto` means (docs/benchmarks/stopping.md has the comparison)."""
 
 
-def stopping_rule(name: str) -> Rule | None:
+def stopping_rule(name: str) -> Judge | None:
     """The rule of this name; None for `none`.
 
     Raises:

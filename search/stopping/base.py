@@ -30,32 +30,19 @@ class Stop:
 Judge = Callable[[TrialRecord, Sequence[TrialRecord]], Stop | None]
 """A function of a candidate whose curve ends at the milestone, and of all trials of the study; it returns None
 where the candidate goes on."""
-Continuation = Callable[[Sequence[TrialRecord]], TrialRecord | None]
-"""A function of all trials of the study; it returns the stopped candidate that goes on next, None where there is
-none."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A stopping rule."""
-
-    judge: Judge
-    going_on: Continuation | None = None
-    """Which stopped candidate goes on after all; None where what is stopped has ended for good."""
 
 
 def first_stop(
-    rule: Rule, record: TrialRecord, judged: int, trials: Sequence[TrialRecord]
+    judge: Judge, record: TrialRecord, judged: int, trials: Sequence[TrialRecord]
 ) -> TrialRecord | None:
     """The record as it ends at the first evaluation after `judged` ones where the rule stops it; else None.
 
     Evaluations are judged one by one, and what came after the one that decides is dropped: how many arrive
-    at once depends on the moment, and decisions must not. A candidate that goes on after it was stopped is not
-    judged once more where it was.
+    at once depends on the moment, and decisions must not.
     """
-    for seen in range(max(judged, _stopped_after(record)) + 1, len(record.result.curve) + 1):
+    for seen in range(judged + 1, len(record.result.curve) + 1):
         so_far = record.with_result(curve=record.result.curve[:seen])
-        stop = rule.judge(so_far, trials) if _can_be_judged(so_far) else None
+        stop = judge(so_far, trials) if _can_be_judged(so_far) else None
         if stop is not None:
             return so_far.with_result(
                 outcome=Outcome.STOPPED,
@@ -88,12 +75,6 @@ def best_ne(trial: TrialRecord, milestone: int) -> float:
     """Lowest NE of the evaluations up to the milestone; infinite where there is none."""
     values = trial.result.curve.ne[:milestone]
     return min((ne for ne in values if not math.isnan(ne)), default=math.inf)
-
-
-def _stopped_after(record: TrialRecord) -> int:
-    """Number of evaluations after which earlier attempts of a trial were stopped; 0 where none was."""
-    stopped = (attempt for attempt in record.attempts if attempt.outcome is Outcome.STOPPED)
-    return max((attempt.evaluations or 0 for attempt in stopped), default=0)
 
 
 def _best(curve: Curve) -> int:

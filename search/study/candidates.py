@@ -23,7 +23,6 @@ from search.proposals.outside import OutsideProposals
 from search.reuse.start_points import next_point
 from search.reuse.warm_start import WarmStart
 from search.samplers.ask_tell import Proposals
-from search.stopping.base import Continuation
 from search.study.baseline import Baseline
 from search.study.retune import Architecture, best_architectures, least_tuned
 from search.study_state import StudyState
@@ -74,9 +73,7 @@ class CandidateSource:
         starts: Sequence[Point],
         growth: Growth,
         outside: OutsideProposals | None = None,
-        going_on: Continuation | None = None,
     ) -> None:
-        self._next_going_on = going_on
         self._config, self._space, self._baseline = config, space, baseline
         self._state, self._budget, self._proposals = state, budget, proposals
         self._admission, self._job_of, self._warm_start = admission, job_of, warm_start
@@ -157,14 +154,13 @@ class CandidateSource:
 
     def proposed_trials(self, fruitless: Callable[[], int]) -> Iterator[AdmittedTrial]:
         """Candidates that were cut short, then new proposals until the budget is spent: one from outside, one of
-        the sampler, and so on. Those that were stopped and go on after all come first.
+        the sampler, and so on.
 
         `fruitless` says how many trials in a row needed no training, as of now.
         """
         baseline = self._state.require_baseline()
         yield from self._cut_short()
         while True:
-            yield from self._going_on()
             if self._budget.search_is_over(fruitless()):
                 return
             if self._too_long >= MOST_TOO_LONG:
@@ -199,15 +195,6 @@ class CandidateSource:
         for record in self._interrupted():
             if record.origin.trained_for_weights or self._budget.has_time_for_candidate():
                 yield self._admitted(record.number, record.point, record.origin, record)
-
-    def _going_on(self) -> Iterator[AdmittedTrial]:
-        """Candidates that were stopped and go on after all, for as long as there are any and there is time."""
-        while self._next_going_on is not None and self._budget.may_go_on():
-            stopped = self._next_going_on(self._state.candidates)
-            if stopped is None:
-                return
-            LOG.info("trial %d: goes on after it was stopped", stopped.number)
-            yield self._admitted(stopped.number, stopped.point, stopped.origin, stopped)
 
     def _sampled(self, baseline: TrialRecord) -> AdmittedTrial:
         """The sampler's next proposal."""
@@ -265,11 +252,9 @@ class CandidateSource:
     def tuning_trials(self) -> Iterator[AdmittedTrial]:
         """The best architectures with other training settings, once every candidate of the search has ended."""
         yield from self._cut_short()
-        yield from self._going_on()
         best = self._best_architectures()
         while best and not self._budget.tuning_is_over():
             yield self._tuning(best)
-            yield from self._going_on()
 
     def _best_architectures(self) -> tuple[Architecture, ...]:
         return best_architectures(self._state.candidates, self._space, TUNED_ARCHITECTURES)

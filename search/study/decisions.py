@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from search.samplers.ask_tell import Proposals
-from search.stopping.base import Rule, first_stop
+from search.stopping.base import Judge, first_stop
 from search.study_state import StudyState
 from trials.record import Outcome, TrialKind, TrialRecord
 
@@ -11,7 +11,7 @@ from trials.record import Outcome, TrialKind, TrialRecord
 class Decisions:
     """The sampler and the stopping rule, if there is one, of a study; both see candidates alone."""
 
-    def __init__(self, proposals: Proposals, rule: Rule | None, state: StudyState) -> None:
+    def __init__(self, proposals: Proposals, rule: Judge | None, state: StudyState) -> None:
         self._proposals, self._rule, self._state = proposals, rule, state
         self._judged = {
             number: len(trial.result.curve)

@@ -162,7 +162,6 @@ def _put_together(
         threads=shares.threads,
         precision=settings.precision,
         execution=executed,
-        checkpoint_evaluations=rule is not None and rule.going_on is not None,
         ranks_at_once=shares.ranks,
     )
     admission = Admission(
@@ -241,7 +240,6 @@ def _put_together(
         candidate_job=candidate_job,
         warm_start=warm_start,
         starts=starts["points"],
-        going_on=rule.going_on if rule is not None else None,
         growth=Growth(
             space=space,
             state=state,

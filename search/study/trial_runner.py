@@ -133,8 +133,8 @@ class TrialRunner:
         LOG.info("trial %d: %s%s", record.number, record.result.outcome, _why(record))
         if self._decisions is not None:
             self._decisions.tell(record)
-        gone_on = self._know(record)
-        if self._decisions is None or gone_on:
+        self._know(record)
+        if self._decisions is None:
             self._renew_shared(record)
         self._weights.keep(record)
         if self._decisions is not None:
@@ -258,15 +258,10 @@ class TrialRunner:
             # committed before the turn is another driver's
             return self._place(*admitted), False
 
-    def _know(self, record: TrialRecord) -> bool:
-        """Knows of a result that equal jobs share; says whether the trial was stopped before, and has gone on."""
-        gone_on = any(attempt.outcome is Outcome.STOPPED for attempt in record.attempts[:-1])
-        known = record.job.fingerprint in self._known
-        if record.result.outcome.holds_for_equal_jobs and (gone_on or not known):
-            self._known[record.job.fingerprint] = record
-        elif gone_on:  # what it was stopped with is no longer its result
-            self._known.pop(record.job.fingerprint, None)
-        return gone_on
+    def _know(self, record: TrialRecord) -> None:
+        """Knows of a result that equal jobs share."""
+        if record.result.outcome.holds_for_equal_jobs:
+            self._known.setdefault(record.job.fingerprint, record)
 
     def _say_where_it_goes_on(self, record: TrialRecord) -> None:
         """Says of a trial whose driver died whether what that had trained is at hand here."""
@@ -355,10 +350,7 @@ class TrialRunner:
         """Gives the new result to trials that share one which was trained again."""
         for trial in list(self._state.trials.values()):
             if trial.origin.reused_from == record.number:
-                shared = _shared(trial, record)
-                if self._decisions is not None:
-                    self._decisions.tell(shared)
-                self.note(shared)
+                self.note(_shared(trial, record))
 
 
 def _shared(record: TrialRecord, trained: TrialRecord) -> TrialRecord:

@@ -1,8 +1,11 @@
-"""The command, in which silent ranks count as hanging after some seconds: `early_hang.py SECONDS WORDS...`."""
+"""The command of a scene, in which silent ranks count as hanging after some seconds: `early_hang.py SECONDS
+WORDS...`."""
 
 from __future__ import annotations
 
+import runpy
 import sys
+from pathlib import Path
 
 if __name__ == "__main__":
     seconds = float(sys.argv.pop(1))
@@ -11,6 +14,5 @@ if __name__ == "__main__":
 
     attempts.DEADLINE_SECONDS = seconds
 
-    from search.cli import main
-
-    main()
+    early_checkpoints = Path(__file__).parents[1] / "early_checkpoints.py"
+    runpy.run_path(str(early_checkpoints), run_name="__main__")

@@ -16,7 +16,7 @@ from typing import Any
 
 from chaos import processes
 from chaos.small_disk import SmallDisk
-from command_line import COMMAND, free_port
+from command_line import EARLY_CHECKPOINTS, free_port
 from postgresql import Server
 from servers.mlflow_servers import tracking_server
 
@@ -35,11 +35,10 @@ WORDS = (
         "parallel=1",
         "training.precision=fp32",
     ),
-    *("confirm=0", "averages=0", "distil=false", "stopping=rungs", "training.epochs=8"),
+    *("confirm=0", "averages=0", "distil=false", "training.epochs=8"),
     *("training.patience=1000", "training.evaluate_every=400"),
 )
-"""A study of seconds with a checkpoint at each evaluation, whose proposals do not depend on what ended when;
-nothing is stopped before eight candidates have ended."""
+"""A study of seconds, whose proposals do not depend on what ended when."""
 TWO_RANKS = ("ranks=1x2",)
 LONG = ("training.epochs=150", "training.evaluate_every=20000")
 """Trainings of many steps between few evaluations."""
@@ -58,7 +57,8 @@ class Broken(Exception):  # noqa: N818
 
 
 class Scene:
-    """One driver, its ledger in the run directory; with `ranks=1x2` candidates have two ranks."""
+    """One driver, its ledger in the run directory; with `ranks=1x2` candidates have two ranks. Each evaluation is
+    followed by a checkpoint."""
 
     def __init__(self, folder: Path, log: Path, seed: int, environment: dict[str, str]) -> None:
         self.folder, self.log, self.seed = folder, log, seed
@@ -95,7 +95,7 @@ class Scene:
 
     def start(self, *words: object) -> subprocess.Popen[bytes]:
         """Starts the command in a session of its own; what it says goes into a file."""
-        command = [str(COMMAND)]
+        command = [*EARLY_CHECKPOINTS]
         if self.hangs_early:
             command = [sys.executable, str(Path(__file__).with_name("early_hang.py")), str(HANG_SECONDS)]
         if not self.streams:

@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def long_task(folder: Path, synchrony: str, out: Path, training: dict[str, float] = LONG) -> Task:
     """A training of three ranks and two servers, with a checkpoint after each evaluation."""
-    log, kept = folder / "log", {"resume_from": str(out / "checkpoints"), "checkpoint_evaluations": True}
+    log, kept = folder / "log", {"resume_from": str(out / "checkpoints"), "checkpoint_seconds": 0.0}
     job = a_job(PreparedLog.open(log), {"synchrony": synchrony}, **training)
     return a_task(job, log, "dp+servers2", 3, progress_seconds=0.02, **kept)
 

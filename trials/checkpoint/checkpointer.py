@@ -118,8 +118,6 @@ class Checkpoints:
         job: Job,
         ranks: Ranks,
         seconds: float = CHECKPOINT_SECONDS,
-        *,
-        each_evaluation: bool = False,
     ) -> None:
         """The checkpoints of a training of `job`.
 
@@ -128,10 +126,8 @@ class Checkpoints:
             job: what is trained.
             ranks: the ranks that train it.
             seconds: seconds of training that may be lost.
-            each_evaluation: whether an evaluation is always followed by one.
         """
         self._folder, self._job, self._ranks, self._every = folder, job, ranks, seconds
-        self._each_evaluation = each_evaluation
         self._last = time.perf_counter()
         self.count, self.seconds = 0, 0.0
         """Number of checkpoints made so far, and the seconds that they took."""
@@ -142,8 +138,6 @@ class Checkpoints:
         """Tells whether to make a checkpoint now, by rank 0's clock; a collective."""
         if self._folder is None:
             return False
-        if evaluated and self._each_evaluation:
-            return True
         wait = self._every * (1 if evaluated else LATEST)
         if wait and self.count:
             wait = max(wait, self.seconds / self.count / COST_SHARE)

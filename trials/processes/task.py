@@ -66,11 +66,10 @@ class Task(Value):
     resume_from: str | None = None
     """A folder for checkpoints: training goes on from what is there, and keeps new ones there."""
     checkpoint_seconds: float | None = None
-    """Seconds of training that may be lost; None: as `train` has it."""
+    """Seconds of training that may be lost; 0: a checkpoint follows each evaluation and each look at the losses.
+    None: as `train` has it."""
     teacher: str | None = None
     """File of what the job's teacher predicts for the training rows; given where the job has one."""
-    checkpoint_evaluations: bool = False
-    """Whether each evaluation is followed by a checkpoint, so that what is stopped there can go on from there."""
     debug: bool = False
     """Whether ranks log details too."""
 

@@ -337,7 +337,6 @@ def _of_ranks(task: Task, ranks: Ranks) -> dict[str, Any]:
         arguments["resume_from"] = Path(task.resume_from)
         if task.checkpoint_seconds is not None:
             arguments["checkpoint_seconds"] = task.checkpoint_seconds
-        arguments["checkpoint_evaluations"] = task.checkpoint_evaluations
     return arguments
 
 

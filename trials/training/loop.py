@@ -157,7 +157,6 @@ def train(
     servers: Servers | None = None,
     resume_from: Path | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    checkpoint_evaluations: bool = False,
 ) -> None:
     """Trains `job` on `log`; rank 0's best weights go to `keep` at the end, unless the loss diverged.
 
@@ -182,16 +181,13 @@ def train(
         resume_from: a folder for checkpoints. Where there is one, training goes on from it, and tells the
             evaluations it had once more; new ones are made in it, and removed when the training has ended.
         checkpoint_seconds: seconds of training that may be lost.
-        checkpoint_evaluations: whether each evaluation is followed by a checkpoint.
 
     Raises:
         UserError: for a checkpoint of another job, a split with fewer rows than there are ranks, or delayed
             updates under a strategy that has none.
     """
     step = fresh_step(job, start_from, ranks, strategy, cluster, servers, evaluation_rows)
-    checkpoints = Checkpoints(
-        resume_from, job, ranks, checkpoint_seconds, each_evaluation=checkpoint_evaluations
-    )
+    checkpoints = Checkpoints(resume_from, job, ranks, checkpoint_seconds)
     fresh = TrainingState(next_evaluation=job.evaluate_every), None
     average = WeightAverage(step, job.weight_average) if job.weight_average else None
     state, best_weights = checkpoints.restore(step, average) or fresh
@@ -356,7 +352,7 @@ def _train(run: _Run) -> None:
         if over and not (ends or turn.last):
             ends, run.cut_after = True, state.examples
             LOG.info("stopped: its time is over")
-        # before anybody hears of it: who is stopped for this evaluation goes on from here
+        # before anybody hears of it: who is killed for this evaluation goes on from here
         if not (ends or turn.last) and run.checkpoints.due(evaluated=True):
             stretch_began += _save(run, began)
         run.emit(Evaluated(point=point))

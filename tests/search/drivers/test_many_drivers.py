@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from command_line import COMMAND, TIMEOUT_SECONDS, Run, check_json, start
+from command_line import EARLY_CHECKPOINTS, TIMEOUT_SECONDS, Run, check_json, start
 from postgresql import Server, served
 from tools import needs
 
@@ -24,8 +24,8 @@ from trials.storage.ledger import Ledger
 from trials.study_record import StudyRecord
 
 pytestmark = needs("postgresql")
-SLOW = ("training.epochs=40", "training.patience=1000", "training.evaluate_every=800", "stopping=rungs")
-"""Trainings of some seconds, with a checkpoint at each evaluation; nothing is stopped before eight have ended."""
+SLOW = ("training.epochs=40", "training.patience=1000", "training.evaluate_every=800")
+"""Trainings of some seconds."""
 
 
 SECRET = "sesame8"
@@ -45,7 +45,7 @@ def url_of(server: Server) -> str:
 def worker(server: Server, name: str, environment: dict[str, str], *words: str) -> subprocess.Popen[str]:
     """A further driver, in a session of its own."""
     return subprocess.Popen(
-        [str(COMMAND), "worker", "--study", url_of(server), "--name", name, *words],
+        [*EARLY_CHECKPOINTS, "worker", "--study", url_of(server), "--name", name, *words],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -105,7 +105,7 @@ def test_a_killed_drivers_candidate_goes_on_at_another(
 ) -> None:
     """The first driver of all dies, which wrote the report; the second does the rest and the end."""
     out, storage = tmp_path / "ads", f"storage={url_of(server)}"
-    first = start(click_log, out, environment, "trials=3", storage, *SLOW)
+    first = start(click_log, out, environment, "trials=3", storage, *SLOW, command=EARLY_CHECKPOINTS)
     second = None
     try:
         wait_until(lambda: (out / "trials" / "00001").exists(), first)

@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import SMALL, TIMEOUT_SECONDS, run_process, start, wait_for_trials
+from command_line import (
+    EARLY_CHECKPOINTS,
+    SMALL,
+    TIMEOUT_SECONDS,
+    run_process,
+    start,
+    wait_for_trials,
+)
 from faulty_hosts import ENDLESS, ENVIRONMENT, GPUS, MARKS, FaultyLauncher, add_node, ray_cluster
 from faulty_ranks import (
     BAD_RANK,
@@ -56,8 +63,8 @@ FAULTS = {
     "SIGSTOP": f"rank {BAD_RANK} stopped",
 }
 FEW = ("ranks=2x1", "launcher=ray")
-LONG = ("stopping=rungs", "training.epochs=8", "parallel=null")
-"""Trainings with checkpoints, as many at once as the nodes hold."""
+LONG = ("training.epochs=8", "parallel=null")
+"""Trainings with many evaluations, as many at once as the nodes hold."""
 WANTED = Shape(HOSTS, float(RANKS_PER_HOST), 0.0)
 
 
@@ -77,7 +84,7 @@ def test_a_node_is_lost_and_its_candidate_goes_on_elsewhere(
     cluster: Any, on_ray: dict[str, str], click_log: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "study"
-    driver = start(click_log, out, on_ray, "trials=1", *FEW, *LONG)
+    driver = start(click_log, out, on_ray, "trials=1", *FEW, *LONG, command=EARLY_CHECKPOINTS)
     folder = out / "trials" / "00001"
     training = folder / "attempt0.rank0.log"
     wait_for(lambda: training.exists() and "written in" in training.read_text(), driver)

@@ -144,7 +144,7 @@ def test_a_node_with_servers_is_lost_and_the_next_attempt_goes_on(
 ) -> None:
     out = tmp_path / "run"
     checkpoints = out / "checkpoints"
-    kept = {"resume_from": str(checkpoints), "checkpoint_evaluations": True}
+    kept = {"resume_from": str(checkpoints), "checkpoint_seconds": 0.0}
     task = on_two_hosts(folder, "sync", training=LONG, **kept)
     lost: list[Any] = []
 
@@ -187,7 +187,7 @@ def test_what_is_killed_is_replaced_on_its_host(
             killed.append(process_of(out, name))
             os.kill(killed[0], signal.SIGKILL)
 
-    kept = {"resume_from": str(checkpoints), "checkpoint_evaluations": True, "progress_seconds": 0.02}
+    kept = {"resume_from": str(checkpoints), "checkpoint_seconds": 0.0, "progress_seconds": 0.02}
     events = train(launcher, on_two_hosts(folder, "async", training=LONG, **kept), out, kill)
     (replaced,) = [event for event in events if isinstance(event, Replaced)]
     assert replaced.process == f"{name[:-1]} {name[-1]}"

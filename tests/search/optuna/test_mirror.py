@@ -152,7 +152,7 @@ def test_a_contradiction_is_written_anew(storage: str) -> None:
     record = spaced_study(5)
     goes_on = with_result(record, 4, outcome=Outcome.RUNNING)
     mirror = OptunaMirror(storage)
-    for moment in (record, goes_on, record):  # trial 4 was stopped, goes on, and is stopped for good
+    for moment in (record, goes_on, record):  # trial 4 has ended, runs again, and ends
         mirror.sync(moment)
         assert_equal(mirrored(storage), moment)
     fewer = spaced_study(3)  # a ledger that was restored from a copy

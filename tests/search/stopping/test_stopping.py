@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import re
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,13 +21,12 @@ from search.read_study import read_study
 from search.samplers.ask_tell import Proposals
 from search.samplers.static_cost import CandidatePricer
 from search.stopping import RULES, stopping_rule
-from search.stopping.base import FEWEST, Stop, first_stop
+from search.stopping.base import FEWEST, Judge, Stop, first_stop
 from search.stopping.forecast import forecast
-from search.stopping.rungs import tau_at
 from search.study.decisions import Decisions
 from search.study_state import StudyState
 from spaces.catalog_loader import load_space
-from trials.record import Attempt, CurvePoint, Metrics, Outcome, TrialKind, TrialRecord
+from trials.record import CurvePoint, Metrics, Outcome, TrialKind, TrialRecord
 from trials.study_record import StudyRecord
 
 EVALUATIONS = 9
@@ -134,74 +132,15 @@ def test_curves_on_a_clean_set_stop_the_dominated_and_no_other() -> None:
 def test_curves_are_not_stopped_where_none_with_no_more_flops_is_better() -> None:
     known = [finished(n, 0.90 + 0.01 * n, 0.80 + 0.01 * n, 0.70 + 0.01 * n) for n in range(10)]
     hopeless = finished(10, 1.0, 0.9, 0.8)
-    stop = RULES["curve"].judge(running(hopeless, 1), known)
+    stop = RULES["curve"](running(hopeless, 1), known)
     assert stop is not None
     assert stop.expected_ne == pytest.approx(0.8)
     assert "trial 0 has 0.70000 at 1 times its FLOPs" in stop.reason
-    assert RULES["curve"].judge(running(hopeless.with_job(flops=9e4), 1), known) is None
+    assert RULES["curve"](running(hopeless.with_job(flops=9e4), 1), known) is None
 
 
-def test_rungs_keep_the_best_third_of_like_flops() -> None:
-    known = [finished(n, *[0.80 + 0.01 * n] * 4) for n in range(11)]
-    far = [finished(20 + n, *[0.70] * 4, flops=1e9) for n in range(20)]
-    decided = {}
-    for place in range(12):
-        candidate = running(finished(50, *[0.795 + 0.01 * place] * 4), 3)
-        decided[place] = RULES["rungs"].judge(candidate, known + far) is not None
-    assert decided == {place: place >= 4 for place in range(12)}
-    bad = finished(50, *[0.95] * 4)
-    assert RULES["rungs"].judge(running(bad, 2), known) is None  # no rung
-    cheaper = bad.with_job(flops=9e4)
-    assert RULES["rungs"].judge(running(cheaper, 3), known) is None  # on the front so far
-
-
-def test_rungs_are_where_the_ranking_agrees_with_that_of_the_ends() -> None:
-    """First evaluations that say nothing of the end are none; the next rung is three times as far."""
-    rng = random.Random(0)
-    early = [0.9 + 0.001 * place for place in range(30)]
-    rng.shuffle(early)
-    known = [finished(n, early[n], 0.8 + 0.001 * n, *[0.7 + 0.001 * n] * 5) for n in range(30)]
-    assert tau_at(1, known)[1] < 0.2 < tau_at(2, known)[1]
-    behind = finished(50, *[0.99] * 7)
-    stops = {seen: RULES["rungs"].judge(running(behind, seen), known) is not None for seen in range(1, 7)}
-    assert stops == {1: False, 2: True, 3: False, 4: False, 5: False, 6: True}
-
-
-def test_the_interval_of_tau_is_wide_for_few() -> None:
-    known = [finished(n, 0.80 + 0.01 * n, 0.70 + 0.01 * (n ^ 1)) for n in range(40)]
-    (tau, low), (tau_of_few, low_of_few) = tau_at(1, known), tau_at(1, known[:FEWEST])
-    assert low_of_few < low < tau
-    assert low_of_few < tau_of_few - 0.2
-    assert math.isnan(tau_at(1, known[: FEWEST - 1])[0])
-
-
-def test_what_was_stopped_goes_on_once_it_is_among_the_best_third() -> None:
-    rule = RULES["rungs"]
-    assert rule.going_on is not None
-    known = [finished(n, *[0.80 + 0.01 * n] * 4) for n in range(11)]
-    whole = finished(11, *[0.845] * 4)
-    stopped = first_stop(rule, running(whole), 0, known)
-    assert stopped is not None
-    attempt = Attempt(
-        strategy="dp", outcome=Outcome.STOPPED, predicted_bytes=None, evaluations=len(stopped.result.curve)
-    )
-    stopped = stopped.replace(attempts=(attempt,))
-    assert rule.going_on([*known, stopped]) is None
-    worse = [finished(20 + n, *[0.95] * 4, flops=2e5) for n in range(20)]
-    assert rule.going_on([*known, stopped, *worse]) is None  # eleven are nearer
-    going_on = rule.going_on([*known, stopped, *(trial.with_job(flops=1e5) for trial in worse)])
-    assert going_on is not None
-    assert going_on.number == 11
-    # where it was stopped it is not judged once more; further on it is
-    seen = len(stopped.result.curve)
-    again = running(whole, seen).replace(attempts=stopped.attempts)
-    assert first_stop(rule, again, 0, known) is None
-    first_time = running(whole, seen)
-    assert first_stop(rule, first_time, 0, known) is not None
-
-
-@pytest.mark.parametrize("rule", RULES.values())
-def test_none_is_stopped_before_some_have_finished(rule: Any) -> None:
+@pytest.mark.parametrize("judge", RULES.values())
+def test_none_is_stopped_before_some_have_finished(judge: Judge) -> None:
     """The baseline's trials, twins, those trained by another schedule and those that ended there do not count."""
     bad = running(finished(50, 0.99, 0.98, 0.97), 1)
     few = [finished(n, 0.80 + 0.01 * n, 0.75 + 0.01 * n, 0.70 + 0.01 * n) for n in range(FEWEST - 1)]
@@ -211,11 +150,11 @@ def test_none_is_stopped_before_some_have_finished(rule: Any) -> None:
         finished(22, 0.8, 0.7, training={"epochs": 2}),
         finished(23, 0.8),
     ]
-    assert rule.judge(bad, few + others) is None
-    assert isinstance(rule.judge(bad, [*few, finished(24, 0.8, 0.7)]), Stop)
+    assert judge(bad, few + others) is None
+    assert isinstance(judge(bad, [*few, finished(24, 0.8, 0.7)]), Stop)
 
 
-@pytest.mark.parametrize("name", ["curve", "rungs"])
+@pytest.mark.parametrize("name", RULES)
 def test_what_arrives_at_once_is_judged_like_what_arrives_alone(name: str) -> None:
     rng = random.Random(2)
     trials = [made_up(number, rng, noise=0.001) for number in range(40)]
@@ -263,8 +202,20 @@ def test_a_resumed_sampler_knows_stopped_candidates_as_the_one_before() -> None:
 
 
 def test_an_unknown_rule_is_told_with_those_there_are() -> None:
-    with pytest.raises(UserError, match=r"Did you mean 'rungs'\?.*auto, curve, none, rungs"):
-        stopping_rule("rung")
+    with pytest.raises(UserError, match=r"Did you mean 'curve'\?.*auto, curve, none"):
+        stopping_rule("curv")
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_the_rule_that_was_removed_is_told_with_what_works(
+    dhen_search: Run, tmp_path: Path, written: bool
+) -> None:
+    """On the command line, and in a study.yaml of before."""
+    (tmp_path / "study.yaml").write_text("stopping: rungs\n" if written else "{}\n")
+    said = dhen_search("run", tmp_path, *(() if written else ("stopping=rungs",)), code=2).stderr
+    assert "stopping: the rule 'rungs' was removed: curve ends candidates early, none" in " ".join(
+        said.split()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -353,32 +304,8 @@ def decided(trial: TrialRecord) -> tuple[object, ...]:
     )
 
 
-def test_what_goes_on_ends_as_if_it_had_never_been_stopped(
-    dhen_search: Run, click_log: Path, tmp_path: Path
-) -> None:
-    space = tmp_path / "rates.yaml"
-    space.write_text(
-        re.sub(r"learning_rate: .*", "learning_rate: {low: 1.0e-5, high: 0.005, log: true}", SPACE)
-    )
-    words = ("trials=30", "stopping=rungs")
-    record = stopping_study(dhen_search, click_log, tmp_path / "rungs", space, *words)
-    gone_on = [trial for trial in record.candidates if len(trial.attempts) > 1]
-    assert {trial.attempts[0].outcome for trial in gone_on} == {Outcome.STOPPED}
-    one = next(trial for trial in gone_on if trial.result.outcome is Outcome.COMPLETED)
-    words = (f"trials={one.number}", "stopping=none")
-    in_one_go = stopping_study(dhen_search, click_log, tmp_path / "whole", space, *words).trial(one.number)
-    assert in_one_go.point == one.point
-    ends = (in_one_go.result, one.result)
-    assert len({tuple(point.validation for point in result.curve) for result in ends}) == 1
-    # a twin has the result that the one it shares it with has come to
-    for trial in record.candidates:
-        if trial.origin.reused_from is not None:
-            assert trial.result.outcome is record.trial(trial.owner).result.outcome
-    assert not list((tmp_path / "rungs" / "trials").glob("*/checkpoints"))
-
-
 def test_side_by_side(dhen_search: Run, click_log: Path, space: Path, tmp_path: Path) -> None:
-    words = ("trials=20", "parallel=2", "stopping=rungs")
+    words = ("trials=20", "parallel=2")
     record = stopping_study(dhen_search, click_log, tmp_path / "study", space, *words)
     assert len(record.candidates) == 20
     assert {trial.result.outcome for trial in record.trials} == {Outcome.COMPLETED, Outcome.STOPPED}
@@ -390,7 +317,7 @@ def test_what_was_judged_before_a_candidate_was_cut_short_is_not_judged_again() 
     """It goes on and tells its whole curve once more; meanwhile others have ended that would have stopped it."""
     candidate = finished(50, *[0.9] * 6)
     known = {n: finished(n, *[0.80 + 0.001 * n] * 6) for n in range(20)}
-    rule = RULES["rungs"]
+    rule = RULES["curve"]
     assert first_stop(rule, running(candidate, 4), 0, [*known.values()]) is not None
 
     def decided(earlier: TrialRecord) -> TrialRecord | None:

@@ -29,7 +29,7 @@ from search.planning.admission import Admission, AdmittedTrial
 from search.planning.attempts import Execution
 from search.reuse.kept_weights import KeptWeights
 from search.reuse.warm_start import EarlierResults, WarmStart
-from search.stopping.base import Judge, Rule, Stop
+from search.stopping.base import Judge, Stop
 from search.study.decisions import Decisions
 from search.study.trial_runner import TrialRunner
 from search.study_state import StudyState
@@ -127,7 +127,7 @@ class Study:
             side_by_side=side_by_side,
         )
         self.proposals = FakeProposals()
-        self.decisions = Decisions(self.proposals, Rule(rule), self.state)  # type: ignore[arg-type]
+        self.decisions = Decisions(self.proposals, rule, self.state)  # type: ignore[arg-type]
 
     def upcoming(self, *jobs: Job) -> Iterator[AdmittedTrial]:
         """Candidates, or what was cut short of them, with plans."""

@@ -1,0 +1,13 @@
+"""The command, whose trainings write a checkpoint after each evaluation: `early_checkpoints.py WORDS...`."""
+
+from __future__ import annotations
+
+if __name__ == "__main__":
+    from trials.processes.task import Task
+
+    Task.model_fields["checkpoint_seconds"].default = 0.0
+    Task.model_rebuild(force=True)
+
+    from search.cli import main
+
+    main()
