@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
 from types import NoneType
@@ -131,6 +132,25 @@ def parse(cls: type[V], data: object, source: str) -> V:
         return cls.model_validate(data)
     except ValidationError as error:
         raise UserError(f"{source}: {_explain(error, cls)}") from None
+
+
+def without_removed(data: Any, removed: Mapping[str, tuple[Any, str]]) -> Any:
+    """Returns plain data without keys that there were once, for a validator before all others.
+
+    Args:
+        data: what a value is built from.
+        removed: the keys' defaults, which files of before may have, and what decides now.
+
+    Raises:
+        ValueError: for such a key with another value than its default.
+    """
+    if not isinstance(data, dict):
+        return data
+    for key in data.keys() & removed.keys():
+        default, decides = removed[key]
+        if data[key] != default:
+            raise ValueError(f"the key {key!r} was removed: {decides}")
+    return {key: value for key, value in data.items() if key not in removed}
 
 
 def _explain(error: ValidationError, cls: type[BaseModel]) -> str:

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
-from dhen.values import dump_yaml, load_yaml, parse
+from dhen.values import dump_yaml, load_yaml, parse, without_removed
 from search.log_config import DEMO, LogConfig, set_override
 from search.run_directory import DRIVER_LOG, LOCK_FILE, STUDY_DB, STUDY_FILE
 from trials.address import LOCAL, LauncherName
@@ -25,11 +25,12 @@ from trials.storage.database import masked
 from trials.strategy import Prefer, StrategyName
 
 REMOVED: dict[str, tuple[Any, str]] = {
+    "average_seeds": (1, "`dhen-search average DIRECTORY --seeds N` trains the best network from N seeds"),
     "ledger": (None, "warm_start=RUN takes over what an earlier study has trained"),
     "tune_best": (3, "tune=N takes the three best architectures in turn"),
 }
 """Keys that there were once: the default, which the `study.yaml` of an earlier study may have, and what decides
-now."""
+now. `trials.job.REMOVED` has those of `training`."""
 Count = Annotated[int, Field(ge=0)] | Literal["auto"]
 
 
@@ -140,9 +141,6 @@ class StudyConfig(LogConfig):
     """Largest number of networks in an average, which is the mean of their predictions. Averages of the best
     networks are chosen on validation at the end and join the front. 0 (none), or 2 or more. Auto: 3 where
     `minutes` are given and leave time for their scores, else 0."""
-    average_seeds: int = Field(default=1, gt=0)
-    """Number of trainings of the best network that may be members of averages, each from its own seed. 1: the
-    search's own training alone; with more, the others are trained at the end."""
     distil: Literal["auto"] | bool = "auto"
     """Whether networks of the front, five at most, learn from the best average where there is one: they are
     trained once more, on labels that are half its predictions, and join the front. With `origins` none does,
@@ -256,13 +254,7 @@ class StudyConfig(LogConfig):
     @model_validator(mode="before")
     @classmethod
     def _without_removed_keys(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        for key in data.keys() & REMOVED.keys():
-            default, decides = REMOVED[key]
-            if data[key] != default:
-                raise ValueError(f"the key {key!r} was removed: {decides}")
-        return {key: value for key, value in data.items() if key not in REMOVED}
+        return without_removed(data, REMOVED)
 
     @field_validator("stopping")
     @classmethod
@@ -378,11 +370,6 @@ class StudyConfig(LogConfig):
                 "distil=yes has networks learn from averages: say with averages= how many networks one may have, "
                 "such as averages=3"
             )
-        if self.average_seeds > 1 and not self.most_averaged:
-            raise ValueError(
-                f"average_seeds={self.average_seeds} are members for averages: say with averages= how many "
-                "networks one may have, such as averages=3"
-            )
         return self
 
 
@@ -418,7 +405,6 @@ BUDGET_KEYS = frozenset(
         "confirm",
         "block_by",
         "averages",
-        "average_seeds",
         "distil",
         "refit",
         "origins",

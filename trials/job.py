@@ -15,7 +15,7 @@ from dhen.errors import UserError
 from dhen.fingerprint import fingerprint
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema
-from dhen.values import Value
+from dhen.values import Value, without_removed
 from trials.record import Refit
 
 STEPS_PER_PASS, MIN_BATCH, MAX_BATCH = 640, 256, 4096
@@ -26,14 +26,21 @@ docs/log.md)."""
 SCALING_EXPONENTS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 """Exponents with which the ratio of a batch to the reference batch enters the dense learning rate."""
 DELAY_AFTER = 40
-"""Steps after which updates are delayed, by default (arXiv 2101.06840)."""
-VARIANCE_RATIO = 0.96
-"""Ratio of norms from which on one-bit Adam takes a variance for steady, by default (arXiv 2102.02888)."""
-WHOLE_GRADIENTS = 10
-"""One of so many steps, at the beginning, averages whole gradients where PowerSGD compresses them later."""
-LONGEST_LAG, LOOKS = 1000, 20
-"""Most steps between two looks at the variance, 1 / (1 - beta2) as in arXiv 2102.02888, and number of looks in a
-training that has fewer steps than would allow it."""
+"""Steps after which updates are delayed, as training is unstable early (arXiv 2101.06840, section 5.2)."""
+REMOVED: dict[str, tuple[Any, str]] = {
+    "variance_lag": (None, "one-bit Adam looks at the variance twenty times, and every 1,000 steps at least"),
+    "variance_ratio": (0.96, "one-bit Adam takes the variance for steady as in its paper, from 0.96 on"),
+    "power_sgd_start": (None, "PowerSGD begins after a tenth of all steps"),
+    "delayed_update_after": (
+        DELAY_AFTER,
+        f"the first {DELAY_AFTER} updates are not delayed, as in the paper",
+    ),
+}
+"""Keys that there were once, as in `search.config.REMOVED`."""
+FROM_STEPS = ("variance_lag", "power_sgd_start")
+"""Removed keys that jobs of before have with a value that was made of their number of steps, as it is now."""
+RESOLVED = ("batch_size", "evaluate_every", "patience", "plateau_factor")
+"""Keys that have a value in any resolved settings."""
 TRAINING_VERSION = 3
 """Version of training, raised whenever a change makes the same job train to another result; part of every
 fingerprint."""
@@ -181,20 +188,10 @@ class TrainingConfig(Value):
     """Optimizer of the dense part: AdamW, or one-bit Adam (arXiv 2102.02888), which is AdamW until the variance is
     steady and then sends one bit per number each way in place of gradients. It changes results, also on one rank,
     which compresses as if there were several. It needs `dp` or `zero1`."""
-    variance_lag: int | None = Field(default=None, gt=0, exclude_if=lambda steps: steps is None)
-    """Steps of one-bit Adam between two looks at the variance; by default a twentieth of all steps, so that it may
-    be steady after a tenth, and at most 1,000. The warm-up of learning rates is over by the second look."""
-    variance_ratio: float = Field(
-        default=VARIANCE_RATIO, gt=0, le=1, exclude_if=lambda ratio: ratio == VARIANCE_RATIO
-    )
-    """Ratio of the variance's L1 norms at two looks, the smaller to the larger, from which on one-bit Adam takes
-    it for steady."""
     power_sgd_rank: int = Field(default=0, ge=0, exclude_if=lambda rank: not rank)
     """Columns of the two narrow matrices as whose product a matrix's gradient is averaged over ranks (PowerSGD,
-    arXiv 1905.13727); 0 averages gradients as they are. It changes results, and needs `dp`; one rank averages
-    nothing."""
-    power_sgd_start: int | None = Field(default=None, ge=2, exclude_if=lambda steps: steps is None)
-    """Steps that average whole gradients before PowerSGD begins; by default a tenth of all steps."""
+    arXiv 1905.13727), after a tenth of all steps; 0 averages gradients as they are. It changes results, and needs
+    `dp`; one rank averages nothing."""
     optimizer_precision: Literal["fp32", "bf16"] = "fp32"
     """Precision in which AdamW's two moments of the dense part are stored; bf16 is rounded stochastically."""
     table_precision: Literal["fp32", "fp16"] = "fp32"
@@ -210,12 +207,8 @@ class TrainingConfig(Value):
     delayed_update: bool = Field(default=False, exclude_if=lambda delayed: not delayed)
     """Whether the dense part's update goes on while the next step runs, which computes with the weights of the
     update before (ZeRO-Offload's delayed parameter update, arXiv 2101.06840, section 5.2). It changes results.
-    Only the strategy `zero_offload` can do it. Every 25th step, and every evaluation, waits for the update."""
-    delayed_update_after: int = Field(
-        default=DELAY_AFTER, ge=0, exclude_if=lambda steps: steps == DELAY_AFTER
-    )
-    """Number of first steps whose updates are not delayed, as training is unstable early (arXiv 2101.06840,
-    section 5.2); it is used where `delayed_update` is true."""
+    Only the strategy `zero_offload` can do it. The first 40 updates are not delayed, as training is unstable
+    early. Every 25th step, and every evaluation, waits for the update."""
     tables: TablesConfig = Field(default=LOCAL_TABLES, exclude_if=lambda tables: tables == LOCAL_TABLES)
     """Whether embedding tables are on servers, and how far a rank may go on without the updates of others."""
     train_fraction: float = Field(default=1.0, gt=0, le=1, exclude_if=lambda fraction: fraction == 1.0)
@@ -224,6 +217,13 @@ class TrainingConfig(Value):
     size, passes and learning rates stay those for all rows, so that a ranking of models carries over; the
     default of `evaluate_every` is the same share of a pass. Values that are given in examples
     (`evaluate_every`, `warmup_examples`) are not scaled."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed_keys(cls, data: Any) -> Any:
+        if isinstance(data, dict) and all(data.get(key) for key in RESOLVED):
+            data = {key: value for key, value in data.items() if key not in FROM_STEPS}
+        return without_removed(data, REMOVED)
 
     def examples(self, train_rows: int) -> int:
         """Returns how many examples all passes have on a log with so many training rows; the settings are
@@ -282,23 +282,8 @@ class TrainingConfig(Value):
         return self
 
     @model_validator(mode="after")
-    def _delay_is_wanted(self) -> Self:
-        if self.delayed_update_after != DELAY_AFTER and not self.delayed_update:
-            raise ValueError(
-                f"delayed_update_after={self.delayed_update_after} says from when on updates are delayed, which "
-                f"they are not; give delayed_update=true too, or leave it out"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _one_bit_is_wanted(self) -> Self:
         if self.optimizer == "adamw":
-            for name in self.model_fields_set & {"variance_lag", "variance_ratio"}:
-                if getattr(self, name) != type(self).model_fields[name].default:
-                    raise ValueError(
-                        f"{name}={getattr(self, name)} says when one-bit Adam begins to compress, and "
-                        f"optimizer=adamw never does; give optimizer=onebit_adam too, or leave it out"
-                    )
             return self
         if self.optimizer_precision != "fp32":
             raise ValueError(
@@ -316,11 +301,6 @@ class TrainingConfig(Value):
     @model_validator(mode="after")
     def _power_sgd_is_wanted(self) -> Self:
         if not self.power_sgd_rank:
-            if self.power_sgd_start is not None:
-                raise ValueError(
-                    f"power_sgd_start={self.power_sgd_start} says when PowerSGD begins, which power_sgd_rank=0 "
-                    "never does; give power_sgd_rank=2 too, or leave it out"
-                )
             return self
         beside = [
             *(["optimizer=onebit_adam"] if self.optimizer != "adamw" else []),
@@ -355,12 +335,9 @@ class TrainingConfig(Value):
                 f"training.epochs={epochs} over {used} examples are {epochs * used}; "
                 f"give at most that, or more passes."
             )
-        batch_size = min(self.batch_size or power, used)
         return self.replace(
             epochs=epochs,
-            batch_size=batch_size,
-            variance_lag=self._lag(epochs * used, batch_size),
-            power_sgd_start=self._power_sgd_start(epochs * used, batch_size),
+            batch_size=min(self.batch_size or power, used),
             evaluate_every=max(1, min(evaluate_every, used)),
             patience=self.patience or (2 if epochs == 1 else 4),
             plateau_factor=self.plateau_factor or (0.3 if epochs == 1 else 1.0),
@@ -368,33 +345,6 @@ class TrainingConfig(Value):
             all_reduce_precision=self.reduction_precision(computed),
             schedule=("linear" if epochs == 1 else "constant") if self.schedule == "auto" else self.schedule,
         )
-
-    def _power_sgd_start(self, examples: int, batch_size: int) -> int | None:
-        """Returns the steps that average whole gradients, for so many examples of all passes; None without
-        PowerSGD."""
-        if not self.power_sgd_rank:
-            return None
-        return self.power_sgd_start or max(2, examples // batch_size // WHOLE_GRADIENTS)
-
-    def _lag(self, examples: int, batch_size: int) -> int | None:
-        """Returns the steps between two looks at the variance, for so many examples of all passes; None for AdamW.
-
-        Raises:
-            UserError: for a lag after which the second look is before the end of the learning rates' warm-up.
-        """
-        if self.optimizer == "adamw":
-            return None
-        warmup = math.ceil((self.warmup_examples or self.warmup_share * examples) / batch_size)
-        lag = self.variance_lag or max(
-            1, min(LONGEST_LAG, examples // batch_size // LOOKS), math.ceil(warmup / 2)
-        )
-        if 2 * lag < warmup:
-            raise UserError(
-                f"training.variance_lag={lag} lets one-bit Adam freeze the variance after {2 * lag} steps, when "
-                f"learning rates still rise, for {warmup} steps; give at least {math.ceil(warmup / 2)}, or a "
-                f"shorter warm-up."
-            )
-        return lag
 
     def reduction_precision(self, computed: Literal["fp32", "bf16"]) -> Literal["fp32", "bf16"]:
         """Returns the precision that gradients are sent and added up in, where they are computed in `computed`."""

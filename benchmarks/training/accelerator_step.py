@@ -39,6 +39,7 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.here import this_machine
 from trials.data.loader import Batch
 from trials.data.prefetch import on_device
+from trials.distributed import zero_offload
 from trials.job import Job, TrainingConfig
 from trials.planner.estimates import PricedStrategy
 from trials.planner.plan import plan
@@ -106,8 +107,8 @@ def dhen(layers: int, width: int) -> ModelConfig:
 
 def training(case: Case) -> TrainingConfig:
     """Resolved; a delay begins with the first step."""
-    delay = {"delayed_update": True, "delayed_update_after": 0} if case.delayed else {}
-    config = TrainingConfig.model_validate({"epochs": 1, "batch_size": case.batch} | delay)
+    zero_offload.DELAY_AFTER = 0
+    config = TrainingConfig(epochs=1, batch_size=case.batch, delayed_update=case.delayed)
     return config.resolved(max(case.batch, 10**6), "bf16")
 
 

@@ -1,9 +1,8 @@
 """What ZeRO-Offload's delayed update costs in NE: the same trainings with the delay and without, seed by seed.
 
-Every training is held by `zero_offload` on one rank. A repeat trains each setting from the same seed: no delay,
-the delay after 40 steps (the default, the paper's), and the delay from the first step on. The difference of the
-best validation NE is to no delay in the same repeat; two trainings without delay that differ in the seed alone
-say how large a difference is by chance.
+Every training is held by `zero_offload` on one rank. A repeat trains without delay and with it from the same seed.
+The difference of the best validation NE is to no delay in the same repeat; two trainings without delay that differ
+in the seed alone say how large a difference is by chance.
 
     python -m benchmarks.training.delayed_update
         the demo log, five seeds, two networks
@@ -36,7 +35,6 @@ from trials.training.loop import train
 SETTINGS: dict[str, dict[str, object]] = {
     "no delay": {},
     "delay after 40 steps": {"delayed_update": True},
-    "delay from the first step on": {"delayed_update": True, "delayed_update_after": 0},
 }
 
 

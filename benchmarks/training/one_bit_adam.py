@@ -1,17 +1,17 @@
 """One-bit Adam, and PowerSGD beside it: what they cost in NE and what they send (`ne`), and at which bandwidth of
 the network they pay (`links`).
 
-`ne` trains a network on ranks of this machine, as a study starts them: by AdamW, and by one-bit Adam with several
-ratios at which the variance is taken for steady, each setting once from each seed. NE is the best on validation;
-the difference is to AdamW from the same seed. What is sent is read from the ranks' logs: after which step they
-compress, and how many bytes leave a rank; the share is of gradients in fp32 over a ring in every step.
+`ne` trains a network on ranks of this machine, as a study starts them: by AdamW and by one-bit Adam, each setting
+once from each seed. NE is the best on validation; the difference is to AdamW from the same seed. What is sent is
+read from the ranks' logs: after which step they compress, and how many bytes leave a rank; the share is of
+gradients in fp32 over a ring in every step.
 
 `links` prices a network of 0.8 billion dense parameters on hosts of eight GPUs, by AdamW and by one-bit Adam's
 second stage, or with PowerSGD (`--power`), over bandwidths of the network; nothing is trained.
 
     python -m benchmarks.training.one_bit_adam ne
     python -m benchmarks.training.one_bit_adam ne log.csv --repeats 5 --ranks 1x4
-    python -m benchmarks.training.one_bit_adam ne --power 1 2 4 --ratios
+    python -m benchmarks.training.one_bit_adam ne --power 1 2 4
     python -m benchmarks.training.one_bit_adam links --cluster zionex --ranks 8x8
 """
 
@@ -23,7 +23,7 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from benchmarks.shared.log_or_demo import log_or_demo
 from benchmarks.shared.machine_and_tables import machine, markdown, spread
@@ -37,7 +37,7 @@ from search.planning.attempts import Execution
 from trials.cluster.here import this_machine
 from trials.cluster.load import load_cluster
 from trials.data.cache import PreparedLog
-from trials.job import VARIANCE_RATIO, TrainingConfig
+from trials.job import TrainingConfig
 from trials.planner.one_bit_worth import worth
 from trials.planner.pricing import Pricing
 from trials.processes.launcher import Launcher
@@ -56,9 +56,6 @@ POWER_BEGINS = re.compile(
     r"PowerSGD compresses from step (\d+) on: ([\d,]+) bytes are reduced per step, ([\d,]+) of gradients"
 )
 GIGABITS = (1, 5, 10, 25, 50, 100, 200, 400)
-
-
-ONE_BIT: dict[str, Any] = {"optimizer": "onebit_adam", "variance_lag": 1000}
 
 
 class Finding(NamedTuple):
@@ -104,9 +101,7 @@ def costs(options: argparse.Namespace) -> None:
     log = log_or_demo([options.log], options.rows)
     launcher = Launcher(several_ranks=options.ranks != "1x1")
     launcher.warm_up()
-    settings: dict[str, dict[str, object]] = {"AdamW": {}}
-    for ratio in options.ratios:
-        settings[f"one-bit Adam, ratio {ratio:g}"] = {"optimizer": "onebit_adam", "variance_ratio": ratio}
+    settings: dict[str, dict[str, object]] = {"AdamW": {}, "one-bit Adam": {"optimizer": "onebit_adam"}}
     for rank in options.power:
         settings[f"AdamW, PowerSGD of rank {rank}"] = {"power_sgd_rank": rank}
     found: dict[str, list[Finding]] = {name: [] for name in settings}
@@ -143,7 +138,8 @@ def links(options: argparse.Namespace) -> None:
     training = TrainingConfig(
         batch_size=options.examples * given.ranks,
         precision="bf16",
-        **({"power_sgd_rank": options.power} if options.power else ONE_BIT),
+        power_sgd_rank=options.power,
+        optimizer="adamw" if options.power else "onebit_adam",
     )
     assert given.network is not None
     rows, below = [], None
@@ -176,7 +172,6 @@ def main() -> None:
     ne.add_argument("--rows", type=int, default=200_000, help="of the demo log")
     ne.add_argument("--ranks", default="1x2", help="hosts x ranks per host")
     ne.add_argument("--repeats", type=int, default=5)
-    ne.add_argument("--ratios", type=float, nargs="*", default=[VARIANCE_RATIO, 0.9])
     ne.add_argument("--power", type=int, nargs="*", default=[], help="ranks of PowerSGD")
     ne.add_argument("--layers", type=int, default=2)
     ne.add_argument("--epochs", type=int, default=1)

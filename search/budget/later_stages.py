@@ -111,12 +111,8 @@ class LaterStages:
     def choosing(self) -> float:
         """Seconds until all networks that averages may have, and the best is chosen from, are scored on
         validation."""
-        best = self._state.selection.networks[-1:] if self._config.most_averaged else []
-        seeds = (
-            trial.result.training_seconds for trial in best for _ in range(1, self._config.average_seeds)
-        )
         networks = (*self._networks(), *self._state.selection.runners_up)
-        return side_by_side_seconds((*seeds, *self._scored(networks, 1.0)), self.places)
+        return side_by_side_seconds(self._scored(networks, 1.0), self.places)
 
     def distillation(self) -> float:
         """Seconds that are kept for networks that learn from an average."""

@@ -82,6 +82,7 @@ class Finals:
         weights: KeptWeights,
         runner: TrialRunner,
         side_by_side: int,
+        average_seeds: int,
         budget: Budget,
         later: LaterStages | None,
         enter: Callable[[StudyState, StageName, int, int], None],
@@ -90,6 +91,8 @@ class Finals:
 
         Args:
             config: the study's settings, and its other parts, as `search.study.open_study` puts them together.
+            average_seeds: trainings of the best network that may be members of averages, each from its own seed;
+                1 is the search's own.
             later: what stages behind the search are expected to take; None without minutes.
             enter: notes of a stage how many retrainings it has, and how many of them are done.
         """
@@ -97,7 +100,7 @@ class Finals:
         self._budget, self._later = budget, later
         self._config, self._log, self._ledger, self._state = config, log, ledger, state
         self._trainer, self._admission, self._weights, self._runner = trainer, admission, weights, runner
-        self._side_by_side = side_by_side
+        self._side_by_side, self._average_seeds = side_by_side, average_seeds
         self.retrainings = Retrainings(
             ledger,
             trainer,
@@ -425,9 +428,9 @@ class Finals:
             yield self._admission.admit(fresh.replace(attempts=finished.attempts), job)
 
     def _further_seeds(self) -> list[TrialRecord]:
-        """Trainings of the best network from other seeds (`average_seeds`) that completed."""
+        """Trainings of the best network from other seeds that completed."""
         best = self._state.selection.networks[-1]
-        shifts = range(SEED_STRIDE, SEED_STRIDE * self._config.average_seeds, SEED_STRIDE)
+        shifts = range(SEED_STRIDE, SEED_STRIDE * self._average_seeds, SEED_STRIDE)
         wanted = [RetrainingRequest(best, trained_job(best, self._log, seed_shift=shift)) for shift in shifts]
         return list(self.retrainings.run(wanted, weights=True).values())
 

@@ -81,6 +81,7 @@ def open_study(
     *,
     joins: bool = False,
     shares: Parallelism | None = None,
+    average_seeds: int = 1,
 ) -> Study:
     """The driver of a study, new or resumed, or one more of a study that has drivers.
 
@@ -94,6 +95,7 @@ def open_study(
         clock: runs since the command began; by default since now.
         joins: whether another driver has begun the study, or goes on with it.
         shares: what trials have of what they train on; by default of this machine.
+        average_seeds: trainings of the best network that may be members of averages, each from its own seed.
 
     Raises:
         UserError: for an impossible space, an unknown sampler, rule or baseline, a database out of reach, one that
@@ -118,6 +120,7 @@ def open_study(
             proposer,
             clock,
             shares,
+            average_seeds,
         )
     except BaseException:
         if sharing is not None:
@@ -138,6 +141,7 @@ def _put_together(
     proposer: Proposer | None,
     clock: StudyClock | None,
     shares: Parallelism,
+    average_seeds: int,
 ) -> Study:
     """The driver of a study whose ledger is open, of all its parts."""
     rule = stopping_rule(config.stopping)
@@ -303,6 +307,7 @@ def _put_together(
         weights=weights,
         runner=runner,
         side_by_side=shares.side_by_side,
+        average_seeds=average_seeds,
         budget=budget,
         later=later,
         enter=settings.enter,

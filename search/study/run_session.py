@@ -47,6 +47,7 @@ def run_session(
     *,
     console: Console | None = None,
     quiet: bool = False,
+    average_seeds: int = 1,
 ) -> StudyRecord:
     """Searches until the budget is spent, or Ctrl-C (exit code 130); the same words go on from there.
 
@@ -58,6 +59,7 @@ def run_session(
         clock: runs since the command began; by default since now.
         console: where it is said what goes on; by default standard output, or stderr where `quiet`.
         quiet: whether stdout is left alone: the findings are the caller's.
+        average_seeds: trainings of the best network that may be members of averages, each from its own seed.
 
     Returns:
         The study's record at the end.
@@ -85,7 +87,7 @@ def run_session(
     _warn_of_network_file_system(directory, config, console)
     shared = not database_url(directory, config.storage).startswith("sqlite")
     with open_session(directory, config, launcher, console, shared=shared) as session:
-        record = _search(config, session, console, clock)
+        record = _search(config, session, console, clock, average_seeds=average_seeds)
     if not quiet:
         _say_what_came_of_it(record, config, directory, console)
     return record
@@ -158,7 +160,13 @@ def _say_what_came_of_it(record: StudyRecord, config: StudyConfig, directory: Pa
 
 
 def _search(
-    config: StudyConfig, session: Session, console: Console, clock: StudyClock, joined: Joined | None = None
+    config: StudyConfig,
+    session: Session,
+    console: Console,
+    clock: StudyClock,
+    joined: Joined | None = None,
+    *,
+    average_seeds: int = 1,
 ) -> StudyRecord:
     """Runs the study and exports its best, while the terminal, the report and MLflow follow it."""
     directory, log, shares = session.directory, session.log, session.shares(config)
@@ -174,6 +182,7 @@ def _search(
             clock=clock,
             joins=joined is not None,
             shares=shares,
+            average_seeds=average_seeds,
         )
         report_writer.sharing = study.sharing
         if study.sharing is not None:

@@ -37,21 +37,22 @@ def command(directory: Path, most: int, seeds: int, as_json: bool) -> None:
     """Make averages of the networks on the front of the finished study in DIRECTORY, with their FLOPs together.
 
     Chosen on validation for what they are worth at their FLOPs, they are trials like others: on the front, in the
-    report, in MLflow, scored on test, exported as one bundle. The same as `dhen-search run` with averages=N, and
-    with average_seeds=S, from the start or later. After Ctrl-C the same command goes on.
+    report, in MLflow, scored on test, exported as one bundle. With one seed the same as `dhen-search run` with
+    averages=N, from the start or later. After Ctrl-C the same command goes on.
     """
     if most < 2:
         raise UserError(f"--most {most}: an average is of two networks at least, such as --most 3.")
     if seeds < 1:
         raise UserError(f"--seeds {seeds}: 1 takes the best network as it is, 3 trains it twice more.")
-    if read_study(directory).running:
+    study = read_study(directory)
+    if study.running:
         raise UserError(f"{directory}: another process is running this study; wait for it to end.")
-    config = written_config(directory)
-    if (config.averages, config.average_seeds) != (most, seeds):  # else this very command was cut short
+    if study.finished_at is None:  # else it was finished once, and this very command may have been cut short
         read_finished_study(directory)
+    config = written_config(directory)
     launcher = Launcher(several_ranks=config.ranks is not None)
     launcher.warm_up()
-    words = (f"averages={most}", f"average_seeds={seeds}")
-    record = run_session(words, (), directory, launcher, quiet=as_json)
+    words = (f"averages={most}",)
+    record = run_session(words, (), directory, launcher, quiet=as_json, average_seeds=seeds)
     if as_json:
         print_json(finished_run(record))

@@ -41,7 +41,7 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None, as_
       proposals   sampler, seed, proposals, stopping
       trainings   training.KEY, baseline, baseline_trials
       objective   objective, period
-      winners     averages, average_seeds, distil, origins, refit, confirm, block_by
+      winners     averages, distil, origins, refit, confirm, block_by
       serving     serving.KEY, max_table_bytes
       machines    parallel, threads, cluster, ranks, hbm, launcher
       memory      prefer, technique, servers, memory_margin

@@ -145,16 +145,16 @@ def test_the_accelerators_script_runs_on_a_cpu() -> None:
 def test_the_delays_cost_is_told_seed_by_seed() -> None:
     words = ("--rows", 2000, "--repeats", 2, "--layers", 1, "--dim", 4)
     (rows,) = tables(run_benchmark("benchmarks.training.delayed_update", *words))
-    assert [row["update"] for row in rows][:2] == ["no delay", "delay after 40 steps"]
+    assert [row["update"] for row in rows] == ["no delay", "delay after 40 steps"]
     assert all(0.3 < number(row["validation NE"]) < 2 for row in rows)
-    assert " to " in rows[2]["from seed to seed"]
+    assert " to " in rows[1]["from seed to seed"]
 
 
 @pytest.mark.slow
 def test_one_bit_adam_stands_beside_adamw_and_its_links_are_priced() -> None:
-    words = ("--rows", 3000, "--repeats", 2, "--layers", 1, "--batch", 64, "--ranks", "1x1", "--ratios", 0.5)
+    words = ("--rows", 3000, "--repeats", 2, "--layers", 1, "--batch", 32, "--ranks", "1x1")
     (rows,) = tables(run_benchmark("benchmarks.training.one_bit_adam", "ne", *words))
-    assert [row["optimizer"] for row in rows] == ["AdamW", "one-bit Adam, ratio 0.5"]
+    assert [row["optimizer"] for row in rows] == ["AdamW", "one-bit Adam"]
     assert number(rows[0]["first stage, % of steps"]) == 100
     assert 5 < number(rows[1]["first stage, % of steps"]) < 60
     assert all(0.3 < number(row["validation NE"]) < 2 for row in rows)

@@ -32,6 +32,7 @@ from trials.checkpoint.whole import damage, write_manifest
 from trials.cluster.load import load_cluster
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
+from trials.distributed import zero_offload
 from trials.events import Event
 from trials.job import Job
 from trials.memory.limit import limited_memory
@@ -202,11 +203,17 @@ def test_what_goes_on_needs_no_more_memory(shared: Path, tmp_path: Path, strateg
     "more", [{}, {"precision": "bf16", "weight_average": 2, "dropout": 0.2, "clip_norm": 0.1}], ids=str
 )
 def test_delayed_updates_go_on_to_the_bit(
-    shared: Path, tmp_path: Path, undisturbed_by: Undisturbed, more: dict[str, Any], examples: int
+    shared: Path,
+    tmp_path: Path,
+    undisturbed_by: Undisturbed,
+    more: dict[str, Any],
+    examples: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """From an evaluation, and from a checkpoint between two, which changes nothing."""
+    monkeypatch.setattr(zero_offload, "DELAY_AFTER", 7)
     log, strategy = PreparedLog.open(shared / "log"), Strategy(dense="zero_offload")
-    job = a_job(log, evaluate_every=2100, delayed_update=True, delayed_update_after=7, **more)
+    job = a_job(log, evaluate_every=2100, delayed_update=True, **more)
     undisturbed = undisturbed_by(log, job, strategy=strategy)
     with pytest.raises(Interrupted):
         run(job, log, Told(at=examples), tmp_path, strategy=strategy)

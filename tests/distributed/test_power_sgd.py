@@ -16,9 +16,11 @@ from command_line import write_log
 
 # the same network, batches and counters as one-bit Adam's
 from distributed.test_one_bit import (
+    EXAMPLES,
     RANKS,
     SCHEMA,
     STEPS,
+    TOTAL,
     WIDE,
     a_job,
     assert_alike,
@@ -38,7 +40,7 @@ from trials.cluster.load import load_cluster
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
 from trials.distributed.parallelize import device_mesh, parallelize
-from trials.distributed.power_sgd import EPSILON
+from trials.distributed.power_sgd import EPSILON, WHOLE_GRADIENTS
 from trials.job import TrainingConfig
 from trials.memory.counter import MemoryCounter
 from trials.optim.low_rank import LowRank, low_rank_of
@@ -47,9 +49,9 @@ from trials.planner.segments import shapes_of
 from trials.ranks import Ranks
 from trials.strategy import named
 
-FEWER, RANK, START = 2, 2, 5
-ADAMW = {"optimizer": "adamw", "variance_lag": None, "variance_ratio": 0.96}
-POWER = ADAMW | {"power_sgd_rank": RANK, "power_sgd_start": START}
+FEWER, RANK, START = 2, 2, TOTAL // EXAMPLES // WHOLE_GRADIENTS
+ADAMW = {"optimizer": "adamw"}
+POWER = ADAMW | {"power_sgd_rank": RANK}
 
 
 def low_rank(**more: object) -> TrainingConfig:
@@ -141,7 +143,8 @@ def sent_and_held() -> dict[str, Any]:
     sizes = low_rank_of(shapes_of(pricing.segments(1)), RANK)
     assert sizes is not None
     with MemoryCounter() as counter:
-        step = parallelize(fresh(WIDE), strategy, settings, device_mesh("dp", 1, RANKS, "cpu"))
+        mesh = device_mesh("dp", 1, RANKS, "cpu")
+        step = parallelize(fresh(WIDE), strategy, settings, mesh, total_examples=TOTAL)
         for number in range(START + 3):
             with patch("torch.distributed.all_reduce", side_effect=waited_for(dist.all_reduce)) as reduced:
                 step.forward_backward(batch(number, 0))
@@ -175,7 +178,7 @@ def resumed() -> dict[str, Any]:
     else:
         place = folder / "fewer"
     again = run(job, log, Told(), place, ranks=ranks, strategy=strategy)
-    plain = job.replace(training=job.training.replace(power_sgd_rank=0, power_sgd_start=None))
+    plain = job.replace(training=job.training.replace(power_sgd_rank=0))
     exact = run(plain, log, Told(), None, ranks=ranks, strategy=strategy)
     return {"whole": whole.answer, "again": again.answer, "exact": exact.answer}
 

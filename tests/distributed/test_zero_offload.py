@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dhen.loss import cross_entropy
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
-from trials.distributed import host_optimizer
+from trials.distributed import host_optimizer, zero_offload
 from trials.distributed.executed_strategy import executed_strategy
 from trials.distributed.host_optimizer import HostOptimizer
 from trials.distributed.parallelize import ParallelStep, device_mesh, parallelize
@@ -44,7 +44,12 @@ def config(precision: str = "fp32", **more: Any) -> TrainingConfig:
     return TrainingConfig.model_validate(settings)
 
 
-DELAYED = config(delayed_update=True, delayed_update_after=AFTER)
+DELAYED = config(delayed_update=True)
+
+
+@pytest.fixture(autouse=True)
+def delayed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zero_offload, "DELAY_AFTER", AFTER)
 
 
 def model() -> nn.Module:
@@ -195,7 +200,8 @@ def test_a_delayed_update_goes_on_in_a_thread_while_the_next_step_runs(
         assert go_on.wait(60)
         update(host, gradients)
 
-    step = parallelize(model(), OFFLOAD, DELAYED.replace(delayed_update_after=0))
+    monkeypatch.setattr(zero_offload, "DELAY_AFTER", 0)
+    step = parallelize(model(), OFFLOAD, DELAYED)
     before = [parameter.clone() for parameter in step.engine.module.parameters()]
     monkeypatch.setattr(host_optimizer.HostOptimizer, "_update", held_up)
     step.forward_backward(batch(0))
@@ -207,9 +213,10 @@ def test_a_delayed_update_goes_on_in_a_thread_while_the_next_step_runs(
     assert not any(map(torch.equal, step.engine.module.parameters(), before))
 
 
-def test_what_reads_weights_waits_for_the_update() -> None:
+def test_what_reads_weights_waits_for_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluation, saving and the check for NaN see the weights after all steps."""
-    step, plain = (parallelize(model(), OFFLOAD, DELAYED.replace(delayed_update_after=0)) for _ in range(2))
+    monkeypatch.setattr(zero_offload, "DELAY_AFTER", 0)
+    step, plain = (parallelize(model(), OFFLOAD, DELAYED) for _ in range(2))
     for each in (step, plain):
         each.forward_backward(batch(0))
         each.update()
@@ -231,7 +238,8 @@ def test_an_error_in_the_thread_is_raised_where_the_step_waits(monkeypatch: pyte
     def broken(*_: Any) -> None:
         raise MemoryError("the host is full")
 
-    step = parallelize(model(), OFFLOAD, DELAYED.replace(delayed_update_after=0))
+    monkeypatch.setattr(zero_offload, "DELAY_AFTER", 0)
+    step = parallelize(model(), OFFLOAD, DELAYED)
     monkeypatch.setattr(HostOptimizer, "_update", broken)
     step.forward_backward(batch(0))
     step.update()
@@ -244,6 +252,7 @@ def test_an_error_in_the_thread_is_raised_where_the_step_waits(monkeypatch: pyte
 
 def on_a_rank() -> dict[str, Any]:
     """How far two ranks are from one, with and without delay; what leaves when; whether replicas are equal."""
+    zero_offload.DELAY_AFTER = AFTER
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mesh = device_mesh("zero_offload", 1, ranks, "cpu")
     found: dict[str, Any] = {}

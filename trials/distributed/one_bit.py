@@ -32,13 +32,19 @@ WEIGHT, CARRIED, ROOT, SERVER, LOOKS = "weight", "carried.", "root", "server_res
 class OneBitZero(Zero):
     """The engine of zero1 with one-bit Adam."""
 
-    def __init__(self, model: nn.Module, config: TrainingConfig, process_group: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainingConfig,
+        process_group: dist.ProcessGroup,
+        total_examples: int,
+    ) -> None:
         """Takes the weights of a model over, which is alike on all ranks."""
         super().__init__(model, config, process_group, keeps_gradients=True, bucket_bytes=ALL_IN_ONE)
         (self._bucket,) = self.buckets
         sizes = [p.numel() for p in self._bucket.parameters]
         group = self._group.process_group
-        self._one_bit = OneBitAdam(self._bucket.master, config, group, sizes, is_part=True)
+        self._one_bit = OneBitAdam(self._bucket.master, config, group, sizes, total_examples, is_part=True)
         self.optimizer, self._masters = self._one_bit, self._bucket.weights
 
     def accumulate_only(self, yes: bool) -> None:

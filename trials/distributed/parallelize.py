@@ -129,6 +129,7 @@ def parallelize(
     where: torch.device | None = None,
     bucket_bytes: int = BUCKET_BYTES,
     replicate: Replicate = average_gradients,
+    total_examples: int = 0,
 ) -> ParallelStep:
     """Takes a model over whose tables were taken (`trials.distributed.table_split.take_tables`), in fp32,
     alike on all ranks.
@@ -143,6 +144,7 @@ def parallelize(
         bucket_bytes: bytes of gradients that dp and zero1 reduce at a time.
         replicate: what dp wraps a model in where there are several ranks, given the bytes of a bucket and the
             process group of the ranks.
+        total_examples: those of all passes, which decide when one-bit Adam and PowerSGD begin.
     """
     engine: Engine
     assert strategy.dense == DELAYING or not config.delayed_update
@@ -156,7 +158,12 @@ def parallelize(
     elif strategy.dense == "dp":
         ranks, group = (mesh.size(), mesh.get_group()) if mesh else (1, None)
         engine = Replicated(
-            model, strategy, config, ranks, lambda module: replicate(module, bucket_bytes, group)
+            model,
+            strategy,
+            config,
+            ranks,
+            lambda module: replicate(module, bucket_bytes, group),
+            total_examples,
         )
     elif strategy.dense == "zero_offload":
         where = where or next(model.parameters()).device
@@ -164,7 +171,7 @@ def parallelize(
         _checkpoint_layers(model, strategy.checkpointing)
     elif config.optimizer == "onebit_adam":
         assert mesh is not None
-        engine = OneBitZero(model, config, mesh.get_group())
+        engine = OneBitZero(model, config, mesh.get_group(), total_examples)
         _checkpoint_layers(model, strategy.checkpointing)
     else:
         assert mesh is not None
@@ -202,6 +209,7 @@ class Replicated:
         config: TrainingConfig,
         ranks: int,
         replicate: Callable[[nn.Module], nn.Module],
+        total_examples: int = 0,
     ) -> None:
         assert config.precision != "auto"
         self._model, self._master = model, MasterWeights(model, config.precision)
@@ -215,15 +223,17 @@ class Replicated:
         self._one_bit: OneBitAdam | None = None
         if config.optimizer == "onebit_adam":
             sizes = [p.numel() for p in dense_parameters(model).values()]
-            self._one_bit = OneBitAdam(flat, config, dist.group.WORLD if self._in_buckets else None, sizes)
+            group = dist.group.WORLD if self._in_buckets else None
+            self._one_bit = OneBitAdam(flat, config, group, sizes, total_examples)
         self.optimizer = self._one_bit or adamw([flat], config)
         self._power_sgd: PowerSgd | None = None
         if isinstance(self.module, DistributedDataParallel):
             if strategy.micro_batches > 1 or self._one_bit is not None or config.power_sgd_rank:
                 lay_gradients_in_buckets(self.module)
             if config.power_sgd_rank:
-                assert config.power_sgd_start is not None
-                self._power_sgd = PowerSgd(self.module, config.power_sgd_rank, config.power_sgd_start)
+                assert config.batch_size is not None
+                steps = total_examples // config.batch_size
+                self._power_sgd = PowerSgd(self.module, config.power_sgd_rank, steps)
 
     def predict(self, inputs: DenseInputs) -> Tensor:
         """See `Engine`."""

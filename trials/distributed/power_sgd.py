@@ -27,6 +27,8 @@ from trials.optim.low_rank import MIN_COMPRESSION, LowRank
 
 LOG = logging.getLogger(__name__)
 RESIDUE, Q = "residue.", "power_sgd_q"
+WHOLE_GRADIENTS = 10
+"""One of so many steps, at the beginning, averages whole gradients: an assumption, not measured."""
 EPSILON = 1e-8
 """Number beside which a column has no length, as where no gradient reaches a matrix."""
 
@@ -34,13 +36,13 @@ EPSILON = 1e-8
 class PowerSgd:
     """The compressed all-reduce of one rank's gradients."""
 
-    def __init__(self, model: DistributedDataParallel, rank: int, start: int, seed: int = 0) -> None:
+    def __init__(self, model: DistributedDataParallel, rank: int, steps: int, seed: int = 0) -> None:
         """Registers the hook of a model whose gradients lie in their buckets.
 
         Args:
             model: the wrapped model.
             rank: columns of P and Q.
-            start: steps before the first that compresses; 2 at least.
+            steps: steps of the whole training.
             seed: seed of the first Q, alike on all ranks.
         """
         self.steps, self._parameters = 0, [p for p in model.parameters() if p.requires_grad]
@@ -48,7 +50,7 @@ class PowerSgd:
         self._state = PowerSGDState(
             process_group=self._group,
             matrix_approximation_rank=rank,
-            start_powerSGD_iter=start,
+            start_powerSGD_iter=max(2, steps // WHOLE_GRADIENTS),  # torch needs two
             min_compression_rate=MIN_COMPRESSION,
             orthogonalization_epsilon=EPSILON,
             random_seed=seed,

@@ -7,8 +7,8 @@ moments of the own part (`trials.distributed.host_optimizer`); it updates them, 
 and are gathered. On one rank there is nothing to scatter, and the part is the bucket.
 
 With `training.delayed_update` the host updates while the device goes on with the next step, which computes with
-the weights of the update before: a gradient is applied one update late. The first updates are not delayed
-(`training.delayed_update_after`). What is under way is waited for before weights are read, saved or
+the weights of the update before: a gradient is applied one update late. The first `DELAY_AFTER` updates are
+not delayed. What is under way is waited for before weights are read, saved or
 loaded, and where the training loop says so (`finish`), so that a training that goes on from a checkpoint delays
 the same updates.
 
@@ -39,7 +39,7 @@ from trials.distributed.buckets import (
 from trials.distributed.host_optimizer import HostOptimizer
 from trials.distributed.scattered_gradients import ScatteredGradients
 from trials.distributed.table_split import DenseInputs
-from trials.job import TrainingConfig
+from trials.job import DELAY_AFTER, TrainingConfig
 from trials.optim.adamw import set_steps
 from trials.optim.clip import Clip
 from trials.optim.master_weights import DTYPES, all_finite, dense_parameters
@@ -101,7 +101,7 @@ class ZeroOffload:
         self._let_go()
         self.finish()
         self.clip(self._host.gradients())
-        if self._config.delayed_update and self._updates >= self._config.delayed_update_after:
+        if self._config.delayed_update and self._updates >= DELAY_AFTER:
             self._host.begin_step()
         else:
             self._host.step()

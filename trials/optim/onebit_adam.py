@@ -1,9 +1,9 @@
 """One-bit Adam (arXiv 2102.02888, algorithm 1): AdamW while the variance changes, then momentum in one bit per
 number.
 
-First stage: AdamW of gradients averaged over ranks, until the variance is steady. Every `training.variance_lag`
+First stage: AdamW of gradients averaged over ranks, until the variance is steady. Every lag (`lag_of`) of
 steps the L1 norm of the variance, corrected for its start at zero, is held against the one a lag before; where the
-smaller is at least `training.variance_ratio` of the larger, the stage ends. The paper's rule has the same ratio of
+smaller is at least `VARIANCE_RATIO` of the larger, the stage ends. The paper's rule has the same ratio of
 norms as they are, over a lag of 1 / (1 - beta2) steps: uncorrected norms grow from zero, and would not be steady
 before some 4,000 steps, more than most trainings here have.
 
@@ -27,6 +27,7 @@ Shapes: N dense weights, one after another.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -38,6 +39,12 @@ from trials.job import TrainingConfig
 from trials.optim.compressed_all_reduce import CompressedAllReduce
 
 LOG = logging.getLogger(__name__)
+VARIANCE_RATIO = 0.96
+"""Ratio of the variance's L1 norms at two looks, the smaller to the larger, from which on it counts as steady
+(arXiv 2102.02888)."""
+LONGEST_LAG, LOOKS = 1000, 20
+"""Most steps between two looks at the variance, 1 / (1 - beta2) as in arXiv 2102.02888, and number of looks in a
+training of fewer steps than that allows: it may then be steady after a tenth of them."""
 LEAST_ROOT = 0.1
 """Least root of a variance, as a share of the mean root in its tensor."""
 
@@ -91,6 +98,14 @@ class SecondStage:
         }
 
 
+def lag_of(config: TrainingConfig, total_examples: int) -> int:
+    """Returns the steps between two looks at the variance, for so many examples of all passes: the second look is
+    not before the end of the learning rates' warm-up."""
+    assert config.batch_size is not None
+    warmup = math.ceil((config.warmup_examples or config.warmup_share * total_examples) / config.batch_size)
+    return max(1, min(LONGEST_LAG, total_examples // config.batch_size // LOOKS), math.ceil(warmup / 2))
+
+
 class OneBitAdam(AdamW):
     """One-bit Adam of the dense weights as one vector, or of this rank's part of it in the first stage."""
 
@@ -100,6 +115,7 @@ class OneBitAdam(AdamW):
         config: TrainingConfig,
         group: dist.ProcessGroup | None,
         sizes: Sequence[int],
+        total_examples: int,
         *,
         is_part: bool = False,
     ) -> None:
@@ -110,13 +126,13 @@ class OneBitAdam(AdamW):
             config: resolved settings.
             group: the ranks that train together; None for one.
             sizes: numbers of each dense tensor, in the vector's order.
+            total_examples: those of all passes.
             is_part: whether ranks have equal parts of the vector.
         """
-        assert config.variance_lag is not None
         lr, decay = config.dense_learning_rate, config.weight_decay
         super().__init__([parameter], lr=lr, weight_decay=decay, fused=True)
         self._parameter, self.group, self._sizes, self._is_part = parameter, group, sizes, is_part
-        self._lag, self._ratio = config.variance_lag, config.variance_ratio
+        self._lag = lag_of(config, total_examples)
         self.steps = 0
         """Number of steps so far."""
         self.looked_at = torch.zeros(2, dtype=torch.float64)
@@ -164,7 +180,7 @@ class OneBitAdam(AdamW):
         beta2 = self.param_groups[0]["betas"][1]
         now = norm.item() / (1 - beta2**self.steps)
         before, self.looked_at[0], self.looked_at[1] = float(self.looked_at[1]), self.steps, now
-        return bool(0 < self._ratio * max(before, now) <= min(before, now))
+        return bool(0 < VARIANCE_RATIO * max(before, now) <= min(before, now))
 
     @torch.no_grad()
     def freeze(self, weight_N: Tensor, momentum_N: Tensor, variance_N: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trials.cluster.quantity import byte_words
-from trials.job import TrainingConfig
+from trials.job import DELAY_AFTER, TrainingConfig
 from trials.planner.estimates import MemoryEstimate, PricedStrategy, StepTime
 from trials.planner.one_bit_worth import Worth, worth
 from trials.planner.options import PlanOptions
@@ -98,7 +98,7 @@ def delay_sentences(training: TrainingConfig) -> tuple[str, ...]:
         return ()
     return (
         f"The ladder is restricted to {DELAYING}, which alone can delay updates (training.delayed_update): from "
-        f"step {training.delayed_update_after + 1} on the host's update goes on while the next step runs.",
+        f"step {DELAY_AFTER + 1} on the host's update goes on while the next step runs.",
     )
 
 

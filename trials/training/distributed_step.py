@@ -86,6 +86,7 @@ class DistributedStep:
         *,
         where: torch.device,
         evaluation_rows: int | None = None,
+        total_examples: int = 0,
     ) -> None:
         """Takes the model over, which is alike on all ranks; a collective.
 
@@ -99,6 +100,7 @@ class DistributedStep:
             where: this process's device.
             evaluation_rows: rows of this rank that go forward at once in an evaluation; None: no more than a
                 micro-batch if memory is limited, else `rows_at_once`.
+            total_examples: those of all passes, which decide when gradients begin to be compressed.
         """
         config = job.training
         assert config.batch_size is not None
@@ -163,6 +165,7 @@ class DistributedStep:
                     mesh,
                     where=where,
                     bucket_bytes=_bucket_bytes(cluster, strategy),
+                    total_examples=total_examples,
                 )
         count_on_device([*model.buffers(), *(() if strategy.offload else model.parameters())])
         self._engine: Engine = self._dense.engine

@@ -186,7 +186,8 @@ def train(
         UserError: for a checkpoint of another job, a split with fewer rows than there are ranks, or delayed
             updates under a strategy that has none.
     """
-    step = fresh_step(job, start_from, ranks, strategy, cluster, servers, evaluation_rows)
+    total = job.training.examples(log.manifest.rows["train"])
+    step = fresh_step(job, start_from, ranks, strategy, cluster, servers, evaluation_rows, total)
     checkpoints = Checkpoints(resume_from, job, ranks, checkpoint_seconds)
     fresh = TrainingState(next_evaluation=job.evaluate_every), None
     average = WeightAverage(step, job.weight_average) if job.weight_average else None

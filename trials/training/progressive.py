@@ -28,7 +28,7 @@ from trials.data.loader import even_batches
 from trials.data.periods import AFTER_TRAINING, Periods
 from trials.data.prefetch import on_device
 from trials.events import Event, Progress
-from trials.job import DELAY_AFTER, LOCAL_TABLES, VARIANCE_RATIO, Job, TrainingConfig
+from trials.job import LOCAL_TABLES, Job, TrainingConfig
 from trials.memory.limit import on_host
 from trials.ranks import Ranks
 from trials.record import Metrics
@@ -46,11 +46,8 @@ FIXED = {
     "warmup_share": 0.0,
     "train_fraction": 1.0,
     "delayed_update": False,
-    "delayed_update_after": DELAY_AFTER,
     "frequency_decay": 0.0,
     "optimizer": "adamw",
-    "variance_lag": None,
-    "variance_ratio": VARIANCE_RATIO,
     "tables": LOCAL_TABLES,
 }
 """Settings that follow from the order of time: every row is trained on once, at a constant rate."""
@@ -145,11 +142,14 @@ def score_ahead(
     assert job.period is not None
     names = AFTER_TRAINING[: AFTER_TRAINING.index(split_name) + 1]
     periods = Periods.of(log, job.period, names, unstamped=True)
+    total = job.training.examples(log.manifest.rows["train"])
     job = job.replace(training=in_order_of_time(job.training))
     learnt = {name: tensor for name, tensor in weights.items() if name.startswith(OPTIMIZER)}
     plain = {name: tensor for name, tensor in weights.items() if name not in learnt}
     start_from = _on_all_ranks(job, plain, ranks)
-    step = fresh_step(job, start_from, ranks, strategy, cluster, evaluation_rows=evaluation_rows)
+    step = fresh_step(
+        job, start_from, ranks, strategy, cluster, evaluation_rows=evaluation_rows, total_examples=total
+    )
     put_back(step, learnt, ranks)
     logit_N = torch.empty(len(periods.rows))
     for number in range(len(periods)):

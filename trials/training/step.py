@@ -104,9 +104,11 @@ def fresh_step(
     cluster: Cluster | None,
     servers: Servers | None = None,
     evaluation_rows: int | None = None,
+    total_examples: int = 0,
 ) -> Step:
     """Makes a step whose weights follow from the seed, alike on all ranks; what dropout draws differs from rank to
-    rank. Of a rank `evaluation_rows` go forward at once in an evaluation, if a plan sets them."""
+    rank. Of a rank `evaluation_rows` go forward at once in an evaluation, if a plan sets them. The
+    `total_examples` of all passes decide when gradients begin to be compressed."""
     check_together(job.training, strategy)
     torch.manual_seed(job.seed)
     with on_host():
@@ -122,7 +124,15 @@ def fresh_step(
         model = on_device_for_good(model, device())
         return TrainStep(model, job.training, evaluation_rows=evaluation_rows)
     step = DistributedStep(
-        model, job, strategy, ranks, cluster, servers, where=device(), evaluation_rows=evaluation_rows
+        model,
+        job,
+        strategy,
+        ranks,
+        cluster,
+        servers,
+        where=device(),
+        evaluation_rows=evaluation_rows,
+        total_examples=total_examples,
     )
     group = ranks.rank // strategy.tensor  # a tensor group draws alike what it computes alike
     if group or strategy.tensor > 1:

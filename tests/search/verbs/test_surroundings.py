@@ -16,6 +16,7 @@ from typing import Any
 import click
 import pytest
 from command_line import Run
+from pydantic import ValidationError
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -26,6 +27,8 @@ from search.cli import cli, main
 from search.config import REMOVED, StudyConfig, check_directory, read_study_config, write_config
 from search.logs import show_logs
 from search.terminal import print_table
+from trials.job import REMOVED as OF_TRAINING
+from trials.job import TrainingConfig
 from trials.processes.fork_server import server_environment
 
 
@@ -153,9 +156,19 @@ def test_impatient_interrupts_do_not_cut_short_what_the_first_has_begun(
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("key", REMOVED)
+@pytest.mark.parametrize("key", [*REMOVED, *(f"training.{key}" for key in OF_TRAINING)])
 def test_a_removed_key_is_answered_by_what_decides_now(dhen_search: Run, tmp_path: Path, key: str) -> None:
-    default, decides = REMOVED[key]
+    *section, last = key.split(".")
+    default, decides = (OF_TRAINING if section else REMOVED)[last]
     said = dhen_search("run", "--out", tmp_path / "out", f"{key}=7", code=2).stderr
-    assert f"the key '{key}' was removed: {decides}" in " ".join(said.split())
-    assert read_study_config(None, [], **{key: default}) == read_study_config(None, [])
+    assert f"the key '{last}' was removed: {decides}" in " ".join(said.split())
+    word = f"{key}={'' if default is None else default}"
+    assert read_study_config(None, [word]) == read_study_config(None, [])
+
+
+def test_a_job_of_before_is_read_with_what_was_made_of_its_steps() -> None:
+    resolved = TrainingConfig(optimizer="onebit_adam").resolved(5000, "fp32")
+    before = resolved.to_dict() | {"variance_lag": 9, "power_sgd_start": 50}
+    assert TrainingConfig.model_validate(before) == resolved
+    with pytest.raises(ValidationError, match="the key 'variance_ratio' was removed"):
+        TrainingConfig.model_validate(before | {"variance_ratio": 0.9})

@@ -4,17 +4,18 @@ checked."""
 from __future__ import annotations
 
 from itertools import pairwise
+from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dhen.errors import UserError
 from trials.job import TrainingConfig
+from trials.optim import onebit_adam
 from trials.optim.compressed_all_reduce import CompressedAllReduce, Layout
 from trials.optim.one_bit import AT_ONCE, BLOCK
-from trials.optim.onebit_adam import LEAST_ROOT, OneBitAdam
+from trials.optim.onebit_adam import LEAST_ROOT, LOOKS, OneBitAdam, lag_of
 
 CPU = torch.device("cpu")
 LENGTHS = st.one_of(st.integers(1, 5 * BLOCK), st.sampled_from([AT_ONCE["cpu"], 2 * AT_ONCE["cpu"] + 77]))
@@ -57,15 +58,15 @@ def test_chunks_cover_the_vector(ranks: int) -> None:
 
 def frozen_after(variances: list[float], lag: int, ratio: float) -> int | None:
     """The step after which a variance with these gradients' squares is taken for steady."""
-    settings = {"optimizer": "onebit_adam", "variance_lag": lag, "variance_ratio": ratio, "batch_size": 4}
-    config = TrainingConfig.model_validate(settings | {"precision": "fp32"})
+    config = TrainingConfig(optimizer="onebit_adam", batch_size=4, precision="fp32")
     weight = torch.nn.Parameter(torch.zeros(8))
-    optimizer = OneBitAdam(weight, config, None, [8])
-    for number, variance in enumerate(variances, start=1):
-        weight.grad = torch.full((8,), variance**0.5)
-        optimizer.step()
-        if optimizer.is_steady():
-            return number
+    optimizer = OneBitAdam(weight, config, None, [8], total_examples=LOOKS * lag * 4)
+    with patch.object(onebit_adam, "VARIANCE_RATIO", ratio):
+        for number, variance in enumerate(variances, start=1):
+            weight.grad = torch.full((8,), variance**0.5)
+            optimizer.step()
+            if optimizer.is_steady():
+                return number
     return None
 
 
@@ -83,14 +84,13 @@ def test_a_weight_without_gradients_in_the_first_stage_stays_within_bounds_when_
     config = TrainingConfig.model_validate(
         {
             "optimizer": "onebit_adam",
-            "variance_lag": 2,
             "batch_size": 4,
             "precision": "fp32",
             "learning_rate": 0.01,
         }
     )
     weight = torch.nn.Parameter(torch.zeros(6))
-    optimizer = OneBitAdam(weight, config, None, [3, 3])
+    optimizer = OneBitAdam(weight, config, None, [3, 3], total_examples=2 * LOOKS * 4)
     for number in range(40):
         weight.grad = torch.tensor([1.0, -1.0, 0.0, 0.0, 0.0, 0.0])
         if number > 10:  # comes to life
@@ -108,8 +108,6 @@ def test_a_weight_without_gradients_in_the_first_stage_stays_within_bounds_when_
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"variance_lag": 5}, "optimizer=adamw never"),
-        ({"variance_ratio": 0.9}, "optimizer=adamw never"),
         ({"optimizer": "onebit_adam", "optimizer_precision": "bf16"}, "give optimizer_precision=fp32"),
         ({"optimizer": "onebit_adam", "delayed_update": True}, "leave one of them out"),
     ],
@@ -120,15 +118,13 @@ def test_settings_that_do_not_go_together_are_refused(words: dict[str, object], 
 
 
 def test_a_lag_is_a_twentieth_of_the_steps_and_no_shorter_than_the_warm_up_of_rates() -> None:
-    def lag(rows: int = 64_000, **more: object) -> int | None:
-        settings = {"optimizer": "onebit_adam", "batch_size": 100, "epochs": 2} | more
-        return TrainingConfig.model_validate(settings).resolved(rows, "fp32").variance_lag
+    def lag(rows: int = 64_000, epochs: int = 2, warmup_share: float = 0.0) -> int:
+        config = TrainingConfig(
+            optimizer="onebit_adam", batch_size=100, epochs=epochs, warmup_share=warmup_share
+        )
+        return lag_of(config, config.examples(rows))
 
     assert lag() == 64
     assert lag(epochs=1000) == 1000
     assert lag(rows=500) == 1
     assert lag(warmup_share=0.3) == 192
-    assert lag(optimizer="adamw") is None
-    assert lag(variance_lag=7) == 7
-    with pytest.raises(UserError, match=r"variance_lag=7 lets .* give at least 192"):
-        lag(variance_lag=7, warmup_share=0.3)

@@ -23,7 +23,7 @@ from trials.strategy import Strategy, named
 SCHEMA = FeatureSchema(tables=(Table(name="user", rows=5000),), numeric=("price",))
 LAYER = {"modules": [{"kind": "mlp", "mlp": [4096, 4096]}], "out_embeddings": 8}
 MODEL = parse_model({"embedding_dim": 32, "layers": [LAYER] * 4}, "test")
-ONE_BIT = TrainingConfig(batch_size=2048, precision="bf16", optimizer="onebit_adam", variance_lag=100)
+ONE_BIT = TrainingConfig(batch_size=2048, precision="bf16", optimizer="onebit_adam")
 ADAMW = TrainingConfig(batch_size=2048, precision="bf16")
 
 

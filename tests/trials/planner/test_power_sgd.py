@@ -75,8 +75,6 @@ def test_the_step_is_shorter_below_one_bandwidth_and_the_plan_names_it() -> None
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"power_sgd_start": 9}, "give power_sgd_rank=2 too"),
-        ({"power_sgd_rank": 2, "power_sgd_start": 1}, "greater than or equal to 2"),
         ({"power_sgd_rank": 2, "optimizer": "onebit_adam"}, "optimizer=onebit_adam does too"),
         ({"power_sgd_rank": 2, "precision": "bf16", "all_reduce_precision": "fp32"}, "all_reduce_precision"),
         ({"power_sgd_rank": 2, "delayed_update": True}, "delayed_update=true does too"),
@@ -85,10 +83,3 @@ def test_the_step_is_shorter_below_one_bandwidth_and_the_plan_names_it() -> None
 def test_settings_that_contradict_it_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         TrainingConfig(**settings)
-
-
-def test_it_begins_after_a_tenth_of_the_steps() -> None:
-    settings = TrainingConfig(power_sgd_rank=2, batch_size=10, epochs=1)
-    assert settings.resolved(5000, "fp32").power_sgd_start == 50
-    assert settings.resolved(20, "fp32").power_sgd_start == 2
-    assert TrainingConfig(epochs=1).resolved(5000, "fp32").power_sgd_start is None
