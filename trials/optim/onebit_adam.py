@@ -1,7 +1,7 @@
 """One-bit Adam (arXiv 2102.02888, algorithm 1): AdamW while the variance changes, then momentum in one bit per
 number.
 
-First stage: AdamW of gradients averaged over ranks, until the variance is steady. Every lag (`lag_of`) of
+First stage: AdamW of gradients averaged over ranks, until the variance is steady. Every so many (`lag_of`)
 steps the L1 norm of the variance, corrected for its start at zero, is held against the one a lag before; where the
 smaller is at least `VARIANCE_RATIO` of the larger, the stage ends. The paper's rule has the same ratio of
 norms as they are, over a lag of 1 / (1 - beta2) steps: uncorrected norms grow from zero, and would not be steady
