@@ -106,7 +106,9 @@ def command(
     check_place(out)
     launcher = Launcher(several_ranks=ranks_here(config) > 1)
     launcher.warm_up()
-    source, start, encoding = None, None, None
+    source: Path | None = None
+    start: Path | None = None
+    encoding: Encoding | None = None
     if from_weights:
         bundle = read_bundle(Path(what))
         source = start = bundle.weights(member)
