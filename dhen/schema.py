@@ -48,7 +48,7 @@ class Growing(Value):
     # left out of plain data where it is the default, so that jobs of before it was a field keep their fingerprint
     missing: Literal["default", "own"] = Field(default="default", exclude_if=lambda row: row == "default")
     """Row of a missing value: the default row, or one of its own, which it gets and loses as an id does. Tables
-    that were static have it of their own (`dhen-search convert`)."""
+    that were static in a bundle have it of their own (`train --from-weights growing.columns=`)."""
 
     @property
     def ttl_milliseconds(self) -> int | None:

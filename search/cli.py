@@ -45,7 +45,6 @@ VERBS = {
     "train": "train one configuration, or a bundle's again",
     "online": "train a bundle on newer rows, period by period, and leave increments",
     "apply": "bring increments into a bundle, or write it whole",
-    "convert": "make a bundle's tables growing or static",
     "predict": "score a file of rows with a bundle",
     "serve": "score rows over HTTP, as MLflow does",
     "plan": "what each memory technique costs a configuration on a cluster, and the least that fits",

@@ -100,8 +100,8 @@ class BundleInfo(Value):
     """The newest period that was trained on online, where its increment is in the weights themselves; None where
     there was none."""
     converted: Version | None = Field(default=None, exclude_if=lambda version: version is None)
-    """The version of another bundle from which this one was made, with other kinds of tables (`convert`); None for
-    one that was trained as it is."""
+    """The version of another bundle from which this one was made, with tables of 8 bits; None for one that was
+    trained as it is."""
     int8_tables: Int8Cost | None = Field(default=None, exclude_if=lambda cost: cost is None)
     """What it costs that the tables have 8 bits per value; None where they have fp32."""
     planned_technique: str | None = None

@@ -1,171 +1,143 @@
-"""A bundle with growing tables in place of static ones, or the other way round, whose scores are the same.
+"""A bundle's weights with growing tables in place of static ones, or the other way round: every score stays.
 
 A static table has a row for missing values (0), one for unknown ones (1) and one for each value of its
 vocabulary; a growing one has the default row (0) and rows that keys have. Each row is copied to where the raw
 values that had it find it, so every raw row of a log has the same score, to the bit:
 
-growing to static: the vocabulary is of the hashes that have a row, in any network of an average. The row of
-unknown values is the default row, and so is that of a hash which has its row in another network alone.
+growing to static: the vocabulary is of the hashes that have a row, since a growing table keeps no values. A log
+could give the values, but only those that it has; the others would lose what they have learnt. The row of unknown
+values is the default row.
 static to growing: each value of the vocabulary has a row under its hash, missing values have one of their own, and
 the row of unknown values is the default row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dhen.atomic_write import atomic_folder
 from dhen.config import ModelConfig
-from dhen.cost import Costs, dense_parameters, embedding_parameters, within
 from dhen.errors import UserError, unknown_name
+from dhen.inputs.fresh_rows import unfilled_tables
 from dhen.inputs.held_schema import held_schema
 from dhen.inputs.key_index import EMPTY
 from dhen.inputs.table_dims import table_dims
-from dhen.model import build_model, model_cost
+from dhen.model import build_model
 from dhen.schema import FeatureSchema, Growing
-from search.bundles.bundle import (
-    Bundle,
-    BundleInfo,
-    check_place,
-    scores,
-    weights_names,
-    write_beside_weights,
-)
-from trials.data.encoding.convert import converted_rows, to_growing, to_static
+from dhen.values import parse
+from search.bundles.bundle import Bundle
 from trials.data.encoding.encoding import Encoding
 from trials.data.encoding.hashing import MISSING_KEY, Hashes
-from trials.data.encoding.vocabulary import FIRST_ID, MISSING_ID, UNKNOWN_ID
+from trials.data.encoding.vocabulary import FIRST_ID, MISSING_ID, UNKNOWN_ID, AnyVocabulary, HashVocabulary
+from trials.data.log_schema import FIXED, MIN_COUNT, Column, LogSchema, TableKind
+from trials.data.read_options import GivenGrowing
 from trials.embeddings.growing import growing_rows
 from trials.optim.master_weights import embedding_tables
 from trials.storage.weight_changes import KEYS
-from trials.storage.weights_file import save_weights
+from trials.storage.weights_file import adopt_weights, save_weights
 
-Kind = Literal["growing", "static"]
 ROOM = 2
 """Rows of a growing table for each that is taken, where no capacity is given: as many again are free."""
-MOST_ADMIT_AFTER = 255
 
 
-class ConvertedTable(NamedTuple):
-    """What became of a table."""
-
-    name: str
-    taken: int
-    """Number of values that have a row of their own, missing ones included where they do."""
-    rows: int
-    """Number of its rows now."""
-
-
-def convert(
-    bundle: Bundle, out: Path, kind: Kind, *, columns: Sequence[str] = (), capacity: int | None = None
-) -> list[ConvertedTable]:
-    """Writes a bundle with tables of the other kind, of the newest version of this one.
+def with_growing_columns(bundle: Bundle, member: int | None, growing: GivenGrowing, file: Path) -> Encoding:
+    """Writes a file of weights that score as a bundle's network does, while other tables grow.
 
     Args:
-        bundle: the bundle, which stays as it is.
-        out: the folder of the new one.
-        kind: what tables become.
-        columns: columns whose tables are converted; all that can be where none is named.
-        capacity: capacity of each growing table; None for twice as many rows as are taken.
+        bundle: the bundle.
+        member: the network of a bundle that is an average; None if it is one network.
+        growing: `columns` are those whose tables grow; the rest is for those among them that were static.
+        file: the new weights file.
 
     Returns:
-        The tables that were converted, in the order of the schema.
+        The encoding that the weights are for.
 
     Raises:
-        UserError: where there is nothing to convert, a table named cannot be, or the capacity is too small.
+        UserError: if a table cannot grow, the capacity is too small, or training cannot go on from the bundle.
     """
-    check_place(out)
-    if out.resolve() == bundle.directory.resolve():
-        raise UserError(f"{out} is the bundle that is converted; choose another --out.")
-    if kind == "static" and capacity is not None:
+    weights, job = bundle.weights(member), bundle.job(member)
+    with unfilled_tables():
+        old = build_model(job.model, job.features)
+    adopt_weights(old, weights, mapped=False)
+    encoding = _encoding(bundle, old, job.model, growing)
+    _check_lengths(job.model, job.features, encoding.features)
+    new = build_model(job.model, encoding.features)
+    _move(old, new, bundle.encoding, encoding)
+    save_weights(new.state_dict(), file)
+    return encoding
+
+
+def _encoding(bundle: Bundle, network: nn.Module, model: ModelConfig, growing: GivenGrowing) -> Encoding:
+    """Returns the bundle's encoding with tables that grow as they are to."""
+    encoding, schema = bundle.encoding, bundle.encoding.schema
+    wanted = growing.columns or ()
+    for name in wanted:
+        if name not in schema.tables:
+            raise unknown_name("categorical or multi_hot column", name, schema.tables)
+    columns: dict[str, Column] = dict(schema.columns)
+    vocabularies: dict[str, AnyVocabulary] = dict(encoding.vocabularies)
+    for name, column in schema.tables.items():
+        rule = schema.growing(name)
+        if name in wanted and rule is None:
+            rule = _rule(bundle, name, model, growing)
+            columns[name] = column.replace(table=TableKind(growing=rule), min_count=MIN_COUNT)
+            del vocabularies[name]
+        elif name not in wanted and rule is not None:
+            columns[name] = column.replace(table=FIXED, min_count=rule.admit_after)
+            vocabularies[name] = HashVocabulary(_hashes(network, name))
+    if growing != GivenGrowing(columns=wanted) and all(map(schema.growing, wanted)):
         raise UserError(
-            "--capacity is of growing tables; a static one has a row for each id that has one now."
+            "growing: a capacity and rules are for columns that begin to grow, and none of growing.columns does; "
+            "leave them out."
         )
-    if bundle.info.int8_tables is not None:
-        raise UserError(
-            f"{bundle.directory} has tables of 8 bits per value: convert first, then export --int8-tables."
-        )
-    model = bundle.model()
-    old = [model] if bundle.info.job else list(model.networks)  # type: ignore[arg-type]
-    names = _convertible(bundle, kind, columns)
-    if kind == "growing":
-        rules = {name: _rule(bundle, name, capacity) for name in names}
-        encoding = to_growing(bundle.encoding, rules)
-    else:
-        encoding = to_static(bundle.encoding, {name: _hashes(old, name) for name in names})
-    info = _info(bundle, encoding)
-    new = [build_model(job.model, job.features) for job in info.jobs]
-    for network, converted in zip(old, new, strict=True):
-        _move(network, converted, bundle.encoding, encoding)
-    rows = converted_rows(bundle.examples(), bundle.encoding, encoding)
-    alone = zip(old, new, strict=True)
-    assert all(torch.equal(bundle.scores(one), scores(other.eval(), rows)) for one, other in alone)
-    with atomic_folder(out) as building:
-        for network, name in zip(new, weights_names(info), strict=True):
-            save_weights(network.state_dict(), building / name)
-        write_beside_weights(building, info, encoding, rows, bundle.serving)
-    made = {table.name: table for table in encoding.features.tables}
-    return [ConvertedTable(name, _taken(bundle, encoding, name), made[name].rows) for name in names]
+    data = {name: column.to_dict() for name, column in columns.items()}
+    in_order = {name: vocabularies[name] for name in schema.tables if name in vocabularies}
+    return encoding.with_tables(parse(LogSchema, schema.to_dict() | {"columns": data}, "growing"), in_order)
 
 
-def _convertible(bundle: Bundle, kind: Kind, columns: Sequence[str]) -> list[str]:
-    """Returns the columns whose tables are converted, in the order of the schema."""
-    encoding = bundle.encoding
-    tables = encoding.schema.tables
-    for name in columns:
-        if name not in tables:
-            raise unknown_name("categorical or multi_hot column", name, tables)
-    grows = {name for name in tables if encoding.schema.growing(name)}
-    found = [
-        name for name in tables if (name in grows if kind == "static" else name in encoding.vocabularies)
-    ]
-    for name in columns:
-        if name not in found:
-            is_so = (name in grows) == (kind == "growing")
-            why = f"is {kind} already" if is_so else "is hashed into buckets, whose values are not known"
-            raise UserError(f"--column {name}: its table {why}; it stays as it is. Leave it out.")
-    if not found:
-        kinds = {
-            "static": "no table of it grows",
-            "growing": "no table of it has a vocabulary (those that grow, that are hashed into buckets, and those "
-            "of time stamps and numbers stay as they are)",
-        }
-        raise UserError(f"{bundle.directory}: there is nothing to convert: {kinds[kind]}.")
-    return [name for name in found if name in columns or not columns]
-
-
-def _rule(bundle: Bundle, name: str, capacity: int | None) -> Growing:
+def _rule(bundle: Bundle, name: str, model: ModelConfig, growing: GivenGrowing) -> Growing:
     """Returns how the table of a vocabulary grows from now on."""
-    hashes, column = bundle.encoding.vocabularies[name].hashes, bundle.encoding.schema.tables[name]
+    vocabulary, share, capacity = (
+        bundle.encoding.vocabularies.get(name),
+        model.capacity_share,
+        growing.capacity,
+    )
+    if vocabulary is None:
+        raise UserError(
+            f"growing.columns: the values of {name} are hashed into buckets, so they cannot get rows of their "
+            "own; leave it out."
+        )
+    hashes = vocabulary.hashes
     if len(np.unique(hashes)) < len(hashes):
         raise UserError(
-            f"{name}: two of its values have the same hash, and would share a row of a growing table; name the "
-            "other columns with --column."
+            f"growing.columns: two values of {name} have the same hash, and would share a row of a growing table; "
+            "leave it out."
         )
     taken = len(hashes) + 1  # and one for missing values
-    least_share = min(job.model.capacity_share for job in bundle.info.jobs)
     if capacity is None:
-        capacity = int(-(-ROOM * taken // least_share))
-    held = max(1, round(least_share * capacity))
-    if held < taken:
-        share = f", of which a model has {held:,} (capacity_share={least_share})" if least_share < 1 else ""
+        capacity = int(-(-ROOM * taken // share))
+    if max(1, round(share * capacity)) < taken:
+        of_model = f" times model.capacity_share={share}" if share < 1 else ""
         raise UserError(
-            f"--capacity {capacity}{share} is less than the {taken:,} rows of {name} that are taken; give more."
+            f"growing.capacity={capacity}{of_model} is less than the {taken:,} rows of {name} that are taken; "
+            "give more."
         )
-    admit_after = min(column.min_count, MOST_ADMIT_AFTER)
-    return Growing(capacity=capacity, admit_after=admit_after, missing="own")
+    return Growing(
+        capacity=capacity,
+        admit_after=growing.admit_after,
+        evict=growing.evict,
+        ttl=growing.ttl,
+        missing="own",
+    )
 
 
-def _hashes(networks: Sequence[nn.Module], name: str) -> Hashes:
-    """Returns the hashes of values (ascending) that have a row of a growing table in any of the networks."""
-    keys = [_rows_of_keys(network, name)[0] for network in networks]
-    found = torch.cat(keys).numpy()
+def _hashes(network: nn.Module, name: str) -> Hashes:
+    """Returns the hashes of values (ascending) that have a row of a growing table."""
+    found = _rows_of_keys(network, name)[0].numpy()
     return np.unique(found[found != MISSING_KEY].view(np.uint64))
 
 
@@ -176,29 +148,6 @@ def _rows_of_keys(network: nn.Module, name: str) -> tuple[Tensor, Tensor]:
     return growing.held([table.name for table in growing.tables].index(name))
 
 
-def _info(bundle: Bundle, encoding: Encoding) -> BundleInfo:
-    """Returns what the new bundle says of itself: as the old one, with its own tables."""
-    info, features = bundle.info, encoding.features
-    for job in info.jobs:
-        _check_lengths(job.model, job.features, features)
-    costs = [model_cost(job.model, features) for job in info.jobs]
-    members = tuple(member.replace(job=member.job.replace(features=features)) for member in info.members)
-    return info.replace(
-        job=info.job.replace(features=features) if info.job else None,
-        members=members,
-        cost=costs[0] if info.job else _of_members(costs),
-        parameters=sum(map(dense_parameters, costs)),
-        embedding_parameters=sum(map(embedding_parameters, costs)),
-        version=None,
-        trained=bundle.trained,
-        converted=bundle.version,
-    )
-
-
-def _of_members(costs: Sequence[Costs]) -> Costs:
-    return tuple(row for place, cost in enumerate(costs) for row in within(f"member{place}", cost))
-
-
 def _check_lengths(model: ModelConfig, old: FeatureSchema, new: FeatureSchema) -> None:
     """Checks that embeddings keep their lengths, which may follow from numbers of rows."""
     lengths = zip(held_schema(model, new).tables, table_dims(model, old), table_dims(model, new), strict=True)
@@ -207,7 +156,7 @@ def _check_lengths(model: ModelConfig, old: FeatureSchema, new: FeatureSchema) -
             raise UserError(
                 f"with table_dim_exponent={model.table_dim_exponent} the length of embeddings follows from the "
                 f"numbers of rows, and that of {table.name} would be {after} in place of {before}: give another "
-                "--capacity, or name fewer columns with --column."
+                "growing.capacity, or other growing.columns."
             )
 
 
@@ -271,10 +220,3 @@ def _give_keys(old: nn.Module, new: nn.Module, before: Encoding) -> None:
         else:
             hashes = before.vocabularies[table.name].hashes.view(np.int64)
             growing.give(number, torch.from_numpy(np.concatenate(([MISSING_KEY], hashes))))
-    growing.build_index()
-
-
-def _taken(bundle: Bundle, encoding: Encoding, name: str) -> int:
-    """Returns how many values have a row of their own."""
-    vocabulary = encoding.vocabularies.get(name)
-    return len(vocabulary) if vocabulary is not None else len(bundle.encoding.vocabularies[name]) + 1

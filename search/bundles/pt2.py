@@ -147,8 +147,8 @@ def _check(bundle: Bundle) -> None:
     if names:
         raise UserError(
             f"{bundle.directory}: the tables of {', '.join(names)} grow, and ids are found in them by a search "
-            f"that cannot be compiled. Make them static first, every score stays: `dhen-search convert "
-            f"{bundle.directory} --tables static --out STATIC`, then export STATIC."
+            f"that cannot be compiled. Train on with static tables, from the same scores: `dhen-search train "
+            f"{bundle.directory} --from-weights --data LOG growing.columns=[] --out STATIC`, then export STATIC."
         )
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         raise UserError("--format pt2 compiles machine code, and there is no g++ or clang++ on this machine.")

@@ -221,26 +221,6 @@ class AppliedBundle(Value):
     """Path of the bundle that has them in its weights, where `--out` was given."""
 
 
-class ConvertedTableRows(Value):
-    """What became of one table."""
-
-    name: str
-    taken: int
-    """Number of values that have a row of their own."""
-    rows: int
-
-
-class ConvertedBundle(Value):
-    """`convert`: a bundle with tables of the other kind."""
-
-    bundle: str
-    kind: str
-    """What tables became: growing or static."""
-    version: int
-    """Version of the bundle that it was made of."""
-    tables: tuple[ConvertedTableRows, ...]
-
-
 class ScoredRows(Value):
     """`predict`: a file of scores."""
 

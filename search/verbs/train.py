@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from dhen.fingerprint import fingerprint
 from dhen.model import catalog, named_model, parse_model
 from dhen.values import parse
 from search.bundles.bundle import Member, check_place, is_bundle, read_bundle, write_bundle
+from search.bundles.convert import with_growing_columns
 from search.bundles.export import bundle_info
 from search.config import HELD_KEYS, LOG_KEYS, StudyConfig, held_config
 from search.dataset import log_files, open_log
@@ -44,6 +46,7 @@ from search.verbs.data_option import data_option
 from search.verbs.output import TrainedBundle, json_option, print_json
 from trials.cluster.machine import preferred_precision
 from trials.data.cache import PreparedLog
+from trials.data.encoding.encoding import Encoding
 from trials.data.periods import check_periods
 from trials.data.prepare.prepare_log import prepare
 from trials.events import WEIGHTS
@@ -65,6 +68,7 @@ Examples:
   dhen-search train runs/demo/best --data log.csv --out retrained seed=1
   dhen-search train runs/demo/best --data newer.csv --out newer refit=yes
   dhen-search train runs/demo/best --data newer.csv --from-weights --out continued
+  dhen-search train runs/demo/best --data newer.csv --from-weights --out grows 'growing.columns=[user]'
   dhen-search train dcn_v2 --data log.csv --out dcn training.epochs=2
   dhen-search train runs/demo/best --data log.csv --out sharded ranks=1x4 hbm=2GiB
 """
@@ -102,10 +106,21 @@ def command(
     check_place(out)
     launcher = Launcher(several_ranks=ranks_here(config) > 1)
     launcher.warm_up()
+    source: Path | None = None
+    start: Path | None = None
+    encoding: Encoding | None = None
+    if from_weights:
+        bundle = read_bundle(Path(what))
+        source = start = bundle.weights(member)
+        encoding = bundle.encoding
+        if config.growing.columns is not None:
+            start = out.absolute().parent / f".{out.name}.training.start.safetensors"
+            start.parent.mkdir(parents=True, exist_ok=True)
+            click.get_current_context().call_on_close(partial(start.unlink, missing_ok=True))
+            encoding = with_growing_columns(bundle, member, config.growing, start)
     with step_progress(console) as progress:
-        log = _open(what, config, progress, in_its_encoding=from_weights)
+        log = _open(what, config, progress, encoding)
     print_notes(console, log.notes)
-    start = read_bundle(Path(what)).weights(member) if from_weights else None
     if config.next_period is not None:
         check_periods(log, config.next_period, most_ranks(config))
     trained: list[_Trained] = []
@@ -113,7 +128,7 @@ def command(
     while (settings := _next(training, trained, len(folders))) is not None:
         job = job_on(log, model, settings, config.seed, preferred_precision())
         job = job.replace(period=config.next_period)
-        folder = out.absolute().parent / f".{out.name}.training.{_identity(job, start)}"
+        folder = out.absolute().parent / f".{out.name}.training.{_identity(job, source)}"
         folders.append(folder)
         try:
             trained.append(_train(job, folder, launcher, log, config, start, console))
@@ -133,7 +148,7 @@ def command(
             console.print(decay_left_out(technique), soft_wrap=True)
     if config.refit is True:
         again = refit_job(record, log)
-        folders.append(out.absolute().parent / f".{out.name}.training.{_identity(again, start)}")
+        folders.append(out.absolute().parent / f".{out.name}.training.{_identity(again, source)}")
         rows = log.manifest.rows["train"] + log.manifest.rows["validation"]
         console.print(f"once more, on the {rows:,} rows of training and validation together")
         job, after, trainer = _train(again, folders[-1], launcher, log, config, start, console)
@@ -235,9 +250,10 @@ def _train(
     return _Trained(job, record, trainer)
 
 
-def _identity(job: Job, start: Path | None) -> str:
-    """A name that tells one training from others that were cut short."""
-    begins_at = [str(start.absolute()), start.stat().st_mtime_ns] if start else []
+def _identity(job: Job, source: Path | None) -> str:
+    """A name that tells one training from others that were cut short; `source` has the bundle's weights that it
+    begins with."""
+    begins_at = [str(source.absolute()), source.stat().st_mtime_ns] if source else []
     return fingerprint([job.fingerprint, *begins_at])[:FOLDER_DIGITS]
 
 
@@ -296,20 +312,19 @@ def _configuration(
     return parse_model(data["model"], "model"), training, config
 
 
-def _open(what: str, config: StudyConfig, progress: Any, *, in_its_encoding: bool) -> PreparedLog:
+def _open(what: str, config: StudyConfig, progress: Any, encoding: Encoding | None) -> PreparedLog:
     """The log, by the bundle's schema where there is one, so that equal logs are prepared equally; or in the
-    bundle's encoding."""
+    encoding of weights that are gone on from."""
     sources = log_files(config.data, config.demo, progress)
     prepared = len(sources) == 1 and PreparedLog.is_prepared(sources[0])
-    if not is_bundle(Path(what)) or (prepared and not in_its_encoding):
+    if not is_bundle(Path(what)) or (prepared and encoding is None):
         return open_log(config, progress)
-    kept = ("schema_file", "growing") if in_its_encoding else ("schema_file",)
-    for key in kept:
-        if getattr(config, key) != StudyConfig.model_fields[key].default:
-            raise UserError(f"{key}: the log is read as the bundle has it; leave this key out.")
-    encoding = read_bundle(Path(what)).encoding
-    how = {"encoding": encoding} if in_its_encoding else {"schema": encoding.schema, "of_another_log": True}
-    return prepare(sources, options=config, progress=progress, **how)
+    if config.schema_file is not None:
+        raise UserError("schema_file: the log is read as the bundle has it; leave this key out.")
+    if encoding is not None:
+        return prepare(sources, options=config, progress=progress, encoding=encoding)
+    schema = read_bundle(Path(what)).encoding.schema
+    return prepare(sources, options=config, progress=progress, schema=schema, of_another_log=True)
 
 
 class _Printer:

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from dhen.errors import unknown_name
+from dhen.errors import UserError, unknown_name
 from dhen.schema import Growing, Ttl
 from dhen.values import Value, parse
 from trials.data.log_schema import (
@@ -51,14 +51,18 @@ class GivenSplit(Value):
         return rule
 
 
+NEEDED = "growing tables need a capacity, e.g. 1000000, and columns, e.g. [user_id, item_id]"
+
+
 class GivenGrowing(Value):
-    """Which tables grow, said beside a schema; capacity and columns stand together."""
+    """Which tables grow, said beside a schema or a bundle; columns and all else stand together."""
 
     capacity: int | None = Field(default=None, gt=0)
     """Largest number of ids of each growing table that have a row at the same time, such as 1000000. Null: tables
     are as the [schema](schema.md) has them."""
     columns: tuple[str, ...] | None = None
-    """Names of the columns whose tables grow, in a list; categorical or multi-hot ones."""
+    """Names of the columns whose tables grow, in a list; categorical or multi-hot ones. `train --from-weights`
+    makes tables of other columns static, `[]` all, and needs no capacity."""
     admit_after: int = Field(default=2, ge=1, le=255)
     """Number of occurrences of an id from which on it has a row of its own, as in the schema."""
     evict: Literal["lfu", "lru"] = "lfu"
@@ -69,20 +73,21 @@ class GivenGrowing(Value):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self != GivenGrowing.model_construct() and (self.capacity is None or not self.columns):
-            raise ValueError(
-                "growing tables need a capacity, e.g. 1000000, and columns, e.g. [user_id, item_id]"
-            )
+        if not self.columns and self != GivenGrowing.model_construct(columns=self.columns):
+            raise ValueError(NEEDED)
         return self
 
     def applied_to(self, schema: LogSchema) -> LogSchema:
         """Returns a schema whose tables grow as this says.
 
         Raises:
-            UserError: for a column that has no table, or a `ttl` in the time of a log without time stamps.
+            UserError: for a column that has no table, no columns or no capacity, or a `ttl` in the time of a log
+                without time stamps.
         """
-        if self.capacity is None or self.columns is None:
+        if self.columns is None:
             return schema
+        if self.capacity is None or not self.columns:
+            raise UserError(f"growing: {NEEDED}.")
         for name in self.columns:
             if name not in schema.tables:
                 raise unknown_name("categorical or multi_hot column", name, schema.tables)

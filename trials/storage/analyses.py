@@ -1,7 +1,4 @@
-"""Ablations and slices of a study's winners in the ledger: the last of each trial, and of each column.
-
-A ledger of an older version has no table for them; opened for reading alone, it has none of them.
-"""
+"""Ablations and slices of a study's winners in the ledger: the last of each trial, and of each column."""
 
 from __future__ import annotations
 
@@ -41,6 +38,4 @@ class Analyses:
     def _kept(self, kind: str) -> list[str]:
         query = sa.select(ANALYSES.c.analysis).where(ANALYSES.c.study == self._study, ANALYSES.c.kind == kind)
         with self._database.transaction() as connection:
-            if not sa.inspect(connection).has_table(ANALYSES.name):
-                return []
             return list(connection.scalars(query.order_by(ANALYSES.c.trial, ANALYSES.c.column)))

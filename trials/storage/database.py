@@ -74,8 +74,8 @@ class Database:
         """Makes the tables where they are missing, and migrates older ones, unless told not to.
 
         Raises:
-            UserError: when the database is of another kind, locked, damaged, full or out of reach, or a newer
-                version's.
+            UserError: when the database is of another kind, locked, damaged, full or out of reach, or of
+                another version.
         """
         self.url = url
         self.patience_seconds = 0.0
@@ -97,7 +97,7 @@ class Database:
                     if create:
                         bring_up_to_date(connection, tables, masked(url))
                     else:
-                        check_version(connection, masked(url))
+                        check_version(connection, tables, masked(url))
             except BaseException:
                 self._engine.dispose()
                 raise

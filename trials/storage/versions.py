@@ -1,8 +1,8 @@
-"""Versions of the ledger's tables: a ledger that was made before is migrated when it is opened, by Alembic.
+"""Versions of the ledger's tables: a ledger of an earlier release is migrated when it is opened, by Alembic.
 
 The version stands in the database, in a table of its own name, since MLflow and Optuna, which may have the same
 database, use Alembic's default name. Alembic takes a third of a second to import, so it is asked only where there
-is something to migrate: a ledger that is up to date costs one query, and a new one is made as it is now
+is something to migrate: a ledger that is up to date costs a few queries, and a new one is made as it is now
 (docs/decisions/0051-many-drivers.md).
 """
 
@@ -15,8 +15,9 @@ import sqlalchemy as sa
 from dhen.errors import UserError
 
 VERSION_TABLE = "dhen_alembic_version"
-REVISIONS = ("0001", "0002", "0003", "0004", "0005")
-"""All versions of the tables, the newest last; each has a file in `trials/storage/migrations/versions`."""
+REVISIONS = ("0005",)
+"""All versions of the tables, the newest last; each has a file in `trials/storage/migrations/versions`. Versions
+below the first were never released."""
 MIGRATIONS = Path(__file__).parent / "migrations"
 SCHEMA_LOCK = 0x6468656E
 """The one of PostgreSQL's advisory locks that is held while tables are made or migrated ("dhen")."""
@@ -29,20 +30,32 @@ VERSION = sa.Table(
 """The table as Alembic makes it; it has one row."""
 
 
-def check_version(connection: sa.Connection, url: str) -> str | None:
-    """Returns the version of a database's tables; None where it has no ledger, or one of the time before versions.
+def check_version(connection: sa.Connection, tables: sa.MetaData, url: str) -> str | None:
+    """Returns the version of a database's tables; None where it has no ledger.
 
     Args:
         connection: to the database.
+        tables: the tables of a ledger.
         url: the database's URL as it may be shown.
 
     Raises:
-        UserError: for a version that this program does not know, which a newer one has made.
+        UserError: for a version that this program does not know, newer or from before the first release.
     """
-    if not sa.inspect(connection).has_table(VERSION_TABLE):
+    inspector = sa.inspect(connection)
+    # first the tables: another process may make them meanwhile, and the version comes in the same transaction
+    if not any(map(inspector.has_table, tables.tables)):
         return None
-    version = connection.scalar(sa.select(VERSION.c.version_num))
-    if version is not None and version not in REVISIONS:
+    versioned = inspector.has_table(VERSION_TABLE)
+    version = connection.scalar(sa.select(VERSION.c.version_num)) if versioned else None
+    if version is None or version < REVISIONS[0]:
+        author = "a dhen-search from before the first release"
+        raise UserError(
+            f"the database {url} was written by {author if version else f'{author}, or by another program'}: its "
+            f"tables have {f'version {version}' if version else 'no version'}, this program reads versions from "
+            f"{REVISIONS[0]}. Read it with the version that wrote it, or name another database, or another --out, "
+            "for a new study."
+        )
+    if version not in REVISIONS:
         raise UserError(
             f"the database {url} was written by a newer dhen-search: its tables have version {version}, this "
             f"program knows versions up to {REVISIONS[-1]}; upgrade dhen-search, or name another database."
@@ -59,23 +72,22 @@ def bring_up_to_date(connection: sa.Connection, tables: sa.MetaData, url: str) -
         url: the database's URL as it may be shown.
 
     Raises:
-        UserError: for tables of a newer program.
+        UserError: as `check_version`.
     """
-    if check_version(connection, url) == REVISIONS[-1]:
+    if check_version(connection, tables, url) == REVISIONS[-1]:
         return
     _one_at_a_time(connection)
-    version, inspector = check_version(connection, url), sa.inspect(connection)
-    if version == REVISIONS[-1]:
-        return  # another process was first
-    if version is None and not any(map(inspector.has_table, tables.tables)):
+    version = check_version(connection, tables, url)
+    if version is None:
         tables.create_all(connection)
         VERSION.create(connection)
         connection.execute(sa.insert(VERSION).values(version_num=REVISIONS[-1]))
-        return
-    _migrate(connection)
+    elif version != REVISIONS[-1]:  # else another process was first
+        migrate(connection)
 
 
-def _migrate(connection: sa.Connection) -> None:
+def migrate(connection: sa.Connection) -> None:
+    """Runs all migrations that come after the database's version, or all of them where it has none."""
     from alembic import command  # late: most ledgers are up to date
     from alembic.config import Config
 

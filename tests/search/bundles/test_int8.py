@@ -78,7 +78,7 @@ def test_it_cannot_be_trained_and_says_so(
     for words in (
         ("train", small[0], *data, "--from-weights"),
         ("online", small[0], *data),
-        ("convert", small[0], "--tables", "growing", "--out", tmp_path / "out"),
+        ("train", small[0], *data, "--from-weights", "growing.columns=[user]"),
         ("export", small[0], "--int8-tables", *data),
     ):
         assert "8 bits per value" in dhen_search(*words, code=2).stderr

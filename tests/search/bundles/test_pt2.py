@@ -28,18 +28,15 @@ from trials.data.loader import feature_batch
 SPARSE = "model: {family: dhen, embedding_dim: 4, layers: [{modules: [{kind: sparse_moe}]}]}"
 
 
-@pytest.fixture(scope="module")
-def growing(study: Path, dhen_search: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of the study with growing tables."""
-    out = tmp_path_factory.mktemp("pt2") / "growing"
-    dhen_search("convert", study / "best", "--tables", "growing", "--out", out)
-    return out
-
-
-def test_tables_that_grow_are_to_be_converted_first(growing: Path, dhen_search: Run, tmp_path: Path) -> None:
-    said = dhen_search("export", growing, "--format", "pt2", "--out", tmp_path / "out", code=2).stderr
-    assert f"dhen-search convert {growing} --tables static" in said
-    assert list(tmp_path.iterdir()) == []
+def test_tables_that_grow_are_to_be_made_static_first(
+    study: Path, click_log: Path, dhen_search: Run, tmp_path: Path
+) -> None:
+    growing, out = tmp_path / "growing", tmp_path / "out"
+    words = ("--data", click_log, "--from-weights", "--out", growing, "growing.columns=[user]")
+    dhen_search("train", study / "best", *words, "training.epochs=1")
+    said = dhen_search("export", growing, "--format", "pt2", "--out", out, code=2).stderr
+    assert f"dhen-search train {growing} --from-weights --data LOG growing.columns=[] --out STATIC" in said
+    assert not out.exists()
 
 
 @needs("g++")

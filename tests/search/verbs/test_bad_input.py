@@ -273,6 +273,16 @@ def test_a_bit_flipped_in_the_notes_of_a_study_is_said_in_words(
     assert "Restore it from a copy" in said
 
 
+def test_a_study_from_before_the_first_release(dhen_search: Run, study: Path, tmp_path: Path) -> None:
+    old = tmp_path / "study"
+    shutil.copytree(study, old)
+    with closing(sqlite3.connect(old / "study.db")) as connection, connection:
+        connection.execute("update dhen_alembic_version set version_num = '0004'")
+    for words in (("run", "--out", old), ("status", old)):
+        said = dhen_search(*words, code=2).stderr
+        assert "before the first release: its tables have version 0004" in said
+
+
 def test_a_bundle_with_a_missing_or_altered_file(dhen_search: Run, study: Path, tmp_path: Path) -> None:
     for name in ("weights.safetensors", "bundle.json", "encoding/schema.yaml"):
         copy = tmp_path / name.replace("/", "-")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import SMALL, Run
+from command_line import SMALL, Run, write_log
 
 from search.bundles.bundle import read_bundle
 from search.read_study import read_study
@@ -48,7 +48,9 @@ def test_train_reads_a_log_as_a_study_does(dhen_search: Run, shop: Path, tmp_pat
     assert read_bundle(tmp_path / "again").info.log == read_bundle(bundle).info.log
     dhen_search("train", bundle, *reading, "--out", tmp_path / "later", "--from-weights", *QUICK)
     refused = dhen_search(*again, "--from-weights", "growing={capacity: 5, columns: [site]}", code=2)
-    assert "growing: the log is read as the bundle has it" in refused.stderr
+    assert "growing.capacity=5 is less than the 10 rows of site" in refused.stderr
+    refused = dhen_search(*again, "--from-weights", "schema_file=mine.yaml", code=2)
+    assert "schema_file: the log is read as the bundle has it" in refused.stderr
     assert "schema_file: the log" in dhen_search(*again, "schema_file=mine.yaml", code=2).stderr
 
 
@@ -143,3 +145,15 @@ def test_a_file_without_header_needs_a_word(dhen_search: Run, tmp_path: Path) ->
     assert "csv: {header: false}" in text
     dhen_search("prepare", path, "--out", tmp_path / "log")  # by its own schema.yaml
     assert (tmp_path / "log" / "schema.yaml").read_text() == text
+
+
+def test_a_log_that_was_prepared_for_another_bundle_is_refused(
+    dhen_search: Run, study: Path, tmp_path: Path
+) -> None:
+    """The ids of such a log name other rows of the tables."""
+    other = write_log(tmp_path / "other.csv", 3000, seed=7)
+    dhen_search("prepare", other, "--out", tmp_path / "prepared")
+    for words in (("verify", study / "best"), ("slices", study / "best", "--column", "site")):
+        said = dhen_search(*words, "--data", tmp_path / "prepared", code=2).stderr
+        assert "was prepared in another encoding than that of" in " ".join(said.split())
+    assert "another one" in dhen_search("verify", study / "best", "--data", other).stdout

@@ -39,7 +39,7 @@ ELSEWHERE = {
 }
 """Files that run a verb with `--json` on what it needs, which takes its time to make."""
 HERE = {
-    *("prepare", "demo", "run", "status", "leaderboard", "report", "export", "verify", "predict", "convert"),
+    *("prepare", "demo", "run", "status", "leaderboard", "report", "export", "verify", "predict"),
     *("spaces", "blocks", "average", "cache"),
 }
 
@@ -120,10 +120,6 @@ def test_scores_and_tables(dhen_search: Run, copied: Path, tmp_path: Path) -> No
     log = write_log(tmp_path / "new.csv", 50, seed=1, label=False)
     words = ("predict", copied / "best", "--data", log, "--out", tmp_path / "scores.csv", "--json")
     assert json.loads(dhen_search(*words).stdout) == {"file": str(tmp_path / "scores.csv"), "rows": 50}
-    words = ("convert", copied / "best", "--tables", "growing", "--out", tmp_path / "grows", "--json")
-    converted = json.loads(dhen_search(*words).stdout)
-    assert converted["kind"] == "growing"
-    assert {"site", "user"} <= {table["name"] for table in converted["tables"]}
 
 
 def test_what_there_is(dhen_search: Run) -> None:

@@ -1,9 +1,7 @@
-"""The ledger keeps what was worked out of winners; one of an older version opens without it."""
+"""The ledger keeps what was worked out of winners."""
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -67,12 +65,3 @@ def test_studies_of_one_database_have_their_own(ledger: Ledger) -> None:
     ledger.analyses.keep(ablation(1, 1))
     other = Ledger(ledger.url, "b")
     assert (other.analyses.ablations(), other.analyses.slices()) == ((), ())
-
-
-def test_a_ledger_of_an_older_version_has_none_of_them(ledger: Ledger, tmp_path: Path) -> None:
-    ledger.close()
-    with closing(sqlite3.connect(tmp_path / "study.db")) as connection:
-        connection.execute("drop table dhen_analysis")
-    old = Ledger(ledger.url, "a", create=False)
-    assert (old.analyses.ablations(), old.analyses.slices()) == ((), ())
-    assert [trial.number for trial in old.trials()] == [1, 2]

@@ -145,7 +145,7 @@ def test_many_may_begin_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("table", "says"),
-    [("dhen_trial (a int)", "another version or another program"), ("other (a int)", "")],
+    [("dhen_trial (a int)", "or by another program"), ("other (a int)", "")],
     ids=["foreign", "beside others"],
 )
 def test_tables_of_others(tmp_path: Path, table: str, says: str) -> None:

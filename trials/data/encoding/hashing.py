@@ -14,9 +14,9 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)
 _SECOND_BASE, _PRIME = np.uint64(0x5851F42D), np.uint64(2**31 - 1)
 
 Hashes = NDArray[np.uint64]
-MISSING_KEY, UNKNOWN_KEY = -0x2B1D5E6C3F9A4871, -0x5A3C96E1D7B20F4D
-"""Keys that stand for a missing value where it has a row of its own, and for a value that has none: numbers of no
-meaning, which a value's hash is as seldom as it is another value's."""
+MISSING_KEY = -0x2B1D5E6C3F9A4871
+"""The key that stands for a missing value where it has a row of its own: a number of no meaning, which a value's
+hash is as seldom as it is another value's."""
 
 
 def hash64(values: pa.Array) -> Hashes:

@@ -95,10 +95,7 @@ class HashVocabulary:
 
     def ids(self, values: pa.Array) -> Codes:
         """Returns the ids (N) of N values without nulls."""
-        return self.ids_of_hashes(hash64(values))
-
-    def ids_of_hashes(self, hashes: Hashes) -> Codes:
-        """Returns the ids (N) of N values by their hashes."""
+        hashes = hash64(values)
         if not len(self):
             return np.full(len(hashes), UNKNOWN_ID, dtype=np.int32)
         position = np.minimum(np.searchsorted(self.hashes, hashes), len(self) - 1)

@@ -1,4 +1,4 @@
-"""The tables that ledgers had before they had versions; one made then has them all, or lacks those that came last.
+"""The tables of the first release.
 
 A migration is as the tables were when it was written: what `trials.storage.schema` says later is none of its
 business, so it names them itself.
@@ -9,11 +9,11 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision, down_revision = "0001", None
+revision, down_revision = "0005", None
 
 
 def upgrade() -> None:
-    """Makes the tables that are not there."""
+    """Makes all tables."""
     tables = sa.MetaData()
     sa.Table(
         "dhen_cluster",
@@ -58,6 +58,7 @@ def upgrade() -> None:
         sa.Column("cluster", sa.String(64), sa.ForeignKey("dhen_cluster.id")),
         sa.Column("seed", sa.BigInteger()),
         sa.Column("facts", sa.JSON(), nullable=False),
+        sa.Column("revision", sa.BigInteger(), nullable=False, server_default="0"),
     )
     sa.Table(
         "dhen_plan",
@@ -84,6 +85,8 @@ def upgrade() -> None:
         sa.Column("record", sa.Text(), nullable=False),
         sa.Column("point", sa.Text(), nullable=False),
         sa.Column("curve", sa.Text(), nullable=False),
+        sa.Column("revision", sa.BigInteger(), nullable=False, server_default="0"),
+        sa.Index("ix_dhen_trial_revision", "study", "revision"),
     )
     sa.Table(
         "dhen_analysis",
@@ -114,6 +117,8 @@ def upgrade() -> None:
         sa.Column("seconds", sa.Float()),
         sa.Column("evaluations", sa.Integer()),
         sa.Column("error", sa.Text()),
+        sa.Column("replaced", sa.Text()),
+        sa.Column("slow_rank", sa.Text()),
         sa.ForeignKeyConstraint(["study", "trial"], ["dhen_trial.study", "dhen_trial.number"]),
     )
     sa.Table(
@@ -140,12 +145,27 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["study", "of"], ["dhen_trial.study", "dhen_trial.number"]),
     )
     sa.Table(
-        "dhen_weights",
+        "dhen_driver",
+        tables,
+        sa.Column("id", sa.Integer(), primary_key=True),
+        sa.Column("study", sa.String(255), index=True, nullable=False),
+        sa.Column("host", sa.String(255), nullable=False),
+        sa.Column("process", sa.Text(), nullable=False),
+        sa.Column("directory", sa.Text(), nullable=False),
+        sa.Column("beats", sa.BigInteger(), nullable=False),
+    )
+    sa.Table(
+        "dhen_lease",
         tables,
         sa.Column("study", sa.String(255), primary_key=True),
-        sa.Column("trial", sa.Integer(), primary_key=True, autoincrement=False),
-        sa.Column("size_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("modified_ns", sa.BigInteger(), nullable=False),
-        sa.ForeignKeyConstraint(["study", "trial"], ["dhen_trial.study", "dhen_trial.number"]),
+        sa.Column("what", sa.String(32), primary_key=True),
+        sa.Column("number", sa.Integer(), primary_key=True, autoincrement=False),
+        sa.Column(
+            "driver",
+            sa.Integer(),
+            sa.ForeignKey("dhen_driver.id", ondelete="CASCADE"),
+            index=True,
+            nullable=False,
+        ),
     )
     tables.create_all(op.get_bind())
