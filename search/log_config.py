@@ -9,11 +9,22 @@ from pydantic import Field, field_validator, model_validator
 
 from dhen.errors import UserError, unknown_name
 from dhen.values import parse, parse_yaml
-from trials.data.demo.spec import DemoLog
+from trials.data.demo.generate import LOGIT_DEVIATION, SHARES, DemoLog
 from trials.data.read_options import ReadOptions
 
 DEMO = "demo"
 """The name of the built-in generated log, in place of a path."""
+REMOVED_OF_DEMO: dict[str, tuple[Any, str]] = {
+    "logit_deviation": (LOGIT_DEVIATION, f"the logit's standard deviation is {LOGIT_DEVIATION}"),
+    "shares": (SHARES, "orders of interaction have fixed shares of what own and affinity leave"),
+    "most_ids": (None, "a column has 4 to 100,000 ids"),
+    "visits_alone": (False, "the other columns are always there; a schema.yaml leaves columns out"),
+    "popularity": (0.0, "all users, and all items, come equally often"),
+    "rank": (2, "users and items have vectors of length 2"),
+    "turn_days": (None, "effects of users and items stay; with lifetime_days others take their place"),
+}
+"""Keys of the built-in log that there were once: the default, which an earlier `study.yaml` has, and what decides
+now."""
 
 
 class DemoConfig(DemoLog):
@@ -21,6 +32,17 @@ class DemoConfig(DemoLog):
 
     rows: int = Field(default=200_000, ge=1000)
     """Number of examples to generate, in time order over ten days."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed_keys(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for key in data.keys() & REMOVED_OF_DEMO.keys():
+            default, decides = REMOVED_OF_DEMO[key]
+            if data[key] != default:
+                raise ValueError(f"the key {key!r} was removed: {decides}")
+        return {key: value for key, value in data.items() if key not in REMOVED_OF_DEMO}
 
 
 class LogConfig(ReadOptions):

@@ -85,7 +85,6 @@ FOLDERS = {
         *("trials.checkpoint", "trials.cluster", "trials.data", "trials.distributed", "trials.memory"),
         *("trials.servers", "trials.storage", "trials.training"),
     },
-    "trials.reference": {"trials.distributed", "trials.memory", "trials.optim", "trials.planner"},
     "trials.servers": {
         *(
             "trials.checkpoint",

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from rich.progress import track
 
+from benchmarks.reference.step_trace import trace
 from benchmarks.shared.machine_and_tables import machine, markdown
 from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
@@ -46,7 +47,6 @@ from trials.planner.live_memory import Activations, Batch, Itemsizes
 from trials.planner.memory import DensePeak, dense_peak, recomputed
 from trials.planner.plan import plan
 from trials.planner.segments import segments
-from trials.reference.step_trace import trace
 from trials.strategy import Strategy, data_ranks
 from trials.training.local_step import TrainStep
 

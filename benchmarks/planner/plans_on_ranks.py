@@ -36,7 +36,7 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster
 from trials.cluster.machine import Precision
 from trials.data.cache import PreparedLog
-from trials.data.demo.spec import DemoLog
+from trials.data.demo.generate import DemoLog
 from trials.data.demo.write import generate
 from trials.data.loader import train_batches
 from trials.data.prepare.prepare_log import prepare

@@ -45,7 +45,7 @@ from trials.metrics import evaluate_predictions
 from trials.study_record import StudyRecord
 
 ROWS, SEED = 150_000, 101
-RECURRING = ("users=4000", "items=600", "affinity=0.4", "own=0.3", "rank=3", "most_ids=500")
+RECURRING = ("users=4000", "items=600", "affinity=0.4", "own=0.3")
 TRAIN, VALIDATION, TEST, SCHEMA = "train.csv", "validation.csv", "test.csv", "schema.yaml"
 TODAY, LOWEST, PREVIOUS = "today", "lowest", "previous"
 COMMAND = (sys.executable, "-c", "from search.cli import main; main()")

@@ -27,7 +27,7 @@ from trials.study_record import StudyRecord, relative_ne_percent
 
 DRIFT = (
     *("demo.rows=24000", "demo.users=1500", "demo.items=400", "demo.own=0.2", "demo.affinity=0.15"),
-    *("demo.lifetime_days=4", "demo.turn_days=6"),
+    "demo.lifetime_days=4",
 )
 STUDY = ("trials=10", "baseline_trials=2", "averages=3", "training.epochs=2", "parallel=1", "threads=1")
 

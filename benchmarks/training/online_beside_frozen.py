@@ -31,7 +31,7 @@ from search.online.online_training import time_of
 from trials.storage.weight_changes import changes
 from trials.storage.weights_file import save_weights
 
-LOG = ("users=2000", "items=300", "own=0.6", "logit_deviation=3", "lifetime_days=3")
+LOG = ("users=2000", "items=300", "own=0.6", "lifetime_days=3")
 STATES = {"fresh optimizers": (), "their state kept": ("objective=next_period",)}
 """What online training begins with, and the words that `train` has for it."""
 COLUMNS, DAYS = ("user", "item"), 10

@@ -13,8 +13,7 @@ from dhen.values import parse
 from search.log_config import DemoConfig, set_override
 from search.terminal import step_progress
 from search.verbs.output import GeneratedLog, json_option, print_json
-from trials.data.demo.write import generate
-from trials.data.demo.write_text import DELIMITERS, write_text
+from trials.data.demo.write import DELIMITERS, generate
 
 OUTPUT = GeneratedLog
 
@@ -25,7 +24,7 @@ Examples:
   dhen-search demo --out log.csv rows=20000
   dhen-search demo --out visits.csv.gz users=5000 items=500 affinity=0.6
   dhen-search demo --out rare.parquet rows=1000000 users=1000000
-  dhen-search demo --out drift.csv users=2000 items=500 affinity=0.5 lifetime_days=3 turn_days=5
+  dhen-search demo --out drift.csv users=2000 items=500 affinity=0.5 lifetime_days=3
 """
 )
 @click.argument("words", nargs=-1, metavar="[key=value ...]")
@@ -44,16 +43,13 @@ def command(words: tuple[str, ...], out: Path, as_json: bool) -> None:
     for word in words:
         set_override(data, word.removeprefix("demo."))
     spec = parse(DemoConfig, data, "demo")
+    if not out.name.endswith((".parquet", *DELIMITERS)):
+        raise UserError(
+            f"{out}: the name ends in no format that is written; end it in .parquet, {', '.join(DELIMITERS)}."
+        )
     console = Console(stderr=as_json)
     with step_progress(console) as progress:
-        if out.suffix == ".parquet":
-            generate(spec, out, progress=progress)
-        elif out.name.endswith(tuple(DELIMITERS)):
-            write_text(spec, out, progress=progress)
-        else:
-            raise UserError(
-                f"{out}: the name ends in no format that is written; end it in .parquet, {', '.join(DELIMITERS)}."
-            )
+        generate(spec, out, progress=progress)
     if as_json:
         print_json(GeneratedLog(file=str(out), rows=spec.rows))
         return

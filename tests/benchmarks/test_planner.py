@@ -16,6 +16,7 @@ from benchmarks.planner.paper_figure6 import CONSTANTS, Setting, changed, change
 from benchmarks.planner.plans_on_ranks import MICRO_BATCHES, PRECISIONS, cases
 from benchmarks.planner.plans_on_ranks import Case as Of
 from benchmarks.planner.stock_pytorch import BF16, Stock, step_seconds
+from benchmarks.reference.step_trace import trace
 from dhen.config import DhenConfig
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
@@ -26,7 +27,6 @@ from trials.planner.collectives import AlphaBeta
 from trials.planner.ladder import ladder
 from trials.planner.pricing import Pricing
 from trials.planner.time.step_time import Step, prepare
-from trials.reference.step_trace import trace
 from trials.strategy import Dense, Strategy
 
 

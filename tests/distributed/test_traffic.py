@@ -11,12 +11,12 @@ from gloo_ranks import as_rank, on_ranks
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.reference.step_trace import blank_batch
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.distributed.parallelize import device_mesh, parallelize
 from trials.distributed.table_split import take_tables
 from trials.job import TrainingConfig
-from trials.reference.step_trace import blank_batch
 from trials.strategy import Strategy, named
 
 HOSTS, RANKS_PER_HOST, EXAMPLES = 2, 2, 8

@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from command_line import Run
 
+from search.config import StudyConfig
 from search.dataset import log_files
-from search.log_config import DemoConfig
+from search.log_config import REMOVED_OF_DEMO, DemoConfig
 from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
 
@@ -59,7 +60,7 @@ def test_a_study_names_the_log_with_the_same_words(dhen_search: Run, tmp_path: P
     ("out", "words", "message"),
     [
         ("log.xls", (), "the name ends in no format that is written; end it in .parquet, .csv"),
-        ("there.csv", (), "there.csv exists, so it is left alone"),
+        ("there.csv", (), "there.csv exists and isn't marked as a demo log, so it is left alone"),
         ("log.csv", ("affinity=0.5",), "affinity is about users and items"),
         ("log.csv", ("user=5",), "Did you mean 'users'"),
         ("log.csv", ("rows",), "not of the form key=value"),
@@ -72,3 +73,15 @@ def test_mistakes_are_explained(
     assert message in dhen_search("demo", "--out", tmp_path / out, *words, code=2).stderr
     assert (tmp_path / "there.csv").read_text() == "mine\n"
     assert not (tmp_path / "log.csv").exists()
+
+
+@pytest.mark.parametrize("key", REMOVED_OF_DEMO)
+def test_a_removed_key_is_answered_by_what_decides_now(dhen_search: Run, tmp_path: Path, key: str) -> None:
+    default, decides = REMOVED_OF_DEMO[key]
+    for words in (
+        ("demo", "--out", tmp_path / "log.csv", f"{key}=7"),
+        ("run", "--out", tmp_path, f"demo.{key}=7"),
+    ):
+        said = " ".join(dhen_search(*words, code=2).stderr.split())
+        assert f"the key '{key}' was removed: {decides}" in said
+    assert StudyConfig.model_validate({"demo": {key: default}}) == StudyConfig()

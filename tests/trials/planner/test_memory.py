@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.reference.step_trace import trace
 from dhen.config import DhenConfig, ModelConfig
 from dhen.inputs.table_dims import table_dims
 from dhen.model import parse_model
@@ -19,7 +20,6 @@ from trials.planner.ladder import ladder
 from trials.planner.live_memory import Activations, Batch, Itemsizes
 from trials.planner.memory import DensePeak, dense_peak, recomputed, unit
 from trials.planner.segments import Segment, segments
-from trials.reference.step_trace import trace
 from trials.strategy import Dense, Strategy, data_ranks, named
 
 SCHEMA = FeatureSchema(

@@ -13,15 +13,24 @@ import pytest
 
 from dhen.errors import UserError
 from dhen.values import parse
-from trials.data.demo.examples import Examples, Floats, Ints, draw_examples
-from trials.data.demo.spec import DemoLog
-from trials.data.demo.teacher import Teacher, variance_shares
-from trials.data.demo.visits import with_visits
+from trials.data.demo.generate import (
+    CATEGORICAL,
+    COUNTER,
+    COUNTS,
+    MULTI_HOT,
+    SHARES,
+    TIME,
+    DemoLog,
+    Examples,
+    Floats,
+    Ints,
+    Teacher,
+)
 from trials.data.demo.write import generate
 
 ROWS = 70_000  # more than one group of rows
 RECURRING = DemoLog(rows=ROWS, seed=3, users=2_000, items=300, own=0.1, affinity=0.5)
-DRIFTING = RECURRING.replace(lifetime_days=3.0, turn_days=5.0)
+DRIFTING = RECURRING.replace(lifetime_days=3.0)
 PLAIN_SHA256 = "fee0dc8945b18a7867a38565ded41dfe098c84dda55503ac61ba39f9eed7a473"
 """Hash of the first 5,000 rows of the log as it was before there were users and items."""
 DAY = 86_400
@@ -41,24 +50,16 @@ def drifting(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
     return table_of(DRIFTING, tmp_path_factory.mktemp("drifting"))
 
 
-def visits_on(spec: DemoLog, teacher: Teacher, day: float, ids: dict[str, Ints]) -> Examples:
-    """Examples at one moment, alike but for their user and item."""
+def id_logits(teacher: Teacher, day: float, ids: dict[str, Ints]) -> Floats:
+    """Logits by user and item of examples at one moment that are alike in all else."""
     size = len(next(iter(ids.values())))
-    alike = draw_examples(np.random.default_rng(0), teacher.drift, spec.base_rate, np.zeros(1))
-    return Examples(
-        seconds_B=np.full(size, round(day * DAY)),
-        ids={name: np.repeat(values, size) for name, values in alike.ids.items()} | ids,
-        bags={
-            name: (np.tile(values, size), np.arange(size + 1) * len(values))
-            for name, (values, _) in alike.bags.items()
-        },
-        counts={name: np.repeat(values, size) for name, values in alike.counts.items()},
-    )
-
-
-def id_logits(spec: DemoLog, teacher: Teacher, day: float, ids: dict[str, Ints]) -> Floats:
-    parts = teacher.by_order(visits_on(spec, teacher, day, ids))
-    return np.sum([parts[order] for order in ("own", "affinity") if order in parts], axis=0)
+    alike = teacher.draw_examples(np.random.default_rng(0), np.zeros(1))
+    examples: Examples = {name: np.repeat(alike[name], size) for name in (*COUNTS, COUNTER, *CATEGORICAL)}
+    for name in MULTI_HOT:
+        values, _ = alike[name]
+        examples[name] = np.tile(values, size), np.arange(size + 1) * len(values)
+    parts = teacher.by_order(examples | {TIME: np.full(size, round(day * DAY))} | ids)
+    return np.sum([parts["own"], parts["affinity"]], axis=0)
 
 
 def content_hash(table: pa.Table) -> str:
@@ -106,16 +107,22 @@ def test_most_of_a_million_users_come_once_or_twice(tmp_path: Path) -> None:
     assert (counts <= 2).mean() > 0.85
 
 
-def test_popularity_is_the_exponent_of_how_often_they_come(tmp_path: Path) -> None:
-    log = table_of(DemoLog(rows=ROWS, users=5_000, popularity=1.1), tmp_path)
-    counts = np.sort(pc.value_counts(log["user"]).field("counts").to_numpy())[::-1][:40]
-    assert np.polyfit(np.log(np.arange(1, 41)), np.log(counts), 1)[0] == pytest.approx(-1.1, abs=0.1)
+def variance_shares(spec: DemoLog) -> dict[str, float]:
+    """Shares of the logit's variance by order, on fresh examples: covariances of the parts with the whole."""
+    teacher = Teacher(spec)
+    parts = teacher.by_order(teacher.draw_examples(np.random.default_rng(0), np.linspace(0, 1, 1 << 17)))
+    whole = np.sum(list(parts.values()), axis=0)
+    return {order: float(np.cov(part, whole)[0, 1] / whole.var(ddof=1)) for order, part in parts.items()}
 
 
-@pytest.mark.parametrize("spec", [RECURRING, DRIFTING], ids=["recurring", "drifting"])
-def test_own_effects_and_affinity_have_the_shares_asked_for(spec: DemoLog) -> None:
-    left = {order: 0.4 * share for order, share in spec.shares.to_dict().items()}
-    assert variance_shares(spec) == pytest.approx(left | {"own": 0.1, "affinity": 0.5}, abs=0.03)
+@pytest.mark.parametrize(
+    "spec", [DemoLog(seed=5), RECURRING, DRIFTING], ids=["plain", "recurring", "drifting"]
+)
+def test_every_order_has_the_share_asked_for(spec: DemoLog) -> None:
+    given = {"own": spec.own, "affinity": spec.affinity} if spec.populations else {}
+    left = 1 - sum(given.values())
+    expected = {order: left * share for order, share in SHARES.items()} | given
+    assert variance_shares(spec) == pytest.approx(expected, abs=0.03)
 
 
 @pytest.mark.parametrize("log", ["recurring", "drifting"])
@@ -131,16 +138,17 @@ def test_the_floor_is_the_entropy_of_the_probabilities(log: str, request: pytest
         assert label[part].mean() == pytest.approx(oracle[part].mean(), abs=4.5 * error)
 
 
-def test_affinity_has_the_rank_asked_for() -> None:
-    """All logits of users by items, less their rows' and columns' means, are a matrix of this rank."""
-    spec = RECURRING.replace(rank=3)
-    teacher = Teacher.draw(spec)
+def test_affinity_is_of_two_tastes_and_stays() -> None:
+    """All logits of users by items, less their rows' and columns' means, are a matrix of rank 2."""
+    teacher = Teacher(RECURRING)
     user, item = np.divmod(np.arange(40 * 30), 30)
-    logit_UI = id_logits(spec, teacher, 0, {"user": user, "item": item}).reshape(40, 30)
+    logit_B = id_logits(teacher, 0, {"user": user, "item": item})
+    np.testing.assert_array_equal(logit_B, id_logits(teacher, 8, {"user": user, "item": item}))
+    logit_UI = logit_B.reshape(40, 30)
     rest_UI = logit_UI - logit_UI.mean(axis=0) - logit_UI.mean(axis=1, keepdims=True) + logit_UI.mean()
     strengths = np.linalg.svd(rest_UI, compute_uv=False)
-    assert strengths[2] > 0.1 * strengths[0]
-    assert strengths[3] < 1e-6 * strengths[0]
+    assert strengths[1] > 0.1 * strengths[0]
+    assert strengths[2] < 1e-6 * strengths[0]
 
 
 def test_users_come_and_go(drifting: pa.Table) -> None:
@@ -165,61 +173,11 @@ def test_users_all_stay_where_no_lifetime_is_given(recurring: pa.Table) -> None:
     assert early == late
 
 
-def test_effects_turn_into_others_and_then_into_their_opposites() -> None:
-    spec = RECURRING.replace(turn_days=4.0)
-    teacher, rng = Teacher.draw(spec), np.random.default_rng(1)
-    ids = {"user": rng.integers(0, 2000, 4000), "item": rng.integers(0, 300, 4000)}
-    start, soon, turned, reversed_ = (id_logits(spec, teacher, day, ids) for day in (0, 0.5, 4, 8))
-    assert np.corrcoef(start, soon)[0, 1] > 0.95
-    assert abs(np.corrcoef(start, turned)[0, 1]) < 0.15
-    assert np.corrcoef(start, reversed_)[0, 1] < -0.95
-    assert turned.std() == pytest.approx(start.std(), rel=0.1), "the log's floor stays where it is"
-    still = Teacher.draw(RECURRING)
-    np.testing.assert_array_equal(id_logits(RECURRING, still, 0, ids), id_logits(RECURRING, still, 8, ids))
-
-
-def test_an_items_click_rate_moves_with_time_where_effects_turn(tmp_path: Path) -> None:
-    """What is seen in the log itself: rates by item early and late agree only where nothing moves."""
-    spec = DemoLog(rows=ROWS, items=50, own=0.6)
-    agree = []
-    for turn_days in (None, 5.0):
-        log = table_of(spec.replace(turn_days=turn_days), tmp_path)
-        item = pc.dictionary_encode(log["item"].combine_chunks()).indices.to_numpy()
-        label = log["label"].to_numpy().astype(float)
-        early, late = (
-            np.bincount(item[part], label[part]) / np.bincount(item[part])
-            for part in (slice(None, ROWS // 10), slice(-ROWS // 10, None))
-        )
-        agree.append(np.corrcoef(early, late)[0, 1])
-    assert agree[0] > 0.9
-    assert agree[1] < 0
-
-
-def test_fewer_ids_take_nothing_that_labels_follow_from(tmp_path: Path) -> None:
-    spec = DemoLog(rows=5_000, seed=3)
-    full, fewer = table_of(spec, tmp_path), table_of(spec.replace(most_ids=150), tmp_path)
-    for name in ("label", "oracle_probability", "C1", "C4"):
-        assert fewer[name].equals(full[name])
-    assert len(full["C2"].unique()) > 500
-    assert 130 < len(fewer["C2"].unique()) <= 150
-    assert fewer["C3"].null_count == full["C3"].null_count > 0
-    assert 130 < len(pc.list_flatten(fewer["M2"]).unique()) <= 150
-
-
-def test_users_and_items_can_be_the_only_inputs(tmp_path: Path) -> None:
-    whole = RECURRING.replace(own=0.1, affinity=0.9)
-    alone = table_of(whole.replace(visits_alone=True), tmp_path)
-    assert alone.column_names == ["label", "timestamp", "user", "item", "oracle_probability"]
-    (tmp_path / "whole").mkdir()
-    assert alone.equals(table_of(whole, tmp_path / "whole").select(alone.column_names))
-    assert "I13" not in (tmp_path / "_README_log.txt").read_text(encoding="utf-8")
-
-
 def test_examples_of_a_seed_have_the_same_visits_again() -> None:
-    examples = draw_examples(
-        np.random.default_rng(0), Teacher.draw(RECURRING).drift, 0.22, np.linspace(0, 1, 500)
+    teacher, position = Teacher(RECURRING), np.linspace(0, 1, 500)
+    first, again, other = (
+        teacher.draw_examples(np.random.default_rng(0), position, stream)["user"] for stream in (1, 1, 2)
     )
-    first, again, other = (with_visits(RECURRING, examples, stream).ids["user"] for stream in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
 
@@ -228,15 +186,9 @@ def test_examples_of_a_seed_have_the_same_visits_again() -> None:
     ("data", "message"),
     [
         ({"affinity": 0.5}, "affinity is about users and items: give users=, items= or both"),
-        ({"turn_days": 2}, "turn_days is about users and items"),
         ({"users": 10, "affinity": 0.5}, "give both users= and items="),
         ({"users": 10, "items": 5, "own": 0.5, "affinity": 0.6}, "at most 1 together, received 1.1"),
         ({"users": 5_000_000, "lifetime_days": 0.5}, "105,000,000 users or items would come and go"),
-        (
-            {"users": 9, "items": 5, "own": 0.5, "visits_alone": True},
-            "add up to 1, such as .* received 0.5 and 0",
-        ),
-        ({"visits_alone": True}, "visits_alone is about users and items"),
         ({"users": -1}, "users"),
     ],
 )

@@ -10,16 +10,13 @@ import torch
 import torch.distributed as dist
 from gloo_ranks import as_rank, on_ranks
 
-from dhen.blocks import BLOCKS
-from dhen.config import ModelConfig
-from dhen.ensembles import ENSEMBLES
-from dhen.model import build_model, catalog, named_model, parse_model
+from benchmarks.reference.step_trace import StepMemory, blank_batch, measure, trace
+from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.distributed.parallelize import device_mesh, parallelize
 from trials.distributed.table_split import take_tables
 from trials.job import TrainingConfig
 from trials.memory.counter import MemoryCounter
-from trials.reference.step_trace import StepMemory, blank_batch, measure, trace
 from trials.strategy import Dense, Strategy
 
 SCHEMA = FeatureSchema(
@@ -27,9 +24,8 @@ SCHEMA = FeatureSchema(
     numeric=("x", "y", "z"),
 )
 LAYER = {"modules": ["mlp", "attention"], "out_embeddings": 8}
-MODEL = parse_model({"embedding_dim": 16, "layers": [LAYER] * 3, "dropout": 0.1}, "test")
-SMALL = parse_model({"embedding_dim": 16, "layers": [LAYER] * 2, "dropout": 0.1}, "test")
-WORLDS, EXAMPLES = (2, 4), 128
+MODEL = parse_model({"embedding_dim": 16, "layers": [LAYER] * 2, "dropout": 0.1}, "test")
+EXAMPLES = 128
 LATE = 0.05
 """Share of a total that a buffer is which gloo lets go of late."""
 NOISE_BYTES = 4096
@@ -80,22 +76,15 @@ MEASURED: tuple[tuple[Strategy, str], ...] = (
 
 
 @cache
-def traced(
-    strategy: Strategy,
-    *,
-    ranks: int = 8,
-    examples: int = 256,
-    setting: str = "fp32",
-    model: ModelConfig = MODEL,
-) -> StepMemory:
+def traced(strategy: Strategy, *, ranks: int = 8, setting: str = "fp32") -> StepMemory:
     hosts = 2 if strategy.dense == "hsdp" else 1
     return trace(
-        model,
+        MODEL,
         SCHEMA,
         strategy,
         hosts=hosts,
         gpus_per_host=ranks // hosts,
-        examples_per_rank=examples,
+        examples_per_rank=EXAMPLES,
         training=SETTINGS[setting],
     )
 
@@ -110,6 +99,7 @@ def shard_bytes(shards: int) -> int:
 DENSE_BYTES = shard_bytes(1)
 
 
+@pytest.mark.slow
 def test_ddp_holds_its_buckets() -> None:
     """One buffer as long as all gradients stands from the beginning; gradients lie in it, not beside it."""
     one, two = traced(Strategy(), ranks=1), traced(Strategy(), ranks=2)
@@ -131,9 +121,10 @@ def parts(dense: Dense, ranks: int) -> list[int]:
     return [-(-size // ranks) for size in sizes]
 
 
-@pytest.mark.parametrize("ranks", [2, 7, 64])
-@pytest.mark.parametrize("dense", ["zero1", "zero2"])
-@pytest.mark.parametrize("setting", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("dense", "ranks", "setting"),
+    [("zero1", 7, "fp32"), pytest.param("zero2", 64, "bf16", marks=pytest.mark.slow)],
+)
 def test_zero_holds_all_weights_and_its_part_of_their_state(dense: Dense, ranks: int, setting: str) -> None:
     """Moments and fp32 masters, which in fp32 are a part of the weights; stage 1 has all gradients too."""
     mine, found = parts(dense, ranks), traced(Strategy(dense=dense), ranks=ranks, setting=setting)
@@ -150,7 +141,7 @@ def test_zero_holds_all_weights_and_its_part_of_their_state(dense: Dense, ranks:
     assert 0 <= found.peaks["optimizer step"] - held - gradients <= last
 
 
-@pytest.mark.parametrize(("dense", "shards"), [("shard_grad_op", 8), ("fsdp", 8), ("hsdp", 4)])
+@pytest.mark.parametrize(("dense", "shards"), [pytest.param("fsdp", 8, marks=pytest.mark.slow), ("hsdp", 4)])
 def test_fully_shard_holds_shards(dense: Dense, shards: int) -> None:
     """Parameters, gradients and optimizer state alike; hsdp's as many as a host has ranks."""
     found = traced(Strategy(dense=dense))
@@ -162,118 +153,44 @@ def test_fully_shard_holds_shards(dense: Dense, shards: int) -> None:
     assert update == held + shard  # the gradients
 
 
-def test_shard_grad_op_keeps_gathered_parameters_and_fsdp_those_of_few_layers() -> None:
-    shard_grad_op, fsdp = (
-        traced(Strategy(dense=dense), setting="bf16") for dense in ("shard_grad_op", "fsdp")
-    )
-    gathered = shard_bytes(8) * 8 // 2
-    assert shard_grad_op.peak_at == "forward of layer2"
-    assert shard_grad_op.by_kind["unsharded_layer"] == gathered
-    assert fsdp.peaks["forward of layer2"] < shard_grad_op.peaks["forward of layer2"]
-    assert fsdp.peaks["forward of layer0"] == shard_grad_op.peaks["forward of layer0"]
-
-
+@pytest.mark.slow
 def test_offload_leaves_the_sharded_state_to_the_host() -> None:
     here, offloaded = (traced(Strategy(dense="fsdp", offload=offload)) for offload in (False, True))
     shard = shard_bytes(8)
     assert offloaded.host == here.by_kind["optimizer_state"] + 2 * shard
-    assert here.peaks["forward of layer2"] - offloaded.peaks["forward of layer2"] == (
+    assert here.peaks["forward of layer1"] - offloaded.peaks["forward of layer1"] == (
         shard + here.by_kind["optimizer_state"]
     )
     assert here.host == 0
-
-
-@pytest.mark.parametrize("dense", ["dp", "fsdp"])
-def test_checkpointing_saves_activations(dense: Dense) -> None:
-    none, selective, full = (
-        traced(Strategy(dense=dense, checkpointing=how)).by_kind["activations"]
-        for how in ("none", "selective", "full")
-    )
-    assert full < selective < none
-
-
-@pytest.mark.parametrize("dense", ["dp", "zero1", "fsdp"])
-def test_micro_batches_save_activations(dense: Dense) -> None:
-    found = [traced(Strategy(dense=dense, micro_batches=parts)) for parts in (1, 2, 4)]
-    totals = [memory.total for memory in found]
-    assert totals == sorted(totals, reverse=True)
-    assert found[2].by_kind["activations"] < found[0].by_kind["activations"] / 2
-
-
-@pytest.mark.parametrize("dense", ["dp", "zero1", "fsdp"])
-def test_more_ranks_never_hold_more(dense: Dense) -> None:
-    totals = [traced(Strategy(dense=dense), ranks=ranks).total for ranks in (2, 8)]
-    assert totals == sorted(totals, reverse=True)
-
-
-def test_kinds_add_up_to_the_total() -> None:
-    for strategy in (Strategy(), Strategy(dense="fsdp"), Strategy(dense="hsdp", offload=True)):
-        found = traced(strategy)
-        assert sum(found.by_kind.values()) == found.total == found.peaks[found.peak_at]
-
-
-def test_tables_do_not_matter() -> None:
-    huge = FeatureSchema(
-        tables=tuple(table.replace(rows=10**10) for table in SCHEMA.tables),
-        numeric=SCHEMA.numeric,
-    )
-    found = trace(
-        MODEL, huge, Strategy(), hosts=1, gpus_per_host=8, examples_per_rank=256, training=SETTINGS["fp32"]
-    )
-    assert found == traced(Strategy())
-
-
-@pytest.mark.parametrize(
-    ("ensemble", "modules"),
-    [
-        ("concat", list(BLOCKS)),
-        *((ensemble, ["mlp", "dlrm"]) for ensemble in ENSEMBLES if ensemble != "concat"),
-    ],
-)
-def test_every_block_and_ensemble_can_be_traced(ensemble: str, modules: list[str]) -> None:
-    layer = {"modules": modules, "ensemble": ensemble, "out_embeddings": 3, "raw_numeric": True}
-    model = parse_model({"layers": [layer], "dropout": 0.1}, "test")
-    for strategy in (Strategy(), Strategy(dense="fsdp", checkpointing="full")):
-        assert traced(strategy, model=model, setting="bf16").total > 0
-
-
-@pytest.mark.parametrize("name", catalog())
-def test_every_shipped_model_can_be_traced(name: str) -> None:
-    for strategy in (Strategy(), Strategy(dense="fsdp", micro_batches=2)):
-        assert traced(strategy, model=named_model(name)).total > 0
-
-
-def test_a_trace_leaves_the_process_as_it_was() -> None:
-    threads = torch.get_num_threads()
-    traced(Strategy(dense="fsdp"))
-    assert not dist.is_initialized()
-    assert torch.get_num_threads() == threads
-    assert torch.zeros(1).item() == 0.0
+    assert sum(here.by_kind.values()) == here.total == here.peaks[here.peak_at]
+    assert not dist.is_initialized(), "a trace leaves the process as it was"
 
 
 @pytest.mark.parametrize(
     ("strategy", "setting"),
     [
-        (Strategy(), "fp32"),
         (Strategy(), "bf16"),
-        (Strategy(), "bf16 moments, sent in bf16"),
-        (Strategy(checkpointing="selective", micro_batches=2), "bf16"),
-        (Strategy(dense="zero_offload"), "fp32"),
-        (Strategy(dense="zero_offload", checkpointing="full", micro_batches=2), "bf16 moments, sent in bf16"),
+        pytest.param(Strategy(checkpointing="selective", micro_batches=2), "bf16", marks=pytest.mark.slow),
+        pytest.param(
+            Strategy(dense="zero_offload", checkpointing="full"),
+            "bf16 moments, sent in bf16",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_one_process_holds_what_was_traced(strategy: Strategy, setting: str) -> None:
-    real = measure(SMALL, SCHEMA, strategy, None, EXAMPLES, SETTINGS[setting])
-    fake = traced(strategy, ranks=1, examples=EXAMPLES, setting=setting, model=SMALL)
+    real = measure(MODEL, SCHEMA, strategy, None, EXAMPLES, SETTINGS[setting])
+    fake = traced(strategy, ranks=1, setting=setting)
     assert fake == real
 
 
-@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 4], ids="{} ranks".format)
+@pytest.fixture(scope="module", params=[2, 4], ids="{} ranks".format)
 def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     found: dict[str, Any] = on_ranks(__file__, request.param, tmp_path_factory.mktemp("ranks"))
     return found | {"ranks": request.param}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dense", ["dp", "zero1", "fsdp"])
 def test_bf16_moments_are_half_as_large(measured: dict[str, Any], dense: Dense) -> None:
     """On real ranks, but for the count of steps that PyTorch's AdamW has as a tensor for each weight."""
@@ -286,6 +203,7 @@ def test_bf16_moments_are_half_as_large(measured: dict[str, Any], dense: Dense) 
     assert small[1] == plain[1]
 
 
+@pytest.mark.slow
 def test_real_ranks_hold_what_was_traced(measured: dict[str, Any]) -> None:
     """Through DistributedDataParallel, ZeRO's stages 1 and 2 and `fully_shard` over gloo.
 
@@ -296,13 +214,14 @@ def test_real_ranks_hold_what_was_traced(measured: dict[str, Any]) -> None:
     for strategy, setting in of_world(ranks):
         name = f"{setting} {strategy.name}"
         real = StepMemory.model_validate(measured[name])
-        fake = traced(strategy, ranks=ranks, examples=EXAMPLES, setting=setting, model=SMALL)
+        fake = traced(strategy, ranks=ranks, setting=setting)
         assert fake.host == real.host, name
         assert 0 <= real.total - fake.total <= LATE * fake.total, name
         late += [name] if real.total != fake.total else []
     assert len(late) <= len(of_world(ranks)) // 5, late
 
 
+@pytest.mark.slow
 def test_gradients_of_the_first_micro_batches_lie_in_their_buckets_too(measured: dict[str, Any]) -> None:
     """A training that goes on has AdamW's moments before its first step, which may hold no more than others."""
     first, second = measured["steps that go on"]
@@ -326,7 +245,7 @@ def on_a_rank() -> dict[str, dict[str, Any]]:
     for strategy, setting in of_world(ranks):
         hosts = 2 if strategy.dense == "hsdp" else 1
         mesh = device_mesh(strategy.dense, hosts, ranks // hosts, "cpu")
-        times = [measure(SMALL, SCHEMA, strategy, mesh, EXAMPLES, SETTINGS[setting]) for _ in range(REPEATS)]
+        times = [measure(MODEL, SCHEMA, strategy, mesh, EXAMPLES, SETTINGS[setting]) for _ in range(REPEATS)]
         found[f"{setting} {strategy.name}"] = min(times, key=lambda memory: memory.total).to_dict()
     return found | {"steps that go on": steps_that_go_on()}
 
@@ -335,13 +254,13 @@ def steps_that_go_on() -> list[int]:
     """Peaks of forward and backward of the first two steps after a checkpoint, plain DP in micro-batches."""
     peaks, config = [], TrainingConfig(precision="fp32")
     with MemoryCounter() as counter:
-        model = build_model(SMALL, SCHEMA).train()
+        model = build_model(MODEL, SCHEMA).train()
         take_tables(model)
         mesh = device_mesh("dp", 1, dist.get_world_size(), "cpu")
         step = parallelize(model, Strategy(micro_batches=3), config, mesh)
         step.engine.state()  # what a checkpoint is read into, the moments too
         for _ in range(2):
-            batch = blank_batch(SMALL, SCHEMA, EXAMPLES)
+            batch = blank_batch(MODEL, SCHEMA, EXAMPLES)
             counter.start_over("passes")
             step.forward_backward(batch)
             peaks.append(counter.peak)

@@ -1,0 +1,315 @@
+"""The built-in demo click log: generated from a known teacher, not collected, and it says so wherever it goes.
+
+It looks like Criteo's (13 counts, 26 categorical columns) with two multi-hot columns, time stamps and a drifting
+base rate. It also has the true probability of every label, so the lowest NE that any model can reach is known.
+
+The teacher's logit is an intercept plus weighted products of one to four *effects*: functions of one column each,
+standardised to mean 0 and variance 1. Columns are independent (only `I13` reports a drift), so products of
+different columns are uncorrelated, and a weight squared is a product's part of the logit's variance. The order of
+random numbers decides every bit of the log, and figures rest on it: users and items have streams of their own.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Self
+
+import numpy as np
+from numpy.random import Generator, default_rng
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from dhen.values import Value
+from trials.data.roles.names import ORACLE
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+LOGIT_DEVIATION = 1.75
+"""Standard deviation of the teacher's logit: the lowest reachable NE is about 0.70."""
+SHARES = {"first": 0.25, "second": 0.3, "third": 0.25, "fourth": 0.15, "drift": 0.05}
+"""Shares of the logit's variance: effects of single columns, products of two, three and four, and the hour of day
+with the drift. They divide what `own` and `affinity` leave."""
+MISSING = -1
+"""Mark of a missing value among ids and counts, which are never negative."""
+HEAD = 100
+"""Number of ids of a column that have effects of their own; all rarer ids share one."""
+COUNTER, COUNTER_WINDOW = "I13", 10_000
+"""The count that reports the drift: clicks among so many impressions before."""
+TIME, USER, ITEM, AFFINITY = "timestamp", "user", "item", "affinity"
+_CARDINALITY = {
+    "C1": 40, "C2": 100_000, "C3": 100, "C4": 4, "C5": 12, "C6": 3_000, "C7": 24, "C8": 500, "C9": 60,
+    "C10": 50_000, "C11": 16, "C12": 300, "C13": 80, "C14": 12_000, "C15": 32, "C16": 1_000, "C17": 8,
+    "C18": 80_000, "C19": 50, "C20": 6_000, "C21": 20, "C22": 25_000, "C23": 28, "C24": 1_500, "C25": 64, "C26": 10
+}  # fmt: skip
+CATEGORICAL = {name: (size, 1.0 if size <= HEAD else 1.2) for name, size in _CARDINALITY.items()}
+MULTI_HOT = {"M1": (400, 0.9), "M2": (5_000, 1.1)}
+"""Number of ids and exponent of their popularity: rank r from 0 on has a probability ~ (r + 1) ** -exponent."""
+COUNTS = {
+    "I1": (2, 1.2, 0.45), "I2": (3, 2.4, 0), "I3": (8, 1.8, 0.21), "I4": (5, 1.1, 0.21), "I5": (3_000, 2.2, 0.03),
+    "I6": (40, 1.7, 0.22), "I7": (4, 1.8, 0.04), "I8": (8, 1.2, 0), "I9": (50, 1.6, 0.04), "I10": (1, 1.5, 0.45),
+    "I11": (1.5, 1.4, 0.04), "I12": (0.6, 1.6, 0.76),
+}  # fmt: skip
+"""Of log-normal counts: median, deviation of the logarithm, share of missing ones. Below 1 they are zeros."""
+MISSING_IDS = {"C3": 0.03, "C12": 0.03, "C19": 0.44, "C22": 0.76, "C25": 0.44, "M1": 0.1, "M2": 0.3}
+"""Share of missing ids, or of empty bags."""
+
+
+class DemoLog(Value):
+    """A generated click log: equal values give equal logs, equal seeds the same teacher for any `rows`.
+
+    Build it from a user's settings with `dhen.values.parse`, which raises `UserError`.
+    """
+
+    rows: int = Field(default=1_000_000, ge=1)
+    """Number of examples, in time order over ten days."""
+    seed: int = Field(default=0, ge=0)
+    """Seed that decides the teacher and the examples."""
+    base_rate: float = Field(default=0.22, ge=0.001, le=0.9)
+    """Fraction of positives, in expectation."""
+    users: int = Field(default=0, ge=0, le=10_000_000)
+    """Number of users, who are there at any time, in the column `user`; 0: no such column."""
+    items: int = Field(default=0, ge=0, le=10_000_000)
+    """Number of items, which are there at any time, in the column `item`; 0: no such column."""
+    own: float = Field(default=0.0, ge=0, le=1)
+    """Share of the logit's variance in effects of users alone and items alone, each with one of its own."""
+    affinity: float = Field(default=0.0, ge=0, le=1)
+    """Share of the logit's variance in which user likes which item: the dot product of a vector of the user and
+    one of the item, which only those learn who see both several times."""
+    lifetime_days: float | None = Field(default=None, ge=0.1)
+    """Days that a user or an item stays, until a new one takes its place; null: all stay."""
+
+    @property
+    def populations(self) -> dict[str, int]:
+        """How many users and how many items are there at any time, by column; none of which there are 0."""
+        return {name: places for name, places in ((USER, self.users), (ITEM, self.items)) if places}
+
+    @model_validator(mode="after")
+    def _has_ids_for_its_effects(self) -> Self:
+        for name in ("own", "affinity", "lifetime_days"):
+            if getattr(self, name) and not self.populations:
+                raise ValueError(f"{name} is about users and items: give users=, items= or both")
+        if self.affinity and not (self.users and self.items):
+            raise ValueError("affinity is of users to items: give both users= and items=")
+        if (share := self.own + self.affinity) > 1:
+            raise ValueError(
+                f"own and affinity are of one variance, so at most 1 together, received {share:g}"
+            )
+        comers = max(self.users, self.items) * (1 + 10 / (self.lifetime_days or float("inf")))
+        if comers > 20_000_000:  # the effects of all who ever come are in memory
+            raise ValueError(
+                f"{comers:,.0f} users or items would come and go, at most 20,000,000 may: give fewer of them, or "
+                "a longer lifetime_days"
+            )
+        return self
+
+
+Examples = dict[str, Any]
+"""B examples by column: counts, and ids as popularity ranks (those of users and items count through all who come);
+of a multi-hot column all ids and B + 1 offsets; in `TIME` seconds since the log's start, ascending."""
+Effect = tuple[str, int]
+"""A column, and one of its traits."""
+Term = tuple[str, tuple[Effect, ...], float]
+"""An order of interaction (a key of `SHARES`, `own` or `affinity`), effects that are multiplied, their weight."""
+
+
+class Teacher:
+    """How labels come about: how the base rate drifts, and what makes people click."""
+
+    def __init__(self, spec: DemoLog) -> None:
+        self._spec = spec
+        rng = default_rng([spec.seed, 0])
+        self._periods_days, self._phases = rng.uniform(2.0, 7.0, 3), rng.uniform(0.0, 2 * np.pi, 3)
+        self._parameters, self._terms = _draw_parameters(rng, spec), _draw_terms(rng, spec)
+        sample = self.draw_examples(default_rng([spec.seed, 1]), (np.arange(1 << 17) + 0.5) / (1 << 17), 1)
+        self._moments: dict[Effect, tuple[float, float]] = {}
+        for effect in dict.fromkeys(effect for _, effects, _ in self._terms for effect in effects):
+            values_B = self._effect(effect, sample)
+            self._moments[effect] = float(values_B.mean()), float(values_B.std())
+        logit_B = np.sum(list(self.by_order(sample).values()), axis=0)
+        low, high = -100.0, 100.0
+        while high - low > 1e-9:  # bisection, until the mean probability is the base rate
+            middle = (low + high) / 2
+            above = (1.0 / (1.0 + np.exp(-(logit_B + middle)))).mean() > spec.base_rate
+            low, high = (low, middle) if above else (middle, high)
+        self._intercept = low
+
+    def draw_examples(self, rng: Generator, position_B: Floats, *stream: int) -> Examples:
+        """Draws examples; `position_B` (0 to 1, ascending) is the share of all impressions that went before each,
+        and `stream` names these examples among all of the seed."""
+        spec, size = self._spec, len(position_B)
+        hours = np.arange(10 * 24 + 1)
+        traffic = 1.0 + 0.6 * np.sin(2 * np.pi * (hours[:-1] % 24 - 11.5) / 24)  # busiest at 18 h
+        passed = np.concatenate([[0.0], np.cumsum(traffic)])
+        seconds_B = (np.interp(position_B, passed / passed[-1], hours) * 3600).astype(np.int64)
+        examples: Examples = {TIME: seconds_B}
+        for name, (median, spread, missing) in COUNTS.items():
+            count_B = np.floor(rng.lognormal(np.log(median), spread, size)).astype(np.int64)
+            examples[name] = np.where(rng.random(size) < missing, MISSING, count_B)
+        # The drift is a sum of three waves, of about unit variance; the base rate itself moves about as far.
+        angle_WB = 2 * np.pi * seconds_B / 86_400 / self._periods_days[:, None] + self._phases[:, None]
+        drift_B = np.sqrt(2 / len(angle_WB)) * np.sin(angle_WB).sum(axis=0)
+        odds_B = spec.base_rate / (1 - spec.base_rate) * np.exp(0.2 * drift_B)
+        examples[COUNTER] = rng.binomial(COUNTER_WINDOW, odds_B / (1 + odds_B))
+        for name, zipf in CATEGORICAL.items():
+            rank_B = _draw_ranks(rng, zipf, size)
+            examples[name] = np.where(rng.random(size) < MISSING_IDS.get(name, 0), MISSING, rank_B)
+        for name, zipf in MULTI_HOT.items():  # about three ids; one may come more than once
+            length_B = np.minimum(rng.geometric(0.3, size), 10)
+            length_B[rng.random(size) < MISSING_IDS[name]] = 0
+            offsets = np.concatenate([[0], np.cumsum(length_B)])
+            examples[name] = _draw_ranks(rng, zipf, int(offsets[-1])), offsets
+        # Who has a place keeps it for a lifetime, then somebody new comes. Multiples of the golden ratio, less
+        # their whole parts, spread the times evenly at which places change hands.
+        rng = default_rng([spec.seed, 4, *stream])
+        for name, places in spec.populations.items():
+            examples[name] = place_B = _draw_ranks(rng, (places, 0.0), size)
+            if spec.lifetime_days is not None:
+                lifetimes_B = seconds_B / 86_400 / spec.lifetime_days + place_B * 0.6180339887498949 % 1
+                examples[name] = lifetimes_B.astype(np.int64) * places + place_B
+        return examples
+
+    def by_order(self, examples: Examples) -> dict[str, Floats]:
+        """Returns the parts of the logit, by order of interaction, [B] each; without the intercept."""
+        values = {
+            effect: (self._effect(effect, examples) - mean) / deviation
+            for effect, (mean, deviation) in self._moments.items()
+        }
+        logits: dict[str, Floats] = {}
+        for order, effects, weight in self._terms:
+            product_B = weight * np.prod([values[effect] for effect in effects], axis=0)
+            logits[order] = logits.get(order, 0.0) + product_B
+        return logits
+
+    def logit(self, examples: Examples) -> Floats:
+        """Returns the logit, shape [B]."""
+        logit_B: Floats = self._intercept + np.sum(list(self.by_order(examples).values()), axis=0)
+        return logit_B
+
+    def _effect(self, effect: Effect, examples: Examples) -> Any:
+        """Returns an effect that is not standardised yet, shape [B]; it reads only what a model may read too."""
+        column, _ = effect
+        if column == TIME:  # a daily curve with its peak in the evening
+            angle_B = 2 * np.pi * (examples[TIME] // 3600 % 24) / 24
+            return np.sin(angle_B - 3.9) + 0.4 * np.sin(2 * angle_B - 1.6)
+        if column == COUNTER:
+            return np.log1p(examples[COUNTER])
+        if column == AFFINITY:
+            vectors = (self._parameters[name, 1][examples[name]] for name in (USER, ITEM))
+            return np.einsum("br,br->b", *(vector_BR.astype(np.float64) for vector_BR in vectors))
+        parameters, values = self._parameters[effect], examples[column]
+        if column in (USER, ITEM):
+            return parameters[values].astype(np.float64)
+        if column in COUNTS:  # a wave in the logarithm; missing values have an effect of their own
+            frequency, phase, missing = parameters
+            wave_B = np.sin(frequency * np.log1p(np.maximum(values, 0)) + phase)
+            return np.where(values == MISSING, missing, wave_B)
+        ids = values[0] if column in MULTI_HOT else values
+        trait_N = parameters[np.where(ids == MISSING, -1, np.minimum(ids, len(parameters) - 2))]
+        if column in CATEGORICAL:
+            return trait_N
+        running, offsets = np.concatenate([[0.0], np.cumsum(trait_N)]), values[1]
+        return np.diff(running[offsets]) / np.maximum(np.diff(offsets), 1)  # the bag's mean; 0 if it is empty
+
+
+def groups(spec: DemoLog) -> Iterator[dict[str, Any]]:
+    """Yields the log's columns, a group of rows at a time; lists as all their texts and where each begins."""
+    teacher, size = Teacher(spec), 1 << 16
+    for group, first_row in enumerate(range(0, spec.rows, size)):
+        rng = default_rng([spec.seed, 2, group])
+        row_B = np.arange(first_row, min(first_row + size, spec.rows))
+        examples = teacher.draw_examples(rng, (row_B + rng.random(len(row_B))) / spec.rows, 2, group)
+        oracle_B = 1.0 / (1.0 + np.exp(-teacher.logit(examples)))
+        columns: dict[str, Any] = {"label": (rng.random(len(row_B)) < oracle_B).astype(np.int8)}
+        for name, values in examples.items():
+            if name == TIME:
+                columns[name] = np.datetime64("2024-01-01", "s") + values  # a Monday
+            elif name in COUNTS or name == COUNTER:
+                columns[name] = np.ma.array(values, mask=values == MISSING)
+            elif name in MULTI_HOT:
+                columns[name] = _texts(name, values[0]), values[1]
+            else:
+                columns[name] = _texts(name, values)
+        yield columns | {ORACLE: oracle_B}
+
+
+def _texts(name: str, ids: Ints) -> NDArray[np.object_]:
+    """Returns eight hex digits for each id, which say nothing of its popularity; None if it is missing."""
+    id_I, place_B = np.unique(ids, return_inverse=True)
+    code_I = id_I.astype(np.uint64) * 2_654_435_761 + zlib.crc32(name.encode())  # an odd factor: all distinct
+    text_I = np.array([f"{code:08x}" for code in (code_I % 2**32).tolist()], dtype=object)
+    text_I[id_I == MISSING] = None
+    return text_I[place_B]
+
+
+@cache
+def _shares(cardinality: int, exponent: float) -> tuple[Floats, Floats]:
+    """Returns the probability of each id, and that of all ids up to it."""
+    weight_I = np.power(1.0 + np.arange(cardinality), -exponent)
+    share_I: Floats = weight_I / weight_I.sum()
+    cumulative_I = np.cumsum(share_I)
+    return share_I, cumulative_I / cumulative_I[-1]
+
+
+def _draw_ranks(rng: Generator, zipf: tuple[int, float], size: int) -> Ints:
+    return np.searchsorted(_shares(*zipf)[1], rng.random(size), side="right")
+
+
+def _draw_parameters(rng: Generator, spec: DemoLog) -> dict[Effect, Any]:
+    """Draws what effects are made of: traits of ids, waves of counts, vectors of users and items (trait 1)."""
+    parameters: dict[Effect, Any] = {}
+    for name, zipf in (CATEGORICAL | MULTI_HOT).items():
+        for trait in range(2 if name in CATEGORICAL else 1):
+            # Softened signs: of each id of the head, then of all rarer ones, then of missing values. Of several
+            # draws the most balanced one is kept (half of the examples on either side), so that a product of
+            # traits is no mere effect of one of its columns.
+            head, missing = min(zipf[0], HEAD), MISSING_IDS.get(name, 0)
+            present_I = _shares(*zipf)[0] * (1 - missing)
+            share_I = np.concatenate([present_I[:head], [present_I[head:].sum(), missing]])
+            sign_DI = rng.choice([-1.0, 1.0], (64, head + 2))
+            softness_I = rng.uniform(0.5, 1.5, head + 2)
+            softness_I[head] = 0.5  # rare ids say little
+            parameters[name, trait] = sign_DI[np.abs(sign_DI @ share_I).argmin()] * softness_I
+    for name in COUNTS:
+        parameters[name, 0] = rng.uniform(0.4, 0.9), rng.uniform(0.0, 2 * np.pi), rng.normal()
+    for number, (name, places) in enumerate(spec.populations.items()):
+        total = places * (int(10 / spec.lifetime_days) + 2) if spec.lifetime_days else places
+        if spec.own:
+            parameters[name, 0] = default_rng([spec.seed, 5, number]).standard_normal(total, np.float32)
+        if spec.affinity:
+            parameters[name, 1] = default_rng([spec.seed, 6, number]).standard_normal((total, 2), np.float32)
+    return parameters
+
+
+def _draw_terms(rng: Generator, spec: DemoLog) -> list[Term]:
+    """Draws which effects are multiplied. Weights give every order its share of the logit's variance.
+
+    A product of four columns comes with those of its first two and first three, and with effects of each column
+    alone, as interactions found in experiments tend to. So high orders can be learnt, though not by one level.
+    """
+    modest = [name for name, (size, _) in CATEGORICAL.items() if 8 <= size <= HEAD]
+    order = rng.permutation(modest).tolist()
+    terms: list[Term] = []
+    for chain in (order[0:4], order[4:8], order[8:12]):
+        parts = ("second", chain[:2]), ("second", chain[2:]), ("third", chain[:3]), ("fourth", chain)
+        terms += [(name, tuple((column, 0) for column in columns), 1.0) for name, columns in parts]
+    for _ in range(4):  # dot products of two columns' traits, whatever their cardinality
+        first, second = rng.choice(list(CATEGORICAL), 2, replace=False).tolist()
+        terms += [("second", ((first, trait), (second, trait)), 2**-0.5) for trait in range(2)]
+    for column in (*rng.choice(list(COUNTS), 3, replace=False).tolist(), *MULTI_HOT):
+        terms.append(("second", ((column, 0), (str(rng.choice(modest)), 0)), 1.0))
+    for column in (*CATEGORICAL, *MULTI_HOT, *COUNTS):  # some much stronger, those of chains by half
+        terms.append(("first", ((column, 0),), rng.gamma(2.0) * (1.5 if column in order[:12] else 1.0)))
+    terms += [("drift", ((TIME, 0),), 1.0), ("drift", ((COUNTER, 0),), 1.0)]
+    terms += [("own", ((name, 0),), 1.0) for name in spec.populations if spec.own]
+    terms += [("affinity", ((AFFINITY, 0),), 1.0)] if spec.affinity else []
+    variance = {name: sum(part[2] ** 2 for part in terms if part[0] == name) for name, _, _ in terms}
+    rest = 1 - spec.own - spec.affinity
+    share = {name: rest * part for name, part in SHARES.items()} | {
+        "own": spec.own,
+        "affinity": spec.affinity,
+    }
+    scale = {name: LOGIT_DEVIATION * np.sqrt(share[name] / variance[name]) for name in variance}
+    return [(name, effects, float(weight * scale[name])) for name, effects, weight in terms]
