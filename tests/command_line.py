@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
+from warm_process import WarmProcess
 
 from search.cli import main
 
@@ -33,6 +34,12 @@ TRAINED, LATER = 3000, 6600
 """Numbers of the earlier rows of two logs, and of all rows of both."""
 SMALL = ("space=tiny", "training.epochs=2", "baseline_trials=1", "threads=1", "parallel=1")
 """Settings that make a study of seconds, the same on every machine."""
+AVERAGED = ("trials=3", "averages=3", "confirm=2", "block_by=site", "seed=3", *SMALL)
+"""The study of the fixture `averaged`."""
+GROWING_MODEL = "model: {family: dhen, embedding_dim: 4, layers: [{modules: [{kind: dlrm}, {kind: linear}]}]}"
+FIXED = "user: {role: categorical, min_count: 2, hash_buckets: auto}"
+GROWING = "user: {role: categorical, table: {growing: {capacity: 12, evict: lru}}}"
+"""The column of users in a schema as it is inferred, and with a growing table."""
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -68,14 +75,9 @@ def run_process(
     words: tuple[object, ...], environment: dict[str, str], cwd: Path | None
 ) -> subprocess.CompletedProcess[str]:
     """The command as a shell starts it."""
-    return subprocess.run(
-        [str(COMMAND), *map(str, words)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=cwd,
-        timeout=TIMEOUT_SECONDS,
-    )
+    process = WarmProcess(words, environment, cwd=cwd)
+    said, errors = process.communicate(TIMEOUT_SECONDS)
+    return subprocess.CompletedProcess(words, process.wait(), said, errors)
 
 
 def output_of(verb: str) -> Any:
@@ -94,26 +96,23 @@ def check_json(verb: str, printed: str) -> None:
     assert json.loads(shape.dump_json(value)) == json.loads(printed)
 
 
-def start(log: Path, out: Path, environment: dict[str, str], *words: str) -> subprocess.Popen[str]:
-    """A small study that goes on by itself, in a session of its own; `words` come after the small settings."""
-    return subprocess.Popen(
-        [str(COMMAND), "run", "--data", str(log), "--out", str(out), *SMALL, *words],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+def start(log: Path, out: Path, environment: dict[str, str], *words: str) -> WarmProcess:
+    """A small study that goes on by itself; `words` come after the small settings."""
+    return WarmProcess(("run", "--data", log, "--out", out, *SMALL, *words), environment)
+
+
+def wait_until(condition: Callable[[], object], process: WarmProcess | None = None) -> None:
+    """Until something is so, or a process that should bring it about has ended."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not condition():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "it did not get that far"
+        time.sleep(0.02)
 
 
 def wait_for_trials(out: Path, number: int) -> None:
     """Until the trial with this number has begun."""
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while time.monotonic() < deadline:
-        if (out / "trials" / f"{number:05d}" / "events.jsonl").exists():
-            return
-        time.sleep(0.02)
-    raise AssertionError("the study did not get that far")
+    wait_until((out / "trials" / f"{number:05d}" / "events.jsonl").exists)
 
 
 def write_two_logs(folder: Path) -> tuple[Path, Path]:
@@ -171,7 +170,7 @@ def start_ui(*words: object) -> subprocess.Popen[str]:
     )
 
 
-def read_until(process: subprocess.Popen[str], wanted: str) -> str:
+def read_until(process: subprocess.Popen[str] | WarmProcess, wanted: str) -> str:
     """What it prints, up to the line that has these words."""
     said = ""
     for line in process.stdout:
