@@ -93,8 +93,8 @@ def copied_study(study: Path, folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def growing(dhen_search: Run) -> Path:
-    """A folder with `earlier.csv` and `later.csv`, `model.yaml`, the prepared `log` of the earlier rows, the `bundle`
-    of a network whose table of users grows and has too few rows for all, and its copy `live`, which has learnt the
+    """A folder with `earlier.csv` and `later.csv`, `model.yaml`, the prepared `log` of the earlier rows, and the
+    `bundle` of a network whose table of users grows and has too few rows for all. Its copy `live` has learnt the
     later rows."""
 
     def make(folder: Path) -> None:

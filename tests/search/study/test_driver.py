@@ -154,6 +154,7 @@ def test_stages_follow_each_other_and_the_sampler_is_asked_as_late_as_there_is_a
     study, story = setting.open("trials=2")
     record = study.run()
     assert record.finished
+    assert record.passes is None, "their number is given"
     lines = [line for line in story.lines if not line.startswith("score on ")]
     assert lines == [
         *("# baseline", "train", "train"),
@@ -196,14 +197,6 @@ def test_another_terminal_sees_the_stage_and_how_far_it_is(setting: Setting, tmp
     ]
     assert [name for name, *_ in seen if name in behind] == behind
     assert read_study(tmp_path / "study").stage is None
-
-
-def test_the_baseline_is_no_matter_of_the_sampler(setting: Setting) -> None:
-    study, story = setting.open()
-    record = study.run()
-    kinds = {trial.number: trial.kind for trial in record.trials}
-    assert [kinds[number] for number, _, _ in story.asked] == [TrialKind.CANDIDATE] * 3
-    assert [trial.number for trial in story.told] == [2, 3, 4]
 
 
 def test_side_by_side_the_sampler_is_asked_before_the_first_has_ended(setting: Setting) -> None:
@@ -344,13 +337,6 @@ def test_the_same_command_goes_on_from_ctrl_c_and_comes_to_what_it_would_have_co
 def _essence(trial: TrialRecord) -> tuple[Any, ...]:
     result = trial.result
     return trial.number, trial.kind, trial.point, result.outcome, result.validation, result.test
-
-
-def test_a_finished_study_does_nothing_again(setting: Setting) -> None:
-    first = setting.open()[0].run()
-    study, story = setting.open()
-    assert study.run().trials == first.trials
-    assert [line for line in story.lines if not line.startswith("#")] == []
 
 
 def test_more_trials_go_on_where_the_study_had_ended(setting: Setting) -> None:
@@ -605,22 +591,18 @@ def test_a_candidate_with_constant_rates_has_more_passes_than_one_whose_rates_fa
     assert passes.applied(TrainingConfig(epochs=7)).epochs == 7
 
 
-@pytest.mark.parametrize(
-    ("schedule", "said"),
-    [("auto", "2 passes, with learning rates that fall"), ("constant", "up to 5 passes")],
-)
-def test_what_an_earlier_study_has_found_is_said_as_it_applies(
-    setting: Setting, schedule: str, said: str
-) -> None:
+def test_what_an_earlier_study_has_found_is_said_as_it_applies(setting: Setting) -> None:
     earlier = setting.open(LEFT_OPEN, script=better_later(*LATE, falling=FALLING))[0].run()
-    found = known_passes(earlier, "as many as before", schedule=schedule)
-    assert found is not None
-    sentence = passes_found(earlier.replace(passes=found))
-    assert sentence is not None
-    assert sentence.startswith(f"Trainings have {said}")
-    assert sentence.endswith(
-        "over the training rows: as many as before; training.epochs= sets another number for a new study."
-    )
+    for schedule, said in (
+        ("auto", "2 passes, with learning rates that fall"),
+        ("constant", "up to 5 passes"),
+    ):
+        found = known_passes(earlier, "as many as before", schedule=schedule)
+        assert found is not None
+        sentence = passes_found(earlier.replace(passes=found))
+        assert sentence is not None
+        assert sentence.startswith(f"Trainings have {said}")
+        assert "over the training rows: as many as before; training.epochs= sets another number" in sentence
 
 
 @pytest.mark.parametrize(
@@ -665,13 +647,6 @@ def test_a_failure_with_more_passes_leaves_one(setting: Setting) -> None:
 
     record = setting.open(LEFT_OPEN, script=fails)[0].run()
     assert record.passes == FoundPasses(passes=1, reason="the baseline's training with more ended as failed")
-
-
-def test_passes_that_are_given_are_not_found(setting: Setting) -> None:
-    record = setting.open("training.epochs=3", script=better_later(*LATE))[0].run()
-    assert {trial.job.training["epochs"] for trial in record.trials} == {3}
-    assert record.passes is None
-    assert not any("passes over the training rows" in line for line in sentences(record))
 
 
 def test_what_a_reused_training_took_elsewhere_counts_against_the_minutes() -> None:

@@ -156,14 +156,6 @@ def test_one_command_with_minutes_does_all_of_it_within_them(studies: Studies) -
     assert min(seeds) >= 2
 
 
-def test_minutes_count_from_the_start_of_the_command(studies: Studies) -> None:
-    """What reading the log and measuring this CPU took before the driver began is part of them."""
-    words = ("minutes=10", "averages=0", "confirm=0", "refit=no", "tune=0", "search_until=none")
-    record = studies.open(*words, began=studies.now - 300.0).run()
-    assert len(record.candidates) == 28  # of 300 s the baseline takes 20 and the report 4
-    assert record.elapsed_seconds == pytest.approx(600, rel=0.05)
-
-
 def test_a_few_minutes_leave_winners_unconfirmed_and_say_which_command_does_it(studies: Studies) -> None:
     study = studies.open("minutes=2")
     record = study.run()
@@ -189,6 +181,21 @@ def test_networks_learn_within_their_share_though_the_confirmation_has_less_for_
     taught = [trial for trial in record.trials if trial.kind is TrialKind.DISTILLED]
     assert 1 <= len(taught) * TRAINING <= 0.15 * 600
     assert record.elapsed_seconds <= 1.1 * 600
+
+
+def test_the_best_is_confirmed_where_there_is_no_time_for_all_winners(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the baseline and one network, or two, from two seeds
+    monkeypatch.setattr(LaterStages, "confirmation", lambda _, within: 4.5 * TRAINING)
+    study = studies.open("minutes=12", "trials=8", "distil=no", "averages=0", "refit=no")
+    record = study.run()
+    assert record.choice is not None
+    confirmed = {comparison.trial for comparison in record.comparisons}
+    assert record.best in confirmed
+    assert confirmed < {winner.trial for winner in record.choice.winners}
+    of_all = f"{len(confirmed)} of the {len(record.choice.winners)} winners, the best first, "
+    assert f"For want of time {of_all}" in said(study)
 
 
 @pytest.mark.parametrize("networks", [0, 2])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import SMALL, TIMEOUT_SECONDS, Run, start, wait_for_trials
+from command_line import SMALL, Run
 from records import bare
 
 from dhen.errors import UserError
@@ -138,16 +136,9 @@ def test_a_space_with_nothing_to_tune() -> None:
             check_tunable(space)
 
 
-def test_a_study_goes_on_in_its_tuning(
-    dhen_search: Run, click_log: Path, environment: dict[str, str], tmp_path: Path
-) -> None:
-    out, words = tmp_path / "study", ("trials=2", "tune=2")
-    process = start(click_log, out, environment, *words)
-    wait_for_trials(out, 3)
-    os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=TIMEOUT_SECONDS)
-    assert process.returncode == 130
-    done = dhen_search("run", "--data", click_log, "--out", out, *SMALL, *words)
+def test_the_best_are_tuned_by_the_command_line(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
+    out = tmp_path / "study"
+    done = dhen_search("run", "--data", click_log, "--out", out, *SMALL, "trials=2", "tune=2")
     record = read_study(out)
     best, other = sorted(
         record.candidates[:2],

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import SMALL, TIMEOUT_SECONDS, Run, start, wait_for_trials
+from command_line import SMALL, Run
 
 from search.read_study import read_study
 from trials.record import Outcome, TrialRecord
@@ -51,13 +47,6 @@ def without_clock(trial: TrialRecord) -> dict[str, Any]:
     return trial.model_dump(exclude=CLOCKED) | {"curve": curve}
 
 
-def span(trial: TrialRecord) -> tuple[float, float]:
-    """From when to when it ran."""
-    assert trial.origin.started_at is not None
-    start = datetime.fromisoformat(trial.origin.started_at).timestamp()
-    return start, start + (trial.result.seconds or 0.0)
-
-
 def test_results_equal_those_of_training_alone(
     dhen_search: Run, pair: Path, click_log: Path, tmp_path: Path
 ) -> None:
@@ -70,12 +59,6 @@ def test_results_equal_those_of_training_alone(
     assert records[0].front == records[1].front
     weights = [(out / "best" / "weights.safetensors").read_bytes() for out in (pair, alone)]
     assert weights[0] == weights[1]
-
-
-def test_two_do_run_at_once(pair: Path) -> None:
-    record = read_study(pair)
-    (_, first_end), (second_start, _) = span(record.trial(0)), span(record.trial(1))
-    assert second_start < first_end
 
 
 @pytest.mark.parametrize("rate", ["0.001", "1.0e+30"], ids=["sound", "diverging"])
@@ -94,42 +77,6 @@ def test_a_network_that_trains_is_waited_for(
         assert len({trial.result.validation for trial in candidates}) == 1
     else:
         assert {trial.result.outcome for trial in candidates} == {Outcome.DIVERGED}
-
-
-def process_of(folder: Path) -> int | None:
-    """The process that writes a trial's log."""
-    for link in Path("/proc").glob("[0-9]*/fd/1"):
-        try:
-            if os.readlink(link) == str(folder / "attempt0.rank0.log"):
-                return int(link.parts[2])
-        except OSError:
-            continue
-    return None
-
-
-def test_a_killed_trial_does_not_disturb_its_neighbour(
-    click_log: Path, environment: dict[str, str], tmp_path: Path
-) -> None:
-    out = tmp_path / "study"
-    process = start(click_log, out, environment, "trials=1", *TWO, "training.epochs=9", "training.patience=9")
-    wait_for_trials(out, 1)
-    victim = None
-    while victim is None:
-        victim = process_of(out / "trials" / "00000")
-        time.sleep(0.01)
-    os.kill(victim, signal.SIGKILL)
-    process.communicate(timeout=TIMEOUT_SECONDS)
-    assert process.returncode == 0
-    first, *others = read_study(out).trials
-    killed, *again = first.attempts
-    assert killed.outcome is Outcome.INTERRUPTED
-    assert "signal 9" in (killed.error or "")
-    assert [(attempt.outcome, attempt.strategy) for attempt in again] == [
-        (Outcome.COMPLETED, killed.strategy)
-    ]
-    assert first.result.outcome is Outcome.COMPLETED
-    assert len(others) == 2
-    assert all(trial.result.outcome is Outcome.COMPLETED for trial in others)
 
 
 def test_minutes_are_of_the_wall_clock(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:

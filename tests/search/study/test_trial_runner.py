@@ -274,14 +274,6 @@ def test_what_is_killed_is_tried_once_more_and_not_twice(tmp_path: Path) -> None
     assert [task.attempt for task in study.launcher.tasks] == [0, 1]
 
 
-def test_what_is_killed_twice_counts_as_out_of_memory(tmp_path: Path) -> None:
-    study = Study(tmp_path, runs([killed()], [killed()]))
-    (trial,) = study.train(job())
-    assert tries(trial) == [Outcome.INTERRUPTED, Outcome.OUT_OF_MEMORY]
-    assert study.ends == [(0, Outcome.OUT_OF_MEMORY)]
-    assert len(study.launcher.tasks) == 2
-
-
 def test_what_is_moved_does_not_count_as_killed(tmp_path: Path) -> None:
     slow = SlowRank(rank=1, times=9.6, examples=50, seconds=6.0, where="node a", then=MOVED, moves=True)
     moved = [slow, Failed(error=slow.words, slow=True)]

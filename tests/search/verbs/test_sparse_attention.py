@@ -2,49 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from command_line import SMALL, Run
-
-SPACE = """
-depth: [1]
-slots: 1
-modules:
-  sparse_attention:
-    layout: [bigbird, given, sliding_window]
-    block_size: [1, 2]
-    feedforward: [8]
-    given: [["101", "010", "011"]]
-ensemble: sum
-out_embeddings: [4]
-raw_numeric: false
-model: {embedding_dim: [8], numeric_mlp: [[8]], head: [[]]}
-training: {}
-"""
-
-
-def test_a_study_finds_exports_and_predicts_with_it(
-    dhen_search: Run, click_log: Path, tmp_path: Path
-) -> None:
-    space, out, bundle = tmp_path / "space.yaml", tmp_path / "study", tmp_path / "bundle"
-    space.write_text(SPACE)
-    words = [word for word in SMALL if not word.startswith("space=")]
-    dhen_search("run", "--data", click_log, "--out", out, f"space={space}", "trials=3", *words)
-    status = json.loads(dhen_search("status", out, "--json").stdout)
-    candidates = [trial for trial in status["trials"] if trial["kind"] == "candidate"]
-    modules = [trial["job"]["model"]["layers"][0]["modules"][0] for trial in candidates]
-    assert [trial["result"]["outcome"] for trial in candidates] == ["completed"] * 3
-    assert {module["kind"] for module in modules} == {"sparse_attention"}
-    number = candidates[0]["number"]
-    dhen_search("export", out, "--pick", number, "--out", bundle)
-    assert "sparse_attention" in (bundle / "bundle.json").read_text()
-    dhen_search("verify", bundle, "--data", click_log)
-    scores = tmp_path / "scores.csv"
-    dhen_search("predict", bundle, "--data", click_log, "--out", scores)
-    lines = scores.read_text().splitlines()[1:]
-    assert len({float(line.split(",")[1]) for line in lines}) > 100
+from command_line import Run
 
 
 @pytest.mark.parametrize(
