@@ -117,16 +117,6 @@ def test_an_axis_of_the_tuning_stage_counts_where_it_was_tuned() -> None:
     assert edges(front_of(decay, *[untuned | {"tuned_from": 3}] * 3))[0].having == 3
 
 
-def test_many_edges_are_named_from_the_clearest_and_counted() -> None:
-    record = front_of(LENGTHS, *lengths(8, 32, 32, 32))
-    deep = record.replace(axes=(LENGTHS, *[LENGTHS.replace(name=f"x{n}", values=(32, 64)) for n in range(6)]))
-    assert [edge.axis for edge in edges(deep)][:2] == ["x0", "x1"]
-    words = on_the_edge(deep)
-    assert words is not None
-    assert "x0 at its lowest, 32 (3 of 3), " in words
-    assert "and 2 more. Wider axes may hold" in words
-
-
 def step(axis: str, before: Setting, end: Setting, **changes: Any) -> GrownAxis:
     facts: dict[str, Any] = {"highest": True, "count": 5, "having": 6, "completed": 12, "value": 1}
     return GrownAxis(axis=axis, before=before, end=end, **(facts | changes))
@@ -148,19 +138,3 @@ def test_a_study_that_widens_says_so_and_what_came_of_it() -> None:
         "the space is widened: embedding_dim goes up to 64 from now on, for 5 of 6 of the best networks are at "
         "its highest, 32"
     )
-
-
-def test_lower_ends_and_ranges_are_counted_as_widened() -> None:
-    rates = RATES.replace(low=0.0001)
-    networks = [{"training": {"learning_rate": rate}} for rate in (0.0005, 0.002, 0.0002)]
-    lower = step("training.learning_rate", 0.001, 0.0001, highest=False)
-    said = widened(front_of(rates, *networks, grown=(lower,)))
-    assert said is not None
-    assert "training.learning_rate down to 0.0001 in place of 0.001. Of the front's 3 networks 2 lie" in said
-
-
-def test_an_edge_of_a_study_that_grows_asks_for_more_candidates() -> None:
-    said = on_the_edge(front_of(LENGTHS, *lengths(32, 32, 8, 32, 32, 32), grows=True))
-    assert said is not None
-    assert "with more candidates (trials=, minutes=) the study may widen it by itself" in said
-    assert said.endswith("or copy the space (`dhen-search spaces default`) and widen it.")

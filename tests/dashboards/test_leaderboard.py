@@ -11,7 +11,7 @@ from rich.console import Console
 from dashboards.leaderboard import By, Leaderboard, leaderboard
 from dashboards.terminal.leaderboard import leaderboard_table
 from trials.choice import Choice, Winner
-from trials.record import Outcome, TrialKind
+from trials.record import TrialKind
 from trials.study_record import Better, Comparison, StudyRecord
 
 
@@ -118,12 +118,6 @@ def test_it_narrows_without_cutting_a_number(width: int) -> None:
         assert {"vs baseline", "95 % interval", "technique"} <= {
             title for title in ("vs baseline", "95 % interval", "technique", "peak") if title in lines[0]
         }
-
-
-def test_a_study_that_has_just_begun_has_an_empty_one() -> None:
-    running = [bare(0, ne=0.8, flops=1.0).with_result(outcome=Outcome.RUNNING, validation=None)]
-    board = leaderboard(judged(running, finished=False))
-    assert (board.rows, board.finished_trials) == ((), 0)
 
 
 def test_members_of_averages_can_be_exported() -> None:
