@@ -1,8 +1,8 @@
 """The command line in processes of its own, forked from one that has imported it.
 
 A fresh interpreter takes ten seconds of a core for torch, MLflow and the like. Each process has its own session,
-environment and folder, and ends as one that a shell has started. What only a fresh interpreter shows (`PYTHONPATH`,
-what is imported) needs `subprocess`.
+environment and folder, and ends as one that a shell has started. What only a fresh interpreter shows
+(`PYTHONPATH`, what is imported) needs `subprocess`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from search.read_study import read_study
 from search.run_directory import TEACHERS, folder_of
 from trials.data.origin import LogWithValidation
 from trials.events import WEIGHTS
-from trials.mlflow.store import open_client, store_uri
 from trials.record import Outcome, Refit, TrialRecord
 from trials.storage.weights_file import read_weights
 from trials.study_record import Refitted, StudyRecord
@@ -130,17 +129,6 @@ def test_it_is_they_that_are_confirmed(refitted: Path) -> None:
     assert [each.trial for each in record.comparisons]
 
 
-def test_it_is_said(dhen_search: Run, refitted: Path) -> None:
-    record = read_study(refitted)
-    refit = record.refit(record.best)
-    assert refit is not None
-    status = " ".join(dhen_search("status", refitted).stdout.split())
-    assert f"Trained once more, on the {refit.rows:,} rows of training and validation together" in status
-    assert f"the best has NE {refit.test.ne:.5f} on test" in status
-    page = " ".join((refitted / "report.html").read_text().split())
-    assert ", on the rows of training and validation together, each pair in the same order" in page
-
-
 def test_networks_that_were_trained_once_more_and_are_gone_are_said(
     dhen_search: Run, refitted: Path, tmp_path: Path
 ) -> None:
@@ -157,13 +145,6 @@ def test_networks_that_were_trained_once_more_and_are_gone_are_said(
     words = ("export", copy, "--pick", refit.trial, "--out", tmp_path / "bundle")
     (first, *_) = networks_of(record, refit)
     assert f"to train trial {first.origin.of} again" in " ".join(dhen_search(*words, code=2).stderr.split())
-
-
-def test_a_bundle_of_them_is_registered_with_the_run_of_its_trial(dhen_search: Run, refitted: Path) -> None:
-    dhen_search("register", refitted / "best")
-    client = open_client(store_uri(refitted))
-    version = client.get_model_version_by_alias(read_study(refitted).name, "best")
-    assert "[The trial's run](#/experiments/" in version.description
 
 
 def test_what_is_there_is_not_trained_again_and_what_is_lost_comes_back(

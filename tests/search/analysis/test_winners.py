@@ -31,7 +31,6 @@ from search.verbs.slices import command as show_slices
 from trials.analyses import Ablation, Better
 from trials.metrics import entropy
 from trials.record import Outcome, TrialRecord
-from trials.storage.analyses import Analyses
 from trials.study_record import Comparison, StudyRecord
 
 BOTH = 2
@@ -228,18 +227,6 @@ def test_slices_by_the_command_line(confirmed: Path) -> None:
     assert f"intervals: over seeds and blocks of rows by {winner.blocked_by}\n" in shown.output
     (kept,) = [each for each in read_study(confirmed).slices if each.column == "user"]
     assert (kept.trial, len(kept.slices), kept.blocked_by) == (winner.trial, 4, winner.blocked_by)
-
-
-def test_slices_that_cannot_be_kept_are_shown(confirmed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: object, __: object) -> None:
-        raise UserError("no space left.")
-
-    monkeypatch.setattr(Analyses, "keep", full)
-    shown = CliRunner().invoke(show_slices, [str(confirmed), "--column", "visits", "--pick", "knee"])
-    assert shown.exit_code == 0, shown.output
-    assert "not kept for the report: no space left." in shown.stderr
-    assert "worse" in shown.stdout
-    assert "visits" not in [each.column for each in read_study(confirmed).slices]
 
 
 def test_bad_input_of_confirm(dhen_search: Run, confirmed: Path, tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from search.verbs.average import command as average
 from search.verbs.export import command as export
 from search.verbs.plan import command as plan
 from search.verbs.predict import command as predict
-from search.verbs.slices import command as slices
 from search.verbs.train import command as train
 from search.verbs.verify import command as verify
 from trials.record import TrialKind, TrialRecord
@@ -114,15 +113,6 @@ def test_the_bundle_predicts_the_mean_of_its_members(
         alone.append(scores(tmp_path / str(number)))
     means = [sum(each) / len(each) for each in zip(*alone, strict=True)]
     assert scores(bundle) == pytest.approx(means, abs=1e-6)
-
-
-def test_the_bundle_gives_its_numbers(averaged: Path, bundle: Path, click_log: Path) -> None:
-    lowest = read_study(averaged).front[-1]
-    assert "the one it was trained on" in done(verify, bundle, "--data", click_log)
-    assert f"trial {lowest} against" in done(slices, averaged, "--column", "site", "--pick", lowest)
-    assert "a " in done(slices, bundle, "--data", click_log, "--column", "site")
-    with pytest.raises(UserError, match="the baseline itself: name a winner, --pick"):
-        done(slices, averaged, "--column", "site", "--pick", read_study(averaged).baseline)
 
 
 def test_a_member_is_named_to_train_or_plan_it(bundle: Path, click_log: Path, tmp_path: Path) -> None:

@@ -517,22 +517,6 @@ def test_rates_stay_constant_where_falling_ones_are_no_better(
     assert any(line.startswith("Trainings have up to 5 passes over") for line in sentences(record))
 
 
-def test_a_training_with_falling_rates_that_fails_counts_for_nothing(setting: Setting) -> None:
-    """Its evaluations before it failed were better than all others."""
-    script = better_later(*LATE, falling=FALLING)
-
-    def fails(task: Task) -> FakeRun:
-        if task.job.training.schedule != "cosine":
-            return script(task)
-        return FakeRun([evaluated(1, 0.6), evaluated(2, 0.5)], [failed()])
-
-    record = setting.open(LEFT_OPEN, script=fails)[0].run()
-    assert record.passes is not None
-    assert (record.passes.passes, record.passes.falling) == (5, None)
-    tried = [trial for trial in record.trials if trial.job.training["schedule"] == "cosine"]
-    assert [trial.result.outcome for trial in tried] == [Outcome.FAILED]
-
-
 @pytest.mark.parametrize(("of_fewer", "passes"), [(0.683, 2), (0.684, 3)])
 def test_more_passes_over_which_rates_fall_have_to_be_worth_their_time(
     setting: Setting, of_fewer: float, passes: int
@@ -697,34 +681,3 @@ def test_the_tuned_baseline_is_the_first_start_point_and_is_not_proposed_again(s
     assert all(start.items() >= point.items() for start, point in zip(starts[1:4], own, strict=True))
     assert starts[4:] == [{}, {}]
     assert len(others) == 5
-
-
-def test_a_reader_is_told_on_which_edge_of_the_space_the_front_sits(setting: Setting, tmp_path: Path) -> None:
-    """Read in brief, as `status` does it."""
-
-    def longer_is_better(task: Task) -> FakeRun:
-        if task.score_split is not None:
-            return well(task)
-        return FakeRun([trained(0.9 - task.job.model.embedding_dim / 100 - _flops_rank(task))])
-
-    file = tmp_path / "long.yaml"
-    file.write_text(
-        "modules: {linear: {}}\nslots: 1\ndepth: [1]\nout_embeddings: [2, 4, 6, 8]\nraw_numeric: false\n"
-        "ensemble: sum\nmodel: {embedding_dim: [4, 8]}\n"
-        "start: [{embedding_dim: 8, layer.out_embeddings: 2}, {embedding_dim: 8, layer.out_embeddings: 4}, "
-        "{embedding_dim: 8, layer.out_embeddings: 6}, {embedding_dim: 8, layer.out_embeddings: 8}]"
-    )
-    setting.open(f"space={file}", "trials=5", script=longer_is_better)[0].run()
-    (tmp_path / "study" / STUDY_FILE).write_text("name: study\n")
-    record = read_study(tmp_path / "study", brief=True)
-    ends = {axis.name: axis.ends for axis in record.axes}
-    assert ends == {"layer.out_embeddings": (2, 8), "embedding_dim": (4, 8)}
-    said = next(line for line in sentences(record) if "on the edge of the space" in line)
-    assert f"embedding_dim at its highest, 8 ({len(record.front)} of {len(record.front)})" in said
-    assert f"copy the space ({file}) and widen it" in said
-
-
-def _flops_rank(task: Task) -> float:
-    """More embeddings of a layer are a little better, so that each length has a front of its own."""
-    layers = getattr(task.job.model, "layers", ())
-    return sum(layer.out_embeddings for layer in layers) / 1000

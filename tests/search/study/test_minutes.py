@@ -36,7 +36,6 @@ from search.study.driver import Study
 from search.study.finalize import Finals
 from search.study.open_study import open_study
 from search.study_state import Observer, StudyState
-from trials.choice import Choice
 from trials.data.cache import PreparedLog
 from trials.events import WEIGHTS, Event, Scored, logits_file
 from trials.processes.task import Task
@@ -259,23 +258,6 @@ def test_a_study_that_has_ended_stays_as_it_is_though_it_had_time_left(
     assert TrialKind.DISTILLED in {trial.kind for trial in more.trials}
 
 
-def test_a_study_that_has_ended_stays_so_though_a_later_session_was_broken_off(
-    studies: Studies, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended = ended_with_time_left(studies, monkeypatch)
-
-    def interrupt(_: StudyState) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        studies.open("minutes=12", "trials=8", watch=interrupt).run()
-    assert not read_study(studies.directory).finished
-    studies.tasks.clear()
-    again = studies.open("minutes=12", "trials=8").run()
-    assert studies.tasks == []
-    assert (again.trials, again.refits, again.finished_at) == (ended.trials, ended.refits, ended.finished_at)
-
-
 def test_winners_that_a_study_had_no_time_for_are_not_trained_once_more_after_it_has_ended(
     studies: Studies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,32 +282,6 @@ def test_what_was_trained_once_more_stays_where_there_is_no_time_for_what_is_lac
     (folder_of(studies.directory, ended.retraining(first.networks[0])) / WEIGHTS).unlink()
     monkeypatch.setattr(Finals, "_has_time_to_refit", lambda _, missing, best: not missing)
     assert studies.open("minutes=61", *words).run().refits == tuple(others)
-
-
-def test_a_winner_whose_networks_are_the_bests_is_trained_once_more_with_it(
-    studies: Studies, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An average is the best and one of its members a winner; there is no time for others."""
-    choose = Finals.choose_winners
-
-    def of_an_average(finals: Finals) -> Choice | None:
-        choice = choose(finals)
-        assert choice is not None
-        trials = finals._state.trials.values()
-        best = next(one for one in trials if one.kind is TrialKind.AVERAGE)
-        member = choice.winners[0].replace(trial=finals._state.networks(best)[0].number)
-        return choice.replace(best=best.number, winners=(*choice.winners, member))
-
-    monkeypatch.setattr(Finals, "choose_winners", of_an_average)
-    monkeypatch.setattr(Finals, "_has_time_to_refit", lambda _, missing, best: best)
-    study = studies.open("minutes=60", "trials=8", "confirm=0", "distil=no", "averages=3")
-    record = study.run()
-    assert record.choice is not None
-    member = record.choice.winners[-1].trial
-    assert [refit.trial for refit in record.refits] == [record.choice.baseline, record.choice.best, member]
-    assert f"1 of the {len(record.choice.winners)} winners, the best first, was trained once more" in said(
-        study
-    )
 
 
 def test_a_winner_that_is_trained_for_its_weights_goes_on_after_ctrl_c_though_the_time_is_over(

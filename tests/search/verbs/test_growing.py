@@ -72,16 +72,12 @@ def test_the_share_of_the_capacity_is_an_axis(dhen_search: Run, click_log: Path,
     ("words", "message"),
     [
         (("growing.capacity=100",), "capacity.*and columns"),
-        (("growing.columns=[user]",), "capacity.*and columns"),
         (
             ("growing.capacity=100", "growing.columns=[usr]"),
             "unknown categorical or multi_hot column 'usr'.*'user'",
         ),
-        (("growing.capacity=-1", "growing.columns=[user]"), "growing.capacity.*received -1"),
         ((*GROWING[:2], "growing.evict=fifo"), "growing.evict.*received 'fifo'"),
-        ((*GROWING[:2], "growing.tll=3"), "Did you mean 'growing.ttl'"),
         ((*GROWING[:2], "growing.ttl=soon"), "growing.ttl: expected a time such as 3d.*received 'soon'"),
-        ((*GROWING[:2], "growing.ttl=0h"), "growing.ttl: expected a time such as 3d.*received '0h'"),
         ((*GROWING[:2], "growing.ttl=6h"), "ttl of user, 6h.*training.order=log"),
     ],
 )
