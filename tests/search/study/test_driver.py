@@ -21,7 +21,6 @@ from fake_processes import (
     trained,
 )
 from records import bare, changed
-from records import study as made_up_study
 
 from dashboards.sentences.stages import passes_found
 from dashboards.sentences.summary import sentences
@@ -40,7 +39,7 @@ from spaces.space import Point
 from trials.data.cache import PreparedLog
 from trials.job import TrainingConfig
 from trials.processes.task import Task
-from trials.record import Measured, Outcome, TrialKind, TrialRecord
+from trials.record import Outcome, TrialKind, TrialRecord
 from trials.study_record import FoundPasses, StageName, StudyRecord
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -631,22 +630,6 @@ def test_a_failure_with_more_passes_leaves_one(setting: Setting) -> None:
 
     record = setting.open(LEFT_OPEN, script=fails)[0].run()
     assert record.passes == FoundPasses(passes=1, reason="the baseline's training with more ended as failed")
-
-
-def test_what_a_reused_training_took_elsewhere_counts_against_the_minutes() -> None:
-    """Its result took no time here; two passes of 100 seconds are more than 15 % of ten minutes."""
-    took = Measured(train_seconds=90.0, evaluate_seconds=10.0)
-    reused = changed(made_up_study(0).trials[0], measured=took, seconds=0.0)
-    for minutes, most in ((None, 32), (60.0, 5), (10.0, None)):
-        asked: list[Point] = []
-        trials: dict[int, TrialRecord] = {}
-
-        def train(points: Mapping[int, Point], asked: list[Point] = asked, trials: Any = trials) -> None:
-            asked.extend(points.values())
-            trials.update(dict.fromkeys(points, reused))
-
-        Passes(TrainingConfig(), minutes=minutes).find(trials, train)
-        assert [point[EPOCHS] for point in asked] == ([1] if most is None else [1, most, most])
 
 
 def test_the_tuned_baseline_is_the_first_start_point_and_is_not_proposed_again(setting: Setting) -> None:

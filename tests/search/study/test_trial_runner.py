@@ -251,21 +251,6 @@ def test_what_a_rule_gives_up_is_given_up_whether_its_end_is_heard_with_it_or_la
     assert len(found[0].curve) == 2
 
 
-def test_a_rule_that_says_nothing_of_what_was_heard_comes_too_late_for_what_has_ended(tmp_path: Path) -> None:
-    """All was judged at the look before; at the end itself there is nothing new to judge."""
-    judged_curves: list[int] = []
-
-    def rule(record: TrialRecord, trials: Any) -> Stop | None:
-        judged_curves.append(len(record.result.curve))
-        return Stop("too late", 0.8) if len(judged_curves) > 1 else None
-
-    study = Study(tmp_path, lambda *_: FakeRun([evaluated(10, 0.9)], [], [trained(0.9)]), rule=rule)
-    (trial,) = study.train(job())
-    assert judged_curves == [1]
-    assert study.ends == [(0, Outcome.COMPLETED)]
-    assert tries(trial) == [Outcome.COMPLETED]
-
-
 def test_what_is_killed_is_tried_once_more_and_not_twice(tmp_path: Path) -> None:
     study = Study(tmp_path, runs([killed()], [trained()]))
     (trial,) = study.train(job())
@@ -304,14 +289,6 @@ def test_what_runs_out_of_memory_climbs_until_no_technique_is_left(tmp_path: Pat
     assert [task.strategy.name for task in study.launcher.tasks] == used
     assert study.ends == [(0, Outcome.OUT_OF_MEMORY)]
     assert len(study.proposals.told) == 1
-
-
-def test_what_climbs_completes_with_the_technique_that_it_has_reached(tmp_path: Path) -> None:
-    study = Study(tmp_path, runs([out_of_memory()], [trained()]), cluster=ONE_RANK)
-    (trial,) = study.train(job())
-    assert tries(trial) == [Outcome.OUT_OF_MEMORY, Outcome.COMPLETED]
-    assert trial.result.technique == trial.plan.technique == trial.attempts[1].strategy != "dp"
-    assert trial.result.error is None
 
 
 def test_no_more_train_side_by_side_than_there_are_places(tmp_path: Path) -> None:
@@ -354,16 +331,6 @@ def test_where_the_first_of_three_equal_jobs_fails_the_second_trains_and_the_thi
     assert study.launcher.most_at_once == 1
 
 
-def test_equal_jobs_wait_while_the_first_is_tried_again(tmp_path: Path) -> None:
-    study = Study(
-        tmp_path, lambda _, attempt: FakeRun([progress(1)], [progress(2)], [[killed()], [trained()]][attempt])
-    )
-    first, second = study.train(job(), job())
-    assert tries(first) == [Outcome.INTERRUPTED, Outcome.COMPLETED]
-    assert second.origin.reused_from == 0
-    assert len(study.launcher.tasks) == 2
-
-
 def test_as_many_wait_as_there_are_places_and_no_more(tmp_path: Path) -> None:
     """A sampler that proposes the same again and again would be asked without end."""
     begun: list[int] = []
@@ -375,16 +342,6 @@ def test_as_many_wait_as_there_are_places_and_no_more(tmp_path: Path) -> None:
     trials = study.train(*[job()] * 9)
     assert max(begun) == 1 + 2
     assert outcomes(trials) == [Outcome.COMPLETED] * 9
-
-
-def test_what_waits_is_recorded_once_though_other_trials_end_meanwhile(tmp_path: Path) -> None:
-    def script(seed: int, _: int) -> FakeRun:
-        quiet: list[list[Event]] = [[progress(look)] for look in range(12 if seed == 0 else 1)]
-        return FakeRun(*quiet, [trained()])
-
-    study = Study(tmp_path, script)
-    study.train(job(0), job(0), job(1), job(2), job(3))
-    assert [record.number for record in study.ledger.saved].count(1) == 2  # as it began to wait, as it ended
 
 
 def test_those_that_needed_no_training_count_once_each_until_one_trains(tmp_path: Path) -> None:

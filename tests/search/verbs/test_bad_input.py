@@ -165,11 +165,9 @@ def test_bad_configurations(
         ("", "empty"),
         ("click,a\n", "no rows"),
         ("x,a\n1,2\n", "label"),
-        ("click,a\n" + "1,x\n0,y\n2,z\n" * 40, "2"),
-        ("click,a\n" + "1,x\n1,y\n" * 40, "one class"),
         ("click,a\n" + "1,x\n0,y\n" * 40 + "1,x,extra\n", "line 82"),
     ],
-    ids=["empty", "header only", "no label", "three labels", "one class", "ragged"],
+    ids=["empty", "header only", "no label", "ragged"],
 )
 def test_bad_logs(dhen_search: Run, tmp_path: Path, text: str, says: str) -> None:
     log = tmp_path / "bad.csv"

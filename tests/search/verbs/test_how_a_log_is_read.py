@@ -70,8 +70,6 @@ def test_a_given_test_file_beside_a_fraction_for_validation(
     assert "split" in dhen_search(*command, "split.validation=0.3", words[1], code=2).stderr
 
     new = ("run", "--data", train, "--data", test, "--out", tmp_path / "no", *SMALL)
-    assert "names stand in a list" in dhen_search(*new, "split.test=test.csv", code=2).stderr
-    assert "unknown file 'tset.csv'" in dhen_search(*new, "split.test=[tset.csv]", code=2).stderr
     assert "give one of them: split.by, split.validation" in dhen_search(*new, "split=0.2", code=2).stderr
     assert "(received 1.5, 0.1)" in dhen_search(*new, "split.validation=1.5", code=2).stderr
     assert "Did you mean 'split.test'" in dhen_search(*new, "split.tests=[test.csv]", code=2).stderr
@@ -95,17 +93,6 @@ def test_labels_that_are_no_column_of_two_values(dhen_search: Run, tmp_path: Pat
     assert "which share 'impressions'" in prepared("--label", "ctr", "--weight", "impressions")
     refused = dhen_search("prepare", log, "--label", "rating", "--weight", "impressions", code=2).stderr
     assert "label='rating>=4'" in refused
-
-
-def test_a_log_sorted_by_its_label_is_split_at_random(dhen_search: Run, shop: Path, tmp_path: Path) -> None:
-    head, *rows = (line for line in shop.read_text().splitlines() if line != "s1,0.5")
-    log = tmp_path / "sorted.csv"
-    log.write_text("\n".join((head, *sorted(rows, key=lambda row: row[-1]))) + "\n")
-    said = dhen_search("prepare", log, "--label", "purchased", "--out", tmp_path / "out").stdout
-    assert "rows are split at random, as the log has no time stamps and it is sorted by its label" in said
-    log.write_text("\n".join((head, *rows[:100], *(f"{row[:-1]}0" for row in rows[100:]))) + "\n")
-    words = ("prepare", log, "--label", "purchased", "--out", tmp_path / "few")
-    assert "split.by=random split.validation=0.1" in dhen_search(*words, code=2).stderr
 
 
 def test_a_check_says_how_each_column_is_read_and_writes_nothing(dhen_search: Run, tmp_path: Path) -> None:

@@ -73,12 +73,3 @@ def test_its_bundle_is_as_any_other(
     planned = dhen_search("plan", tmp_path / "bundle", HBM, "--all").stdout
     assert "host_tables=" in planned
     assert "Tables on the device: table 'user' fits on no rank" in re.sub(r"\s+", " ", planned)
-
-
-def test_a_level_that_is_none_is_refused(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
-    words = ("run", "--data", click_log, "--out", tmp_path / "study", *SMALL, "trials=1")
-    said = dhen_search(*words, "technique=disk_tables", code=2).stderr
-    assert "'disk_tables' is no memory technique" in said
-    assert "+host_tables or +ssd_tables" in said
-    said = dhen_search(*words, "technique=host_tables", "ranks=1x2", code=2).stderr
-    assert "technique=dp+host_tables is not on the ladder of 1 x 2 ranks" in said
