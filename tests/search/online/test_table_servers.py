@@ -28,7 +28,6 @@ from trials.data.cache import PreparedLog
 from trials.data.periods import Period
 from trials.embeddings.growing import growing_rows
 from trials.optim.master_weights import embedding_tables
-from trials.servers.client import Servers
 from trials.storage.weight_changes import GONE, KEYS, ROWS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -154,33 +153,6 @@ def rows_of(bundle: Bundle, number: int) -> dict[str, set[int]]:
     changes = bundle.increments[number].changes()
     names = [name for name in changes if name.endswith(ROWS) and not name.startswith(KEYS)]
     return {name: set(changes[name].tolist()) for name in names}
-
-
-def test_servers_tell_the_rows_that_changed_and_no_others(
-    scene: Scene,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Also where a later command goes on with what an earlier one left."""
-    told, whole = list[list[int]](), Servers.changed
-
-    def noted(self: Servers, number: int) -> tuple[Tensor, Tensor]:
-        rows, values = whole(self, number)
-        told.append(rows.tolist())
-        return rows, values
-
-    monkeypatch.setattr(Servers, "changed", noted)
-    header, *rows = scene.logs[1].read_text().splitlines()
-    for name, part in (("a.csv", rows[:1500]), ("b.csv", rows[1500:])):
-        (tmp_path / name).write_text("\n".join([header, *part]) + "\n")
-        scene.online("static", tmp_path / "live", *SYNC, log=tmp_path / name)
-    bundle, changed = read_bundle(tmp_path / "live"), list[list[int]]()
-    for number in range(len(bundle.increments)):
-        before, after = (by_key(bundle, version) for version in (number, number + 1))
-        for name in (name for name in before if name.startswith("features.tables")):
-            changed.append((before[name] != after[name]).any(dim=1).nonzero().squeeze(1).tolist())
-    assert told == changed
-    assert any(len(told[0]) > len(later) for later in told)
 
 
 @pytest.mark.parametrize("kind", KINDS)
