@@ -7,6 +7,7 @@ environment and folder, and ends as one that a shell has started. What only a fr
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -103,7 +104,7 @@ def _starter(_: int) -> socket.socket:
     """The way to the process that has imported everything, which ends with this one."""
     ours, its = socket.socketpair()
     paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-    subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", "import warm_process; exec(warm_process.serve())", str(its.fileno())],
         pass_fds=[its.fileno()],
         env={**os.environ, "PYTHONPATH": paths},
@@ -111,6 +112,8 @@ def _starter(_: int) -> socket.socket:
         start_new_session=True,
     )
     its.close()
+    atexit.register(process.wait)
+    atexit.register(ours.close)  # before, which ends it
     return ours
 
 

@@ -238,8 +238,9 @@ def test_bad_input_of_confirm(dhen_search: Run, confirmed: Path, tmp_path: Path)
     assert "2 seeds at least" in dhen_search("confirm", confirmed, "--seeds", 1, code=2).stderr
     assert "expected a categorical column of the log: site" in refused(confirmed, "--block-by", "nothing")
     assert "no study here" in refused(tmp_path)
+    words = [str(confirmed), "--column", "C", "--pick", str(read_study(confirmed).comparisons[-1].trial)]
     with pytest.raises(UserError, match="expected a categorical or numeric column of the log: site"):
-        CliRunner().invoke(show_slices, [str(confirmed), "--column", "C"], catch_exceptions=False)
+        CliRunner().invoke(show_slices, words, catch_exceptions=False)
     with pytest.raises(UserError, match="an interval needs two seeds"):
         read_study_config(None, ["confirm=1"])
     with sqlite3.connect(confirmed / "study.db") as connection:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 from command_line import SMALL, Run
 
 from search.read_study import read_study
@@ -33,31 +32,23 @@ training: {{learning_rate: {rate}}}
 """An ensemble of one module is a sum, so that all points are the same network."""
 
 
-@pytest.fixture(scope="module")
-def pair(dhen_search: Run, click_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study of four candidates, two at a time."""
-    out = tmp_path_factory.mktemp("runs") / "s"
-    dhen_search("run", "--data", click_log, "--out", out, "trials=4", *SMALL, *TWO)
-    return out
-
-
 def without_clock(trial: TrialRecord) -> dict[str, Any]:
     """All that does not depend on how fast the machine is."""
     curve = [point.model_dump(exclude={"seconds"}) for point in trial.result.curve]
     return trial.model_dump(exclude=CLOCKED) | {"curve": curve}
 
 
-def test_results_equal_those_of_training_alone(
-    dhen_search: Run, pair: Path, click_log: Path, tmp_path: Path
-) -> None:
+def test_results_equal_those_of_training_alone(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
     """To the bit: metrics, curves, test scores, and the weights taken away."""
-    alone = tmp_path / "s"
-    dhen_search("run", "--data", click_log, "--out", alone, "trials=4", *SMALL, *TWO, "parallel=1")
-    records = [read_study(out) for out in (pair, alone)]
+    outs = [tmp_path / at_once / "s" for at_once in ("2", "1")]
+    for out in outs:
+        words = ("trials=4", *SMALL, *TWO, f"parallel={out.parent.name}")
+        dhen_search("run", "--data", click_log, "--out", out, *words)
+    records = [read_study(out) for out in outs]
     trials = [[without_clock(trial) for trial in record.trials] for record in records]
     assert trials[0] == trials[1]
     assert records[0].front == records[1].front
-    weights = [(out / "best" / "weights.safetensors").read_bytes() for out in (pair, alone)]
+    weights = [(out / "best" / "weights.safetensors").read_bytes() for out in outs]
     assert weights[0] == weights[1]
 
 
