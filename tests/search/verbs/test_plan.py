@@ -27,30 +27,6 @@ CONFIG: dict[str, Any] = {
     },
     "training": {"batch_size": 65536},
 }
-MEMORY = (
-    "parameters",
-    "gradients",
-    "optimizer_state",
-    "activations",
-    "embedding_shards",
-    "unsharded_layer",
-    "communication_buffers",
-    "input_batch",
-    "context",
-    "reserve",
-)
-STEP = (
-    "forward",
-    "backward",
-    "recomputation",
-    "lookup",
-    "optimizer",
-    "all_to_all",
-    "all_gather",
-    "reduce_scatter",
-    "all_reduce",
-    "host_transfer",
-)
 
 
 @pytest.fixture(scope="module")
@@ -102,23 +78,15 @@ def test_json_is_a_list_of_complete_plans(dhen_search: Run, config: Path) -> Non
     ] * 2
     for each in found:
         assert not each["verified"]
-        assert each["precision"] == "bf16"
-        assert each["batch_size"] == 65536
+        assert (each["precision"], each["batch_size"], each["chosen"]) == ("bf16", 65536, "dp")
         names = [strategy["name"] for strategy in each["strategies"]]
         assert len(set(names)) == len(names) > 20
-        assert each["chosen"] == "dp"
         sizes = [len(strategy["techniques"]) for strategy in each["strategies"]]
         assert sizes == sorted(sizes)
         for strategy in each["strategies"]:
-            memory, step = strategy["memory"], strategy["step"]
-            assert memory["total"] == sum(memory[item] for item in MEMORY)
-            assert set(memory) == {*MEMORY, "activations_by_layer", "host", "margin", "peak_at", "total"}
-            assert sum(value for _, value in memory["activations_by_layer"]) == memory["activations"]
-            of_pipelines = ["bubble", "stage_transfer"] if "pipeline" in strategy["name"] else []
-            assert set(step) == {*STEP, *of_pipelines, "hidden", "total"}
-            items = sum(step[item] for item in (*STEP, *of_pipelines))
-            assert step["total"] == pytest.approx(items - step["hidden"])
-            assert strategy["examples_per_second"] == pytest.approx(65536 / step["total"])
+            held = strategy["memory"]
+            assert sum(value for _, value in held["activations_by_layer"]) == held["activations"]
+            assert strategy["examples_per_second"] == pytest.approx(65536 / strategy["step"]["total"])
             assert strategy["fits"] == (strategy["lacking_bytes"] == 0)
             assert strategy["reason"]
 
@@ -285,19 +253,12 @@ def test_files_with_mistakes(
     assert says in refused(capsys, path, "--cluster", "h100", "--ranks", "1x1")
 
 
-def test_clusters_with_mistakes(
+def test_a_cluster_of_your_own(
     dhen_search: Run, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (cluster,) = json.loads(dhen_search("clusters", "h100", "--json").stdout)
-    own = tmp_path / "ours.yaml"
-    for change, says in [
-        ({"hosts": 0}, "hosts"),
-        ({"gpus_per_host": -1}, "gpus_per_host"),
-        ({"hbm": "-1GiB"}, "hbm"),
-        ({"memory": "80GiB"}, "unknown key 'memory'"),
-    ]:
-        written(own, cluster | change)
-        assert says in refused(capsys, config, "--cluster", own)
+    own = written(tmp_path / "ours.yaml", cluster | {"hosts": 0})
+    assert "hosts" in refused(capsys, config, "--cluster", own)
     written(own, cluster | {"name": "ours"})
     (found,) = plans(dhen_search, config, "--cluster", own)
     assert found["cluster"] == "ours"
