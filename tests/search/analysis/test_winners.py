@@ -122,7 +122,7 @@ def test_more_seeds_add_to_those_there_are(dhen_search: Run, confirmed: Path) ->
 
 def test_goes_on_from_where_it_was(dhen_search: Run, confirmed: Path, environment: dict[str, str]) -> None:
     """Ctrl-C in one training, a kill in the next, then to the end."""
-    words = ("confirm", confirmed, "--seeds", 5)
+    words = ("confirm", confirmed, "--seeds", 4)
     kept: dict[int, str | None] = {}
     for how in (signal.SIGINT, signal.SIGKILL):
         known = len(read_study(confirmed).retrainings)
@@ -139,10 +139,10 @@ def test_goes_on_from_where_it_was(dhen_search: Run, confirmed: Path, environmen
         }
         assert kept.items() <= now.items()
         kept = now
-    said = dhen_search("confirm", confirmed, "--seeds", 5).stdout
+    said = dhen_search("confirm", confirmed, "--seeds", 4).stdout
     record = read_study(confirmed)
     assert all(each.result.outcome is Outcome.COMPLETED for each in record.retrainings)
-    assert len(record.retrainings) == 5 * len(compared_networks(record))
+    assert len(record.retrainings) == 4 * len(compared_networks(record))
     assert kept.items() <= {each.number: each.origin.started_at for each in record.retrainings}.items()
     assert said.count("retrained trial") == len(record.retrainings) - len(kept)
     assert any(f" {better.value} " in said for better in Better)
