@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -262,26 +261,6 @@ def test_candidates_that_all_fail_leave_a_study_of_the_baseline(setting: Setting
     assert (record.finished, record.front) == (True, ())
     assert [trial.result.outcome for trial in story.told] == [Outcome.FAILED] * 3
     assert record.trial(record.baseline).result.test is not None
-
-
-def test_minutes_that_are_over_end_search_and_tuning_and_what_runs_goes_on(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The clock jumps as the first candidate trains."""
-    jumped: list[float] = []
-    monkeypatch.setattr(StudyState, "elapsed_seconds", lambda state: sum(jumped))
-
-    def watcher(state: StudyState) -> None:
-        if state.candidates and not jumped:
-            jumped.append(timedelta(minutes=5).total_seconds())
-
-    study, story = setting.open("minutes=5", "tune=2", watcher=watcher)
-    record = study.run()
-    assert [number for number, _, _ in story.asked] == [2]
-    assert record.trial(2).result.outcome is Outcome.COMPLETED
-    assert record.finished
-    assert record.front == (2,)
-    assert record.trial(2).result.test is not None
 
 
 def interrupts(when: Callable[[StudyState], bool]) -> Callable[[StudyState], None]:

@@ -39,7 +39,7 @@ from search.study_state import Observer, StudyState
 from trials.data.cache import PreparedLog
 from trials.events import WEIGHTS, Event, Scored, logits_file
 from trials.processes.task import Task
-from trials.record import Outcome, TrialKind, TrialRecord
+from trials.record import Outcome, TrialKind
 from trials.study_record import StudyRecord
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -322,13 +322,6 @@ def test_minutes_that_end_in_the_middle_of_a_seed_leave_those_that_are_done(stud
     assert record.elapsed_seconds <= 1.1 * 20 * 60
 
 
-def test_seeds_and_averages_that_were_asked_for_are_made_whatever_they_take(studies: Studies) -> None:
-    study = studies.open("minutes=3", "trials=2", "averages=2", "confirm=3")
-    record = study.run()
-    assert "for want of time" not in said(study)
-    assert {len(comparison.seeds) for comparison in record.comparisons} == {3}
-
-
 def test_without_minutes_nothing_is_made_that_was_not_asked_for(studies: Studies) -> None:
     record = studies.open("trials=4").run()
     assert record.averages == ()
@@ -356,21 +349,6 @@ def test_the_time_of_earlier_sessions_counts_and_that_between_them_does_not(stud
     assert study.record().elapsed_seconds == pytest.approx(took)
     record = study.run()
     assert record.elapsed_seconds == pytest.approx(600, rel=0.05)
-
-
-def test_ctrl_c_in_the_confirmation_loses_no_retraining(studies: Studies) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        studies.open("minutes=20", watch=interrupt(lambda state: len(state.retrainings) == 6)).run()
-    before = {
-        r.job.fingerprint for r in read_study(studies.directory).retrainings if r.result.test is not None
-    }
-    assert before
-    studies.tasks.clear()
-    record = studies.open("minutes=20").run()
-    assert record.comparisons
-    again = {task.job.fingerprint for task in studies.tasks if task.score_split is None}
-    assert not again & before
-    assert record.elapsed_seconds <= 1.1 * 20 * 60
 
 
 class Silent(FakeRun):
@@ -450,78 +428,6 @@ def test_a_search_ends_where_it_would_show_nothing_says_so_and_goes_on_when_aske
     assert len(more.candidates) > 29
     assert more.expected_gain is None
     assert not any("The search ended after" in line for line in sentences(more))
-
-
-def test_a_search_that_had_ended_stays_so_where_the_command_was_interrupted_after_it(
-    studies: Studies,
-) -> None:
-    words = ("minutes=300", "confirm=0", "refit=no", "averages=0")
-
-    def scores(state: StudyState) -> bool:
-        return any(trial.result.test is not None for trial in state.trials.values())
-
-    with pytest.raises(KeyboardInterrupt):
-        studies.open(*words, ne_of=level, watch=interrupt(scores)).run()
-    record = studies.open(*words, ne_of=level).run()
-    assert (record.finished, len(record.candidates)) == (True, 29)
-    assert record.expected_gain is not None
-
-
-def test_what_is_worth_a_longer_search_is_a_matter_of_the_user(studies: Studies) -> None:
-    study = studies.open("trials=200", "worth=90%")
-    record = study.run()
-    assert len(record.candidates) == 29
-    assert record.expected_gain is not None
-    assert record.expected_gain.worth_percent == pytest.approx(90.0)
-    assert "and less than 90.00 % is not worth it (worth=)" in said(study)
-
-
-def test_a_search_alone_may_end_by_what_it_gains(studies: Studies) -> None:
-    """`search_until=auto` is a budget without a number of trials and without minutes."""
-    record = studies.open("search_until=auto", ne_of=level).run()
-    assert (record.finished, len(record.candidates)) == (True, 29)
-
-
-def test_the_baseline_is_tuned_less_where_minutes_are_few_and_candidates_keep_their_numbers(
-    studies: Studies,
-) -> None:
-    words = ("baseline_trials=9", "averages=0", "confirm=0", "refit=no", "tune=0")
-    few = studies.open("minutes=1", *words).run()
-    assert [trial.number for trial in few.trials if trial not in few.candidates] == [0, 1, 2]
-    assert [trial.number for trial in few.candidates] == [3, 4]
-    more = studies.open("minutes=2", *words).run()
-    assert _kinds(more.trials)[:5] == _kinds(few.trials)
-
-
-@pytest.mark.parametrize("widths", [["[16]", "[32768, 32768]"], ["[32768, 32768]"]])
-def test_what_cannot_end_in_time_is_not_begun_or_ends_where_it_stands(
-    studies: Studies, tmp_path: Path, widths: list[str]
-) -> None:
-    """Where nothing can end in time the fastest is begun after a few, and ends with the minutes."""
-    space = tmp_path / "space.yaml"
-    space.write_text(
-        f"layers: shared\ndepth: [1, 2]\nslots: 1\nmodules: {{mlp: {{mlp: [{', '.join(widths)}]}}}}\n"
-        "ensemble: [sum]\nout_embeddings: [2, 4, 6]\n"
-        "training: {learning_rate: {low: 0.001, high: 0.01, log: true}}\n"
-    )
-    study = studies.open(f"space={space}", "minutes=2", "averages=0", "confirm=0", "refit=no", "tune=0")
-    record = study.run()
-    slow = [trial for trial in record.candidates if "32768" in str(trial.job.model)]
-    refused = [trial for trial in slow if trial.result.outcome is Outcome.INFEASIBLE]
-    assert refused
-    assert all(
-        "not begun, for want of time: it would take about" in str(trial.result.error) for trial in refused
-    )
-    begun = [trial for trial in record.candidates if trial.result.outcome is Outcome.COMPLETED]
-    assert begun
-    assert [trial for trial in slow if trial not in refused] == ([] if len(widths) > 1 else begun[:1])
-    assert all(task.ends_at is not None for task in studies.tasks if task.trains)
-    assert f"For want of time {len(refused)} trainings were not begun." in said(study)
-    assert record.elapsed_seconds <= 1.1 * 120
-
-
-def _kinds(trials: Sequence[TrialRecord]) -> list[tuple[int, str]]:
-    return [(trial.number, trial.kind.value) for trial in trials]
 
 
 @pytest.mark.parametrize("kind", [TrialKind.BASELINE, TrialKind.DISTILLED])

@@ -291,13 +291,6 @@ def test_what_runs_out_of_memory_climbs_until_no_technique_is_left(tmp_path: Pat
     assert len(study.proposals.told) == 1
 
 
-def test_no_more_train_side_by_side_than_there_are_places(tmp_path: Path) -> None:
-    study = Study(tmp_path, lambda *_: FakeRun([progress(1)], [progress(2)], [trained()]))
-    trials = study.train(*map(job, range(5)))
-    assert outcomes(trials) == [Outcome.COMPLETED] * 5
-    assert study.launcher.most_at_once == 2
-
-
 def test_of_two_equal_jobs_side_by_side_the_second_waits_and_shares_the_result(tmp_path: Path) -> None:
     study = Study(tmp_path, lambda *_: FakeRun([progress(1)], [progress(2)], [trained(0.7)]))
     first, second = study.train(job(), job())
@@ -382,20 +375,6 @@ def once(condition: Callable[[Study], bool]) -> Callable[[Study], None]:
     return look
 
 
-def test_ctrl_c_before_anything_starts_leaves_nothing(tmp_path: Path) -> None:
-    study = Study(tmp_path, runs([trained()]))
-
-    def upcoming() -> Iterator[AdmittedTrial]:
-        interrupt()
-        yield from study.upcoming(job())
-
-    with pytest.raises(KeyboardInterrupt):
-        study.runner.train(upcoming(), study.decisions)
-    study.runner.break_off(resumable=True)
-    assert study.ledger.trials() == []
-    assert study.launcher.tasks == []
-
-
 def test_ctrl_c_leaves_what_runs_and_what_waits_to_be_trained_again(tmp_path: Path) -> None:
     study = Study(tmp_path, lambda *_: going_on(), on_look=once(lambda study: len(study.state.trials) == 2))
     trials = study.train(job(), job())
@@ -409,12 +388,6 @@ def test_ctrl_c_leaves_what_runs_and_what_waits_to_be_trained_again(tmp_path: Pa
     first, second = resumed.train(job(), job())
     assert (first.result.outcome, second.origin.reused_from) == (Outcome.COMPLETED, 0)
     assert len(resumed.launcher.tasks) == 1
-
-
-def test_ctrl_c_while_processes_are_started_leaves_the_trial_to_be_trained_again(tmp_path: Path) -> None:
-    study = Study(tmp_path, lambda seed, _: going_on() if seed == 0 else interrupt())  # type: ignore[arg-type, return-value]
-    trials = study.train(job(0), job(1))
-    assert outcomes(trials) == [Outcome.INTERRUPTED] * 2
 
 
 def test_ctrl_c_between_the_first_commit_of_a_trial_and_its_start_leaves_none_running(tmp_path: Path) -> None:
