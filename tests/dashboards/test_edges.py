@@ -20,7 +20,6 @@ RATES = OrderedAxis(
 WIDTHS = OrderedAxis(
     name="layer.dlrm.mlp", part="layer", key="mlp", layer=0, kind="dlrm", values=("64", "128-64")
 )
-DEPTHS = OrderedAxis(name="depth", part="depth", key="depth", values=(1, 2), open_below=False)
 
 
 def front_of(axis: OrderedAxis, *networks: dict[str, Any], **changes: Any) -> StudyRecord:
@@ -93,19 +92,6 @@ def test_only_networks_that_have_the_module_count() -> None:
     without = {"layers": [{"modules": [{"kind": "linear"}]}]}
     record = front_of(WIDTHS, dlrm([128, 64]), dlrm([128, 64]), dlrm([128, 64]), *[without] * 4)
     assert edges(record) == (Edge(axis="layer.dlrm.mlp", highest=True, end="128-64", count=3, having=3),)
-
-
-def test_a_layer_that_a_network_lacks_and_the_depth() -> None:
-    one, two = (
-        {"layers": [{"modules": [{"kind": "linear"}], "out_embeddings": 4}] * depth} for depth in (1, 2)
-    )
-    out = OrderedAxis(
-        name="layer1.out_embeddings", part="layer", key="out_embeddings", layer=1, values=(2, 4)
-    )
-    assert edges(front_of(out, one, one, two, two)) == ()
-    assert edges(front_of(out, one, one, two, two, two))[0].having == 3
-    assert edges(front_of(DEPTHS, one, one, one)) == ()
-    assert edges(front_of(DEPTHS, two, two, two))[0].end == 2
 
 
 def test_an_axis_of_the_tuning_stage_counts_where_it_was_tuned() -> None:

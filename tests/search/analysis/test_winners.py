@@ -24,7 +24,6 @@ from search.analysis.confirm import better
 from search.analysis.slices import slices
 from search.bundles.bundle import read_bundle
 from search.bundles.export import study_log
-from search.config import read_study_config
 from search.read_study import read_study
 from search.verbs.confirm import command as show_winners
 from search.verbs.slices import command as show_slices
@@ -241,8 +240,6 @@ def test_bad_input_of_confirm(dhen_search: Run, confirmed: Path, tmp_path: Path)
     words = [str(confirmed), "--column", "C", "--pick", str(read_study(confirmed).comparisons[-1].trial)]
     with pytest.raises(UserError, match="expected a categorical or numeric column of the log: site"):
         CliRunner().invoke(show_slices, words, catch_exceptions=False)
-    with pytest.raises(UserError, match="an interval needs two seeds"):
-        read_study_config(None, ["confirm=1"])
     with sqlite3.connect(confirmed / "study.db") as connection:
         (facts,) = connection.execute("select facts from dhen_study").fetchone()
         undone = json.loads(facts)

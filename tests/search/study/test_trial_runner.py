@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -276,19 +275,6 @@ def test_who_is_slow_and_stays_is_in_the_attempt(tmp_path: Path) -> None:
     (trial,) = study.train(job())
     (attempt,) = trial.attempts
     assert (attempt.outcome, attempt.slow_rank) == (Outcome.COMPLETED, slow.words)
-
-
-def test_what_runs_out_of_memory_climbs_until_no_technique_is_left(tmp_path: Path) -> None:
-    study = Study(tmp_path, lambda *_: FakeRun([out_of_memory()]), cluster=ONE_RANK)
-    (trial,) = study.train(job())
-    used = [attempt.strategy for attempt in trial.attempts]
-    predicted = [attempt.predicted_bytes or 0 for attempt in trial.attempts]
-    assert used[0] == "dp"
-    assert len(used) == len(set(used)) > 1
-    assert all(later < earlier for earlier, later in pairwise(predicted))
-    assert [task.strategy.name for task in study.launcher.tasks] == used
-    assert study.ends == [(0, Outcome.OUT_OF_MEMORY)]
-    assert len(study.proposals.told) == 1
 
 
 def test_of_two_equal_jobs_side_by_side_the_second_waits_and_shares_the_result(tmp_path: Path) -> None:
