@@ -178,8 +178,8 @@ def test_an_interrupt_leaves_a_study_that_the_same_call_goes_on_with(
         said.append(line)
         if line.startswith("trial 2 "):
             process.send_signal(signal.SIGINT)
-    process.stdout.close()
-    assert process.wait(TIMEOUT_SECONDS) == 0, said
+    process.communicate(TIMEOUT_SECONDS)
+    assert process.returncode == 0, said
     text = "".join(said)
     assert "interrupted; the same command goes on" in text
     assert "caught" in text
