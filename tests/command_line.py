@@ -16,13 +16,14 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
+from warm_process import COMMAND_LINE, WarmProcess
 
 from search.cli import main
 
@@ -30,11 +31,19 @@ ROOT = Path(__file__).parents[1]
 COMMAND = Path(sys.executable).parent / "dhen-search"
 EARLY_CHECKPOINTS = (sys.executable, str(Path(__file__).with_name("early_checkpoints.py")))
 """The command, with a checkpoint after each evaluation."""
+EARLY_CHECKPOINTS_CODE = "import early_checkpoints; early_checkpoints.main()"
+"""The same for `start`."""
 TIMEOUT_SECONDS = 300
 TRAINED, LATER = 3000, 6600
 """Numbers of the earlier rows of two logs, and of all rows of both."""
 SMALL = ("space=tiny", "training.epochs=2", "baseline_trials=1", "threads=1", "parallel=1")
 """Settings that make a study of seconds, the same on every machine."""
+AVERAGED = ("trials=3", "averages=3", "confirm=2", "block_by=site", "seed=3", *SMALL)
+"""The study of the fixture `averaged`."""
+GROWING_MODEL = "model: {family: dhen, embedding_dim: 4, layers: [{modules: [{kind: dlrm}, {kind: linear}]}]}"
+FIXED = "user: {role: categorical, min_count: 2, hash_buckets: auto}"
+GROWING = "user: {role: categorical, table: {growing: {capacity: 12, evict: lru}}}"
+"""The column of users in a schema as it is inferred, and with a growing table."""
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -70,14 +79,9 @@ def run_process(
     words: tuple[object, ...], environment: dict[str, str], cwd: Path | None
 ) -> subprocess.CompletedProcess[str]:
     """The command as a shell starts it."""
-    return subprocess.run(
-        [str(COMMAND), *map(str, words)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=cwd,
-        timeout=TIMEOUT_SECONDS,
-    )
+    process = WarmProcess(words, environment, cwd=cwd)
+    said, errors = process.communicate(TIMEOUT_SECONDS)
+    return subprocess.CompletedProcess(words, process.wait(), said, errors)
 
 
 def output_of(verb: str) -> Any:
@@ -97,31 +101,24 @@ def check_json(verb: str, printed: str) -> None:
 
 
 def start(
-    log: Path,
-    out: Path,
-    environment: dict[str, str],
-    *words: str,
-    command: Sequence[str] = (str(COMMAND),),
-) -> subprocess.Popen[str]:
-    """A small study that goes on by itself, in a session of its own; `words` come after the small settings."""
-    return subprocess.Popen(
-        [*command, "run", "--data", str(log), "--out", str(out), *SMALL, *words],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    log: Path, out: Path, environment: dict[str, str], *words: str, code: str = COMMAND_LINE
+) -> WarmProcess:
+    """A small study that goes on by itself; `words` come after the small settings."""
+    return WarmProcess(("run", "--data", log, "--out", out, *SMALL, *words), environment, code=code)
+
+
+def wait_until(condition: Callable[[], object], process: WarmProcess | None = None) -> None:
+    """Until something is so, or a process that should bring it about has ended."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not condition():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "it did not get that far"
+        time.sleep(0.02)
 
 
 def wait_for_trials(out: Path, number: int) -> None:
     """Until the trial with this number has begun."""
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while time.monotonic() < deadline:
-        if (out / "trials" / f"{number:05d}" / "events.jsonl").exists():
-            return
-        time.sleep(0.02)
-    raise AssertionError("the study did not get that far")
+    wait_until((out / "trials" / f"{number:05d}" / "events.jsonl").exists)
 
 
 def write_two_logs(folder: Path) -> tuple[Path, Path]:
@@ -179,7 +176,7 @@ def start_ui(*words: object) -> subprocess.Popen[str]:
     )
 
 
-def read_until(process: subprocess.Popen[str], wanted: str) -> str:
+def read_until(process: subprocess.Popen[str] | WarmProcess, wanted: str) -> str:
     """What it prints, up to the line that has these words."""
     said = ""
     for line in process.stdout:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-if __name__ == "__main__":
+
+def main() -> None:
     from trials.processes.task import Task
 
     Task.model_fields["checkpoint_seconds"].default = 0.0
@@ -10,4 +11,8 @@ if __name__ == "__main__":
 
     from search.cli import main
 
+    main()
+
+
+if __name__ == "__main__":
     main()

@@ -20,7 +20,6 @@ RATES = OrderedAxis(
 WIDTHS = OrderedAxis(
     name="layer.dlrm.mlp", part="layer", key="mlp", layer=0, kind="dlrm", values=("64", "128-64")
 )
-DEPTHS = OrderedAxis(name="depth", part="depth", key="depth", values=(1, 2), open_below=False)
 
 
 def front_of(axis: OrderedAxis, *networks: dict[str, Any], **changes: Any) -> StudyRecord:
@@ -95,19 +94,6 @@ def test_only_networks_that_have_the_module_count() -> None:
     assert edges(record) == (Edge(axis="layer.dlrm.mlp", highest=True, end="128-64", count=3, having=3),)
 
 
-def test_a_layer_that_a_network_lacks_and_the_depth() -> None:
-    one, two = (
-        {"layers": [{"modules": [{"kind": "linear"}], "out_embeddings": 4}] * depth} for depth in (1, 2)
-    )
-    out = OrderedAxis(
-        name="layer1.out_embeddings", part="layer", key="out_embeddings", layer=1, values=(2, 4)
-    )
-    assert edges(front_of(out, one, one, two, two)) == ()
-    assert edges(front_of(out, one, one, two, two, two))[0].having == 3
-    assert edges(front_of(DEPTHS, one, one, one)) == ()
-    assert edges(front_of(DEPTHS, two, two, two))[0].end == 2
-
-
 def test_an_axis_of_the_tuning_stage_counts_where_it_was_tuned() -> None:
     decay = OrderedAxis(
         name="training.table_decay", part="training", key="table_decay", values=(0.1, 0.2), tuned_last=True
@@ -115,16 +101,6 @@ def test_an_axis_of_the_tuning_stage_counts_where_it_was_tuned() -> None:
     untuned = {"training": {"table_decay": 0.1}}
     assert edges(front_of(decay, *[untuned] * 4)) == ()
     assert edges(front_of(decay, *[untuned | {"tuned_from": 3}] * 3))[0].having == 3
-
-
-def test_many_edges_are_named_from_the_clearest_and_counted() -> None:
-    record = front_of(LENGTHS, *lengths(8, 32, 32, 32))
-    deep = record.replace(axes=(LENGTHS, *[LENGTHS.replace(name=f"x{n}", values=(32, 64)) for n in range(6)]))
-    assert [edge.axis for edge in edges(deep)][:2] == ["x0", "x1"]
-    words = on_the_edge(deep)
-    assert words is not None
-    assert "x0 at its lowest, 32 (3 of 3), " in words
-    assert "and 2 more. Wider axes may hold" in words
 
 
 def step(axis: str, before: Setting, end: Setting, **changes: Any) -> GrownAxis:
@@ -148,19 +124,3 @@ def test_a_study_that_widens_says_so_and_what_came_of_it() -> None:
         "the space is widened: embedding_dim goes up to 64 from now on, for 5 of 6 of the best networks are at "
         "its highest, 32"
     )
-
-
-def test_lower_ends_and_ranges_are_counted_as_widened() -> None:
-    rates = RATES.replace(low=0.0001)
-    networks = [{"training": {"learning_rate": rate}} for rate in (0.0005, 0.002, 0.0002)]
-    lower = step("training.learning_rate", 0.001, 0.0001, highest=False)
-    said = widened(front_of(rates, *networks, grown=(lower,)))
-    assert said is not None
-    assert "training.learning_rate down to 0.0001 in place of 0.001. Of the front's 3 networks 2 lie" in said
-
-
-def test_an_edge_of_a_study_that_grows_asks_for_more_candidates() -> None:
-    said = on_the_edge(front_of(LENGTHS, *lengths(32, 32, 8, 32, 32, 32), grows=True))
-    assert said is not None
-    assert "with more candidates (trials=, minutes=) the study may widen it by itself" in said
-    assert said.endswith("or copy the space (`dhen-search spaces default`) and widen it.")

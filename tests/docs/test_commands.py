@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from command_line import run_here
-from guide_pages import REASON, Page, blocks, commands, smaller
-from output_shape import missing_lines
+from guide_pages import Page, blocks, commands, smaller
 
 from search.cli import VERBS
 
@@ -103,25 +102,3 @@ def test_commands_that_are_not_run_call_verbs_that_there_are(page: Path) -> None
         for command in commands(block) if block.language == "sh" else ():
             words = command.split("dhen-search ")[1:]
             assert {part.split()[0] for part in words} <= set(VERBS), command
-
-
-def test_outputs_are_compared_by_their_shape() -> None:
-    printed = "trial 3 completed, NE 0.75 (-1.2 %), 594 k FLOPs, 2 s: [dlrm] d16\nbundle: b\nkept\n"
-    shown = "trial 35 completed, NE 0.81692 (+4.67 %), 2.72 M FLOPs, 1 min 41 s: 2x[dcn_v2+mlp] sum d16 ...\n"
-    assert missing_lines(shown, printed) == []
-    assert missing_lines("...\nbundle: b ... kept", printed) == []
-    assert missing_lines("trial 35 stopped, NE 0.81692\nbundle: c\n", printed) == [
-        "trial 35 stopped, NE 0.81692",
-        "bundle: c",
-    ]
-
-
-def test_a_block_is_left_out_by_a_comment_with_its_reason(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        "<!-- not run: no Slurm here -->\n```sh\nsrun true\n```\n\n```sh\ndhen-search run \\\n  trials=2\n```\n"
-    )
-    left_out, run = blocks(page)
-    assert (left_out.not_run, run.not_run) == ("no Slurm here", "")
-    assert commands(run) == ["dhen-search run    trials=2"]
-    assert REASON.fullmatch("<!-- not run: -->") is None

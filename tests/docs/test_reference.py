@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 from generate_reference import DECISIONS, FOLDER, all_rows, decisions, pages
-from reference_rows import rows, table
 
 from dhen.blocks import BLOCKS
 from dhen.ensembles import ENSEMBLES
-from search.config import StudyConfig
 from spaces.axes import RANGE_KEYS
 from trials.data.log_schema import ROLES
 
@@ -41,13 +39,3 @@ def test_every_key_has_a_type_in_words_without_python() -> None:
 def test_every_member_of_a_registry_is_on_its_page(page: str, names: object) -> None:
     text = pages()[page]
     assert all(f"`{name}" in text or f": {name}`" in text for name in names)  # type: ignore[attr-defined]
-
-
-def test_nested_keys_are_dotted() -> None:
-    keys = {row.key for row in rows(StudyConfig)}
-    assert {"demo.rows", "serving.max_ms", "training.epochs"} <= keys
-
-
-def test_cells_of_a_table_hold_what_would_end_them() -> None:
-    text = table(row._replace(meaning="one | two") for row in list(rows(StudyConfig))[:1])
-    assert text.splitlines()[2].endswith("| one \\| two |")

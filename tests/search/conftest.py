@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from command_line import SMALL, Run, check_json, run_here, run_process, write_log
+import torch
+from command_line import (
+    AVERAGED,
+    FIXED,
+    GROWING,
+    GROWING_MODEL,
+    SMALL,
+    Run,
+    check_json,
+    run_here,
+    write_log,
+    write_two_logs,
+)
+from shared_studies import shared
+
+from trials.mlflow.store import check_store
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,21 +44,11 @@ def environment(_cache_of_tests: None) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def dhen_search(environment: dict[str, str]) -> Run:
-    """Runs the command in this process; `code` is the exit code expected."""
-    return checked(run_here, environment)
-
-
-@pytest.fixture(scope="session")
-def dhen_search_process(environment: dict[str, str]) -> Run:
-    """The same in a process of its own, seconds slower: for what only a fresh one shows."""
-    return checked(run_process, environment)
-
-
-def checked(how: Callable[..., subprocess.CompletedProcess[str]], environment: dict[str, str]) -> Run:
-    """Ends with the code that is expected, and without a traceback; with `--json` in the verb's shape."""
+    """Runs the command in this process. It ends with the exit code expected and without a traceback; what it
+    prints with `--json` has the verb's shape."""
 
     def run(*words: object, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        done = how(words, environment, cwd)
+        done = run_here(words, environment, cwd)
         assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr, done.stderr
         if "--json" in words and code == 0:
@@ -53,17 +59,61 @@ def checked(how: Callable[..., subprocess.CompletedProcess[str]], environment: d
 
 
 @pytest.fixture(scope="session")
-def click_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def click_log() -> Path:
     """4,000 rows with a label."""
-    return write_log(tmp_path_factory.mktemp("log") / "clicks.csv", 4000)
+    return shared("log", lambda folder: write_log(folder / "clicks.csv", 4000)) / "clicks.csv"
 
 
 @pytest.fixture(scope="session")
-def study(dhen_search_process: Run, click_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study(dhen_search: Run, click_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run directory of a finished study of four candidates."""
-    out = tmp_path_factory.mktemp("runs") / "study"
-    dhen_search_process("run", "--data", click_log, "--out", out, "trials=4", *SMALL)
-    return out
+
+    def make(folder: Path) -> None:
+        dhen_search("run", "--data", click_log, "--out", folder / "study", "trials=4", *SMALL)
+
+    return copied_study(shared("study", make) / "study", tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def averaged(dhen_search: Run, click_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The module's own copy of a study with averages, whose winners were compared with the baseline."""
+
+    def make(folder: Path) -> None:
+        dhen_search("run", "--data", click_log, "--out", folder / "study", *AVERAGED)
+
+    return copied_study(shared("averaged", make) / "study", tmp_path_factory.mktemp("averaged"))
+
+
+def copied_study(study: Path, folder: Path) -> Path:
+    """A copy that tests may write into, with MLflow's addresses for its place."""
+    copy = Path(shutil.copytree(study, folder / study.name))
+    check_store(copy)
+    return copy
+
+
+@pytest.fixture(scope="session")
+def growing(dhen_search: Run) -> Path:
+    """A folder with `earlier.csv` and `later.csv`, `model.yaml`, the prepared `log` of the earlier rows, and the
+    `bundle` of a network whose table of users grows and has too few rows for all. Its copy `live` has learnt the
+    later rows."""
+
+    def make(folder: Path) -> None:
+        earlier, later = write_two_logs(folder)
+        (folder / "model.yaml").write_text(GROWING_MODEL)
+        dhen_search("prepare", earlier, "--out", folder / "inferred")
+        schema = (folder / "inferred" / "schema.yaml").read_text()
+        assert FIXED in schema
+        (folder / "log").mkdir()
+        (folder / "log" / "schema.yaml").write_text(schema.replace(FIXED, GROWING))
+        dhen_search("prepare", earlier, "--out", folder / "log")
+        words = ("--data", folder / "log", "--out", folder / "bundle", "training.epochs=1", "--json")
+        dhen_search("train", folder / "model.yaml", *words)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # sums are those of tests that have one thread
+        dhen_search("online", folder / "bundle", "--data", later, "--out", folder / "live")
+        torch.set_num_threads(threads)
+
+    return shared("growing", make)
 
 
 @pytest.fixture

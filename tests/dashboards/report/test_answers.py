@@ -1,18 +1,16 @@
 from __future__ import annotations
 
 import shlex
-from random import Random
 
 import click
 import pytest
-from records import judged, study, trial
+from records import judged, study
 from reports.planned import confirmed, plan, planned_study
 
-from dashboards.report.answers import Answers, answers
+from dashboards.report.answers import answers
 from dashboards.report.commands import export_line, next_commands
 from dashboards.rows import trial_rows
 from search.cli import cli
-from trials.record import TrialKind
 from trials.study_record import Better, StudyRecord
 
 
@@ -59,12 +57,6 @@ def test_certainty_is_the_verdict_of_the_comparison(better: Better, value: str, 
     assert (drawn.low, drawn.high) == (comparison.low_percent, comparison.high_percent)
 
 
-def test_without_a_comparison_nothing_is_certain() -> None:
-    value, _, tone = answer(study(), "Is it certain?")
-    assert (value, tone) == ("Not confirmed yet", "open")
-    assert answers(study()).interval is None
-
-
 def test_fit_is_the_plans_verdict() -> None:
     record = planned_study()
     value, detail, tone = answer(record, "Does it fit?")
@@ -75,19 +67,6 @@ def test_fit_is_the_plans_verdict() -> None:
     none = best.with_plan(technique=None, summary=plan(fits=False, remedy="hbm=30MiB would do."))
     other = record.replace(trials=tuple(none if each is best else each for each in record.trials))
     assert answer(other, "Does it fit?")[::2] == ("No technique fits", "bad")
-
-
-def test_a_baseline_that_is_the_best_is_no_gain() -> None:
-    record = study()
-    found: Answers = answers(record.replace(best=record.baseline))
-    assert found.headline.startswith("No candidate is better than the tuned baseline")
-    assert found.answers[0].value == "0.00 %"
-
-
-def test_studies_without_a_result_say_so() -> None:
-    assert answers(judged([])).headline == "No trial has started yet"
-    baseline = trial(0, Random(0), kind=TrialKind.BASELINE)
-    assert answers(judged([baseline])).headline == "No candidate has ended yet"
 
 
 RECORDS = {
@@ -123,8 +102,3 @@ def test_what_is_next_follows_the_state_of_the_study() -> None:
         "empty": "run",
         "a name for the shell": "confirm",
     }
-
-
-def test_what_can_be_exported_is_what_the_program_keeps() -> None:
-    record = study()
-    assert record.exportable == {*record.front, record.baseline}

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from records import judged, study
+from records import study
 from reports.planned import confirmed, planned_study
 
-from dashboards.report.about import facts
 from dashboards.report.comparison import (
     best_rows,
     different_settings,
@@ -12,7 +11,7 @@ from dashboards.report.comparison import (
     render_comparison,
 )
 from dashboards.report.two_fronts import two_fronts_figure, two_fronts_info
-from trials.study_record import FoundPasses, StudyRecord
+from trials.study_record import StudyRecord
 
 ONE, OTHER = study(), study(seed=1, name="ads-april", directory="runs/ads-april", sampler="random")
 
@@ -72,31 +71,8 @@ def test_settings_that_differ_are_listed_and_no_others() -> None:
     assert different_settings(ONE, ONE) == []
 
 
-def test_a_study_without_a_trial_is_compared_as_far_as_it_goes() -> None:
-    page = render_comparison(ONE, judged([], name="empty"))
-    assert "ads-march and empty" in page
-    assert two_fronts_figure(two_fronts_info((judged([]), judged([])), ("a", "b"), relative=False)).data == ()
-
-
 def test_nothing_from_data_is_markup() -> None:
     evil = "<script>alert(1)</script>\"'&</script>"
     page = render_comparison(ONE, OTHER.replace(name=evil, sampler=evil, directory=evil))
     assert "<script>alert" not in page
     assert page.count("<script") == render_comparison(ONE, OTHER).count("<script")
-
-
-def test_studies_of_one_name_are_told_apart_by_their_directories() -> None:
-    assert names_of(ONE, ONE.replace(directory="elsewhere")) == (
-        "ads-march (runs/ads-march)",
-        "ads-march (elsewhere)",
-    )
-
-
-def test_passes_are_those_of_trainings_and_found_only_where_they_were() -> None:
-    for found, said in (
-        (FoundPasses(passes=6, falling=2), "2 passes, with learning rates that fall to zero, found with"),
-        (FoundPasses(passes=6), "up to 6 passes, found with the baseline"),
-        (FoundPasses(passes=1, reason="the minutes are too few"), "one pass"),
-    ):
-        assert dict(facts(study(passes=found)))["Passes"].startswith(said)
-    assert "found with" not in dict(facts(study(passes=FoundPasses(passes=1, reason="few"))))["Passes"]

@@ -6,30 +6,16 @@ from random import Random
 
 import pytest
 from records import judged, study, trial
-from reports.planned import MIB, cost, planned, planned_study
+from reports.planned import cost, planned_study
 
-from dashboards.report.architecture import architecture
 from dashboards.report.columns import columns_of
 from dashboards.report.cost_tree import folded
 from dashboards.report.embed import as_json, study_data
-from dashboards.report.held import held
 from dashboards.report.thin_curves import MOST_POINTS, with_thin_curves
 from dashboards.rows import trial_rows
 from dhen.cost import headline_flops
-from trials.record import TrialKind, TrialPlan, TrialRecord
+from trials.record import TrialKind
 from trials.study_record import StudyRecord, relative_ne_curve
-
-
-def test_every_trial_has_its_cells_and_the_numbers_that_they_are_sorted_by() -> None:
-    record = study(60)
-    data = study_data(record)
-    columns = columns_of(record)
-    assert [column["id"] for column in data["columns"]] == [column.id for column in columns]
-    numeric = [column for column in columns if column.number]
-    for row, embedded in zip(trial_rows(record), data["trials"], strict=True):
-        assert embedded["cells"] == [column.cell(row)[0] for column in columns]
-        assert embedded["keys"] == [column.cell(row)[1] for column in numeric]
-        assert not row.trial.result.error or any(row.trial.result.error in cell for cell in embedded["cells"])
 
 
 def test_curves_are_those_of_the_record_relative_to_the_baseline() -> None:
@@ -45,23 +31,6 @@ def test_curves_are_those_of_the_record_relative_to_the_baseline() -> None:
             assert [value / percents for value in curve["values"]] == pytest.approx(
                 [v for _, v in expected], abs=1e-4
             )
-
-
-def test_without_a_baseline_curves_are_of_ne_itself() -> None:
-    record = judged([trial(0, Random(0))])
-    (embedded,) = study_data(record)["trials"]
-    assert "relative" not in embedded["curve"]
-    assert embedded["curve"]["values"][0] / 1e6 == pytest.approx(
-        record.trials[0].result.curve[0].validation.ne, abs=1e-6
-    )
-
-
-def test_what_candidates_share_is_embedded_once() -> None:
-    record = planned_study(200)
-    data = study_data(record)
-    assert len(data["grids"]) == 1
-    assert len(data["costs"]) < 20
-    assert len(data["axes"]) == len(record.trials[1].point)
 
 
 def test_json_in_a_script_cannot_end_it() -> None:
@@ -97,31 +66,6 @@ def test_a_record_that_lacks_what_is_newer_is_told_as_far_as_it_goes() -> None:
     assert [layer["modules"] for layer in embedded["model"]["layers"]] == [[["linear", ""]]]
 
 
-def test_the_diagram_has_the_shapes_of_the_model() -> None:
-    drawn = architecture(planned(1))
-    first, second, third = drawn["layers"]
-    assert (
-        drawn["inputs"] == 7
-    )  # six tables and the numeric inputs; what the first layer's shortcut maps from
-    assert (first["in"], first["each"], first["out"]) == (7, 8, 16)
-    assert first["modules"] == [("attention", "heads 2"), ("dlrm", "mlp 64")]
-    assert first["ensemble"] == ("concat", "")
-    assert second["ensemble"] is None
-    assert second["pre"]
-    assert not second["shortcut"]
-    assert [(each["in"], each["out"], each["count"]) for each in (second, third)] == [(16, 8, 1), (8, 8, 1)]
-
-
-def test_equal_layers_are_drawn_once() -> None:
-    layer = {"modules": [{"kind": "linear"}], "out_embeddings": 4}
-    model = {"family": "dhen", "embedding_dim": 8, "layers": [layer] * 5, "head": [32]}
-    drawn = architecture(planned(1).with_job(model=model, cost=()))
-    assert [(each["first"], each["count"], each["in"], each["out"]) for each in drawn["layers"]] == [
-        (1, 1, None, 4),
-        (2, 4, 4, 4),
-    ]
-
-
 def test_cost_is_folded_by_layer_and_module_and_nothing_is_lost() -> None:
     layers = {layer.name: {module.name: module for module in layer.modules} for layer in folded(cost())}
     assert list(layers) == ["features", "layer 1", "layer 2", "head"]
@@ -133,37 +77,6 @@ def test_cost_is_folded_by_layer_and_module_and_nothing_is_lost() -> None:
     modules = [module for layer in layers.values() for module in layer.values()]
     assert sum(module.flops for module in modules) == headline_flops(cost())
     assert sum(module.parameters for module in modules) == sum(row.parameters for row in cost())
-
-
-def test_two_modules_of_a_kind_are_told_apart() -> None:
-    names = ["layer0.cross0.product", "layer0.cross1.product"]
-    (layer,) = folded([cost()[0].__class__(name, "matmul", 1.0) for name in names])
-    assert [module.name for module in layer.modules] == ["cross 1", "cross 2"]
-
-
-def test_the_ladder_has_each_technique_with_the_reason_that_it_failed() -> None:
-    bars = held(planned(3, out_of_memory=True))["bars"]
-    assert [(bar["name"], bar["state"], bar["why"]) for bar in bars] == [
-        ("dp", "rejected", "lacks 16.0 MiB"),
-        ("zero1", "rejected", "lacks 6.0 MiB"),
-        ("hsdp", "rejected", "fits, but its step takes longer"),
-        (
-            "zero2",
-            "ran out",
-            "tried, ran out of memory: a rank needed 27.0 MiB of 24.0 MiB (predicted: 23.0 MiB)",
-        ),
-        ("fsdp", "chosen", "chosen: the least that fits"),
-    ]
-    assert bars[-1]["items"] == [
-        ("parameters", 4 * MIB),
-        ("activations", 13 * MIB),
-        ("embedding tables", 2 * MIB),
-    ]
-    assert sum(size for _, size in bars[-1]["items"]) == bars[-1]["bytes"]
-
-
-def test_without_a_plan_there_is_no_ladder() -> None:
-    assert held(TrialRecord(number=0, kind=TrialKind.CANDIDATE, plan=TrialPlan())) is None
 
 
 def test_curves_are_thinned_where_a_figure_could_not_show_them() -> None:

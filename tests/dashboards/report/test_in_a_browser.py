@@ -222,7 +222,7 @@ def test_two_candidates_stand_side_by_side(browser: Chromium, page: str) -> None
     assert "Model" in texts(browser, "dialog > details td:first-child")
 
 
-@pytest.mark.parametrize("width", [1440, 1024, 390])
+@pytest.mark.parametrize("width", [1440, 390])
 def test_flops_ne_and_technique_are_seen_in_every_window(
     browser: Chromium, width: int, tmp_path: Path
 ) -> None:

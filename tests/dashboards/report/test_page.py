@@ -89,23 +89,6 @@ def test_the_page_holds_all_it_needs() -> None:
     assert figures(Reader(render(study(axes=axes))))[-2:] == ["figure-time", "figure-axes"]
 
 
-def test_table_bytes_are_shown_where_candidates_differ_in_them() -> None:
-    record = study()
-    trials = [each.with_job(table_bytes=1000 * (1 + each.number % 2)) for each in record.trials]
-    differ = Reader(render(record.replace(trials=tuple(trials))))
-    assert figures(differ)[:2] == ["figure-front", "figure-table-bytes"]
-    for reader, shown in ((differ, True), (Reader(render(record)), False)):
-        assert ("tables" in [column["id"] for column in reader.data["columns"]]) == shown
-
-
-def test_every_trial_is_in_the_table_with_its_error() -> None:
-    record = study(60)
-    trials = Reader(render(record)).data["trials"]
-    assert [each["n"] for each in trials] == [each.number for each in record.trials]
-    for each, embedded in zip(record.trials, trials, strict=True):
-        assert not each.result.error or any(each.result.error in cell for cell in embedded["cells"])
-
-
 def figures(reader: Reader) -> list[str]:
     return [name for name in reader.ids("figure-") if not name.endswith("-title")]
 
@@ -134,10 +117,6 @@ def test_a_page_says_where_it_is_brought_up_to_date_only_when_it_is_served() -> 
     live = Reader(render(study(3), live=Live(url="/version?a=1&b=<2>", version="7")))
     assert ("meta", {"name": "study-live", "content": "/version?a=1&b=<2>", "data-version": "7"}) in live.tags
     assert "study-live" not in [attrs.get("name") for _, attrs in Reader(render(study(3))).tags]
-
-
-def test_what_the_record_cannot_know_stands_on_top() -> None:
-    assert "<weights> are gone" in Reader(render(study(3), notes=["<weights> are gone"])).text
 
 
 def poisoned() -> StudyRecord:

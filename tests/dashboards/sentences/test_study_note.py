@@ -27,13 +27,6 @@ def test_the_front_is_a_table_with_links() -> None:
     assert "[runs by NE](#/view)" in note
 
 
-def test_what_is_a_users_is_shown_as_it_is() -> None:
-    record = study(3)
-    odd = record.replace(directory="runs/*a*|<b>[c](d)")
-    assert "<b>" not in re.sub(r"\\[<>]", "", note_of(odd))
-    assert r"\*a\*\|\<b\>\[c\]\(d\)" in note_of(odd) or "runs/" not in note_of(odd)
-
-
 def test_a_long_front_keeps_its_best_end() -> None:
     record = study(400)
     long = record.replace(front=tuple(trial.number for trial in record.candidates if trial.result.validation))
@@ -43,8 +36,3 @@ def test_a_long_front_keeps_its_best_end() -> None:
     assert shown
     dearest = max((long.trial(number) for number in long.front), key=lambda trial: trial.job.flops)
     assert str(dearest.number) in shown
-
-
-def test_a_study_that_has_nothing_yet_says_so() -> None:
-    nothing = study(0, finished=False).replace(front=(), best=None, knee=None)
-    assert "No candidate has ended yet" in note_of(nothing)

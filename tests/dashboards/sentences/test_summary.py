@@ -6,10 +6,10 @@ from records import bare, judged, metrics, started, study, trial
 from reports.planned import confirmed
 
 from dashboards.sentences.minutes import where_minutes_went
-from dashboards.sentences.summary import progress, sentences
+from dashboards.sentences.summary import sentences
 from dashboards.sentences.winners import explanation
-from trials.record import Outcome, PlanSummary, TrialKind
-from trials.study_record import ClusterSummary, ExpectedGain, Refitted
+from trials.record import Outcome, TrialKind
+from trials.study_record import ExpectedGain, Refitted
 
 
 def test_the_best_comes_first_in_percent_and_flops() -> None:
@@ -31,15 +31,6 @@ def test_floor_and_test_are_told_where_known() -> None:
     assert "On the test split" in text
     assert text.count("each trained once; whether it is better: dhen-search confirm runs/ads-march.") == 1
     assert "below NE 0.77410 on test" in text
-
-
-def test_nothing_is_said_of_what_is_not_known() -> None:
-    record = study(finished=False)
-    bare = record.replace(log=record.log.replace(ne_floor=None), knee=None)
-    text = " ".join(sentences(bare))
-    assert "No model can go below" not in text
-    assert "test split" not in text
-    assert "knee" not in text
 
 
 def test_a_candidate_worse_than_the_baseline_is_not_praised() -> None:
@@ -65,21 +56,6 @@ def test_a_knee_is_told_where_the_baseline_is_not_better_for_fewer_flops() -> No
     assert "above the baseline, at 0.5x its FLOPs" in said(1.01 * ne, cheap)
     assert "The knee of the front" in said(0.99 * ne, 4 * cheap)
     assert "knee" not in said(1.01 * ne, 4 * cheap)
-
-
-def test_tuning_is_told_by_architecture() -> None:
-    first, second = (trial(number, Random(number)) for number in range(2))
-    nes = {2: (first, 0.99), 3: (first, 0.98), 4: (second, 1.01)}
-    tuned = [
-        of.replace(number=number)
-        .with_origin(tuned_from=of.number)
-        .with_result(validation=of.result.validation.replace(ne=of.result.validation.ne * times))
-        for number, (of, times) in nes.items()
-    ]
-    text = " ".join(sentences(judged([first, second, *tuned])))
-    assert "(-2.00 %, trial 3; 2 trials); trial 1 (" in text
-    assert f"stays at NE {second.result.validation.ne:.5f} (1 trial, none better)." in text
-    assert "tuned again" not in " ".join(sentences(study()))
 
 
 def test_studies_without_a_result_say_why() -> None:
@@ -153,22 +129,3 @@ def test_a_finished_study_says_what_its_minutes_were_spent_on() -> None:
     assert said in sentences(record)
     assert where_minutes_went(record.replace(finished=False)) is None
     assert where_minutes_went(record.replace(seconds_budget=None)) is None
-
-
-def test_techniques_are_counted_without_the_sizes_of_caches() -> None:
-    techniques = ("dp+host_tables=3629KiB", "dp+host_tables=3683KiB", "dp")
-    planned = [
-        trial(number, Random(number)).with_plan(
-            technique=technique, summary=PlanSummary(strategy=technique, fits=True, examples_per_rank=8)
-        )
-        for number, technique in enumerate(techniques)
-    ]
-    cluster = ClusterSummary(name="small", hosts=1, gpus_per_host=1, hbm=1, verified=True)
-    said = " ".join(sentences(judged(planned).replace(cluster=cluster)))
-    assert "dp+host_tables for 2, dp for 1 of 3 candidates" in said
-
-
-def test_progress_counts_candidates_that_ended() -> None:
-    record = study(12, finished=False)
-    assert progress(record) == "running, 12 of 12 candidates"
-    assert progress(record.replace(finished=True, trials_budget=None)) == "finished, 12 candidates"

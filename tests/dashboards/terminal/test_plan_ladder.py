@@ -5,12 +5,11 @@ from __future__ import annotations
 import io
 
 import pytest
-from priced import BATCH_SIZE, EXAMPLES_PER_RANK, GIB, priced, priced_ladder
+from priced import BATCH_SIZE, GIB, priced_ladder
 from rich.console import Console
 
-from dashboards.terminal.plan_ladder import NUMBERS, ladder_table, parts_table, reasons, seconds, selection
+from dashboards.terminal.plan_ladder import ladder_table, selection
 from trials.planner.estimates import PricedStrategy
-from trials.planner.ladder import ladder
 
 ENOUGH, SCARCE, NOTHING = 9 * GIB, 3 * GIB, GIB
 
@@ -52,54 +51,3 @@ def test_the_table_names_the_chosen_and_what_others_lack() -> None:
     for each in strategies:
         assert ("lacks" in lines[each.strategy.name]) != each.fits
     assert "lacks 6.0 GiB" in lines["dp"]
-
-
-def test_reasons_are_for_the_chosen_and_what_has_fewer_techniques() -> None:
-    strategies = priced_ladder(SCARCE)
-    chosen = cheapest(strategies)
-    assert chosen is not None
-    assert len(chosen.strategy.techniques) == 2
-    said = reasons(strategies, chosen)
-    assert said[0].startswith(f"{chosen.strategy.name} needs")
-    assert said[1].startswith("dp needs 9.0 GiB")
-    assert "more with one technique: lack" in said[-1]
-    told = {sentence.split()[0] for sentence in said[1:-1]}
-    sizes = {each.strategy.name: len(each.strategy.techniques) for each in strategies}
-    assert {sizes[name] for name in told} == {0, 1}
-
-
-def test_reasons_where_nothing_fits_stay_few() -> None:
-    said = reasons(priced_ladder(NOTHING), None)
-    assert said[0].startswith("dp needs")
-    assert len(said) <= 9
-
-
-def test_one_rank_has_a_reason_for_each_number_of_techniques_where_nothing_fits() -> None:
-    strategies = tuple(priced(strategy, 1) for strategy in ladder(1, 1, EXAMPLES_PER_RANK))
-    said = reasons(strategies, None)
-    most = max(len(each.strategy.techniques) for each in strategies)
-    assert f"more with {NUMBERS[most]}: lack" in said[-1]
-
-
-def test_parts_sum_to_what_is_shown_below_them() -> None:
-    (dp, *_) = priced_ladder(SCARCE)
-    text = shown(parts_table(dp))
-    assert "layer0 ... layer3, each" in text
-    assert "peak, forward of layer0" in text
-    assert "9.0 GiB" in text
-    assert "gradients" not in text  # nothing is said of what is 0
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (1.234, "1.23 s"),
-        (0.99999, "1 s"),
-        (0.0123, "12.3 ms"),
-        (1e-5, "10 us"),
-        (2.5e-8, "0.025 us"),
-        (0.0, "0 s"),
-    ],
-)
-def test_seconds(value: float, text: str) -> None:
-    assert seconds(value) == text

@@ -25,11 +25,6 @@ def numbers(text: str) -> list[int]:
     return [int(first) for first in firsts if first.isdigit()]
 
 
-def test_every_trial_has_a_line_where_there_is_room() -> None:
-    record = study()
-    assert numbers(shown(trial_table(record, rows=1000))) == [trial.number for trial in record.trials]
-
-
 def test_little_room_is_for_what_matters_and_the_newest() -> None:
     record = study(60, finished=False)
     text = shown(trial_table(record, rows=12))
@@ -102,18 +97,6 @@ def test_time_left_knows_nothing_of_what_comes_before_the_first_trial() -> None:
     assert seconds_left(searched) == pytest.approx((30 - done) * 100.0 / done)
 
 
-def test_candidates_that_were_refused_show_no_pace() -> None:
-    stage = Stage(name=StageName.SEARCH, total=30, began_seconds=100.0)
-    record = study(1).replace(finished=False, trials_budget=30, stage=stage, elapsed_seconds=100.5)
-    at_once = [
-        trial.with_result(outcome=Outcome.INFEASIBLE, seconds=0.0) if trial in record.candidates else trial
-        for trial in record.trials
-    ]
-    left = seconds_left(record.replace(trials=tuple(at_once)))
-    assert left is not None
-    assert left > 10 * 29
-
-
 def test_a_stage_says_how_many_of_how_many_and_how_long() -> None:
     stage = Stage(name=StageName.BASELINE, total=5, done_before=1, counted_before=1, began_seconds=10.0)
     record = study(0).replace(finished=False, trials_budget=20, stage=stage, elapsed_seconds=40.0)
@@ -134,7 +117,3 @@ def test_a_line_a_trial_for_logs() -> None:
     assert infeasible.result.error in trial_line(record, infeasible.number).plain
     assert "NE" not in trial_line(record, infeasible.number).plain
     assert trial_line(record, 0).plain.startswith("baseline 0 completed")
-
-
-def test_an_empty_study_has_a_table_too() -> None:
-    assert "trial" in shown(trial_table(judged([])))

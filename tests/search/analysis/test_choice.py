@@ -6,17 +6,15 @@ import numpy as np
 import pytest
 from records import bare, judged
 
-from dashboards.figures.front import front_figure, front_info
 from dashboards.sentences.summary import sentences
 from search.analysis.choice.choose import choice_of, choice_with_origins
 from search.analysis.choice.judge import Evidence, judge
 from search.analysis.choice.winners import winners_of
 from search.analysis.statistics.selection import optimism_percent, relative_percent, standard_errors
-from search.pareto import pareto_front, picked
+from search.pareto import picked
 from search.study_state import StudyState
 from trials.choice import MOST_WINNERS
 from trials.data.example_weights import Floats
-from trials.mlflow.runs import study_sheet, trial_sheet
 from trials.record import TrialKind, TrialRecord
 from trials.serving_limits import ServingConfig
 from trials.study_record import StudyRecord
@@ -206,30 +204,3 @@ def test_the_baseline_may_be_the_best_and_is_said_to_be() -> None:
     words = "Choosing the lowest NE of 5 makes it look about 0.20 % lower"
     assert any(line.startswith(words) for line in told_of_luck)
     assert any("Chosen before test was looked at" in line and "(knee" in line for line in told)
-
-
-def test_the_front_alone_is_that_of_candidates() -> None:
-    record = a_study()
-    assert tuple(trial.number for trial in pareto_front(record.field)) == record.networks_front
-
-
-def test_the_figure_has_the_front_with_and_without_averages() -> None:
-    info = front_info(a_study())
-    assert tuple(point.number for point in info.networks_front) == (1, 2, 3, 4)
-    names = [trace.name for trace in front_figure(info).data]
-    assert "front of single networks" in names
-    assert {"Pareto front", "averages"} <= set(names)
-    without = a_study().replace(front=(1, 2, 3, 4))
-    assert front_info(without).networks_front == ()
-
-
-def test_mlflow_has_the_choice() -> None:
-    record = a_study()
-    trials = [record.trial(number) for number in (0, *record.front)]
-    record = record.replace(choice=choice_of(record, evidence(trials, [10.0, 9.9, 9.8, 9.7, 9.6, 9.0])))
-    assert record.choice is not None
-    tags = trial_sheet(record.trial(6), record).tags
-    assert tags["winner"] == "best, best average"
-    assert (tags["choice.close"], tags["choice.worse_periods"]) == ("true", "0")
-    assert "winner" not in trial_sheet(record.trial(1), record).tags
-    assert float(study_sheet(record).tags["optimism_percent"]) == record.choice.optimism_percent

@@ -6,13 +6,12 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import COMMAND, SMALL, TIMEOUT_SECONDS, Run
+from command_line import SMALL, TIMEOUT_SECONDS, Run, wait_until
+from warm_process import WarmProcess
 
 from dhen.errors import UserError
 from search.analysis.fidelity.candidates import check_log, drawn, studied, taken
@@ -186,16 +185,8 @@ def test_a_finished_study_is_audited(
     dhen_search("run", "--data", click_log, "--out", larger, "trials=6", *SMALL)
     out = tmp_path / "audit"
     words = ["fidelity", "--from", larger, "--fractions", "0.5", "--out", out, "parallel=1", "threads=1"]
-    process = subprocess.Popen(
-        [str(COMMAND), *map(str, words)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not finished(out) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
+    process = WarmProcess(words, environment)
+    wait_until(lambda: finished(out), process)
     os.killpg(process.pid, signal.SIGINT)
     said, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 130, said

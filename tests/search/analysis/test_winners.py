@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import sqlite3
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -15,42 +14,40 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from command_line import COMMAND, SMALL, TIMEOUT_SECONDS, Run, looks_at_test
+from command_line import AVERAGED, TIMEOUT_SECONDS, Run, looks_at_test, wait_until
+from warm_process import WarmProcess
 
 from dhen.config import DhenConfig
 from dhen.errors import UserError
 from search.analysis.ablate import without_parts
-from search.analysis.confirm import better, confirming
+from search.analysis.confirm import better
 from search.analysis.slices import slices
 from search.bundles.bundle import read_bundle
 from search.bundles.export import study_log
-from search.config import read_study_config
 from search.read_study import read_study
 from search.verbs.confirm import command as show_winners
 from search.verbs.slices import command as show_slices
 from trials.analyses import Ablation, Better
-from trials.choice import Winner
 from trials.metrics import entropy
 from trials.record import Outcome, TrialRecord
-from trials.storage.analyses import Analyses
 from trials.study_record import Comparison, StudyRecord
 
 BOTH = 2
 """Seeds."""
-WORDS = ("trials=3", "demo.rows=3000", f"confirm={BOTH}", "block_by=C2", *SMALL)
+SEEDS = (4, 5)
+"""Those of the retrainings that there are: the study's is 3."""
 
 
 @pytest.fixture(scope="module")
-def confirmed(dhen_search: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study on the demo log whose winners were compared at its end."""
-    out = tmp_path_factory.mktemp("winners") / "study"
-    dhen_search("run", "--out", out, *WORDS)
-    return out
+def confirmed(averaged: Path) -> Path:
+    return averaged
 
 
-def winners_in(record: StudyRecord) -> list[int]:
+def compared_networks(record: StudyRecord) -> set[int]:
+    """The baseline, and the winners and what winners are averages of."""
     assert record.choice is not None
-    return [winner.trial for winner in record.choice.winners]
+    numbers = (record.baseline or 0, *(winner.trial for winner in record.choice.winners))
+    return {network.number for number in numbers for network in record.networks(record.trial(number))}
 
 
 def test_winners_carry_a_verdict(confirmed: Path) -> None:
@@ -62,27 +59,13 @@ def test_winners_carry_a_verdict(confirmed: Path) -> None:
         "knee",
         "best network",
     }
-    assert {each.blocked_by for each in record.comparisons} == {"C2"}
+    assert {each.blocked_by for each in record.comparisons} == {"site"}
+    networks = compared_networks(record)
     trained = {(each.origin.of, each.job.seed) for each in record.retrainings}
-    assert trained == {(n, seed) for n in (record.baseline, *winners) for seed in (1, 2)}
-    assert looks_at_test(confirmed) == (1 + BOTH) * (1 + len(winners))
+    assert trained == {(number, seed) for number in networks for seed in SEEDS}
+    scored = networks | {record.baseline, *winners}
+    assert looks_at_test(confirmed) == len(scored) + BOTH * len(networks)
     assert read_bundle(confirmed / "best").info.comparison == record.comparison(record.best)
-    assert {trial.number for trial in record.trials} == {0, 1, 2, 3}
-
-
-def test_the_best_is_retrained_before_the_other_winners(confirmed: Path) -> None:
-    """Whatever its FLOPs: where time or a signal ends a confirmation, the best is compared first."""
-    record = read_study(confirmed)
-    assert record.choice is not None
-    numbers = [trial.number for trial in record.candidates][:3]
-    for best in numbers:
-        winners = tuple(
-            Winner(trial=number, reasons=("best",) if number == best else ("knee",)) for number in numbers
-        )
-        study = record.replace(choice=record.choice.replace(winners=winners))
-        wanted = [each.of.number for each in confirming(study, study_log(confirmed), seeds=BOTH)]
-        assert wanted[:2] == [record.baseline, best]
-        assert wanted[len(wanted) // BOTH :][:2] == [record.baseline, best]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +84,9 @@ def test_the_difference_is_that_of_the_metrics(confirmed: Path) -> None:
         for each in record.retrainings
         if each.result.test
     }
-    for each in record.comparisons:
+    alone = [each for each in record.comparisons if not record.trial(each.trial).origin.members]
+    assert alone
+    for each in alone:
         percents = [100.0 * (ne[each.trial, s] / ne[record.baseline or 0, s] - 1.0) for s in each.seeds]
         assert each.difference_percent == pytest.approx(float(np.mean(percents)), abs=1e-6)
         assert each.low_percent <= each.difference_percent <= each.high_percent
@@ -122,12 +107,12 @@ def test_report_and_mlflow_show_it(confirmed: Path) -> None:
 def test_more_seeds_add_to_those_there_are(dhen_search: Run, confirmed: Path) -> None:
     before = {each.number: each.origin.started_at for each in read_study(confirmed).retrainings}
     bundle = read_bundle(confirmed / "best")
-    said = json.loads(dhen_search("confirm", confirmed, "--seeds", 3, "--block-by", "C1", "--json").stdout)
+    said = json.loads(dhen_search("confirm", confirmed, "--seeds", 3, "--block-by", "user", "--json").stdout)
     record = read_study(confirmed)
     assert [Comparison.model_validate(each) for each in said] == list(record.comparisons)
-    assert all(each.seeds == (1, 2, 3) and each.blocked_by == "C1" for each in record.comparisons)
+    assert all(each.seeds == (*SEEDS, 6) and each.blocked_by == "user" for each in record.comparisons)
     now = {each.number: each.origin.started_at for each in record.retrainings}
-    assert len(now) == len(before) + 1 + len(winners_in(record))
+    assert len(now) == len(before) + len(compared_networks(record))
     assert before.items() <= now.items()
     later = read_bundle(confirmed / "best")
     assert later.info != bundle.info
@@ -136,14 +121,12 @@ def test_more_seeds_add_to_those_there_are(dhen_search: Run, confirmed: Path) ->
 
 def test_goes_on_from_where_it_was(dhen_search: Run, confirmed: Path, environment: dict[str, str]) -> None:
     """Ctrl-C in one training, a kill in the next, then to the end."""
-    words = [str(COMMAND), "confirm", str(confirmed), "--seeds", "5"]
+    words = ("confirm", confirmed, "--seeds", 4)
     kept: dict[int, str | None] = {}
     for how in (signal.SIGINT, signal.SIGKILL):
         known = len(read_study(confirmed).retrainings)
-        process = subprocess.Popen(
-            words, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
-        wait_for(confirmed / "retrained" / "trials" / f"{known:05d}" / "events.jsonl", process)
+        process = WarmProcess(words, environment)
+        wait_until((confirmed / "retrained" / "trials" / f"{known:05d}" / "events.jsonl").exists, process)
         os.killpg(process.pid, how)
         _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
         assert "Traceback" not in errors
@@ -155,22 +138,14 @@ def test_goes_on_from_where_it_was(dhen_search: Run, confirmed: Path, environmen
         }
         assert kept.items() <= now.items()
         kept = now
-    said = dhen_search("confirm", confirmed, "--seeds", 5).stdout
+    said = dhen_search("confirm", confirmed, "--seeds", 4).stdout
     record = read_study(confirmed)
     assert all(each.result.outcome is Outcome.COMPLETED for each in record.retrainings)
-    assert len(record.retrainings) == 5 * (1 + len(winners_in(record)))
+    assert len(record.retrainings) == 4 * len(compared_networks(record))
     assert kept.items() <= {each.number: each.origin.started_at for each in record.retrainings}.items()
     assert said.count("retrained trial") == len(record.retrainings) - len(kept)
     assert any(f" {better.value} " in said for better in Better)
-    assert {each.blocked_by for each in record.comparisons} == {"C2"}  # the study's
-
-
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not path.exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert {each.blocked_by for each in record.comparisons} == {"site"}  # the study's
 
 
 def has_parts(trial: TrialRecord) -> bool:
@@ -216,7 +191,7 @@ def test_slices(confirmed: Path) -> None:
     """Slices of a column are all rows, each once; their losses are those of the whole."""
     record, log = read_study(confirmed), study_log(confirmed)
     whole = record.comparisons[-1]
-    for column in ("C3", "hour_of_day", "I2"):
+    for column in ("site", "hour_of_day", "price"):
         found = slices(record, whole.trial, log, column, most=4).slices
         assert sum(each.rows for each in found) == log.manifest.rows["test"]
         assert sum(each.base_rate * each.rows for each in found) == pytest.approx(
@@ -228,48 +203,29 @@ def test_slices(confirmed: Path) -> None:
             rows = log.manifest.rows["test"]
             assert loss / rows / entropy(log.split("test").base_rate) == pytest.approx(whole.ne, rel=1e-6)
     assert found[-1].value != "(missing)" or found[-1].rows > 0
-    assert len(slices(record, whole.trial, log, "C3", most=4).slices) == 5
+    assert len(slices(record, whole.trial, log, "site", most=4).slices) == 5
 
 
-def test_slices_have_the_blocks_of_the_comparison(dhen_search: Run, confirmed: Path) -> None:
+def test_slices_have_the_blocks_of_the_comparison(dhen_search: Run, confirmed: Path, click_log: Path) -> None:
     winner = read_study(confirmed).comparisons[-1]
     pick = ("--pick", winner.trial)
     for words, blocked_by in ((pick, winner.blocked_by), ((*pick, "--block-by", "time"), "time")):
-        said = dhen_search("slices", confirmed, "--column", "C3", *words, "--json").stdout
+        said = dhen_search("slices", confirmed, "--column", "site", *words, "--json").stdout
         assert json.loads(said)["blocked_by"] == blocked_by
     for option in ("--pick", "--block-by"):
-        words = ("slices", confirmed / "best", "--data", "demo", "--column", "C3", option, "C1")
+        words = ("slices", confirmed / "best", "--data", click_log, "--column", "site", option, "user")
         assert f"leave {option} out" in dhen_search(*words, code=2).stderr
 
 
 def test_slices_by_the_command_line(confirmed: Path) -> None:
     winner = read_study(confirmed).comparisons[-1]
-    words = [str(confirmed), "--column", "C3", "--top", "3", "--pick", str(winner.trial)]
+    words = [str(confirmed), "--column", "user", "--top", "3", "--pick", str(winner.trial)]
     shown = CliRunner().invoke(show_slices, words)
     assert shown.exit_code == 0, shown.output
     assert "others)" in shown.output
     assert f"intervals: over seeds and blocks of rows by {winner.blocked_by}\n" in shown.output
-    (kept,) = [each for each in read_study(confirmed).slices if each.column == "C3"]
+    (kept,) = [each for each in read_study(confirmed).slices if each.column == "user"]
     assert (kept.trial, len(kept.slices), kept.blocked_by) == (winner.trial, 4, winner.blocked_by)
-
-
-def test_slices_that_cannot_be_kept_are_shown(confirmed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: object, __: object) -> None:
-        raise UserError("no space left.")
-
-    monkeypatch.setattr(Analyses, "keep", full)
-    shown = CliRunner().invoke(show_slices, [str(confirmed), "--column", "C4", "--pick", "knee"])
-    assert shown.exit_code == 0, shown.output
-    assert "not kept for the report: no space left." in shown.stderr
-    assert "worse" in shown.stdout
-    assert "C4" not in [each.column for each in read_study(confirmed).slices]
-
-
-def test_slices_of_an_unknown_column(confirmed: Path) -> None:
-    winner = read_study(confirmed).comparisons[-1]
-    words = [str(confirmed), "--column", "C3", "--top", "3", "--pick", str(winner.trial)]
-    with pytest.raises(UserError, match="expected a categorical or numeric column of the log: C1"):
-        CliRunner().invoke(show_slices, [*words[:2], "C", *words[-2:]], catch_exceptions=False)
 
 
 def test_bad_input_of_confirm(dhen_search: Run, confirmed: Path, tmp_path: Path) -> None:
@@ -279,10 +235,11 @@ def test_bad_input_of_confirm(dhen_search: Run, confirmed: Path, tmp_path: Path)
         return str(error.value)
 
     assert "2 seeds at least" in dhen_search("confirm", confirmed, "--seeds", 1, code=2).stderr
-    assert "expected a categorical column of the log: C1" in refused(confirmed, "--block-by", "nothing")
+    assert "expected a categorical column of the log: site" in refused(confirmed, "--block-by", "nothing")
     assert "no study here" in refused(tmp_path)
-    with pytest.raises(UserError, match="an interval needs two seeds"):
-        read_study_config(None, ["confirm=1"])
+    words = [str(confirmed), "--column", "C", "--pick", str(read_study(confirmed).comparisons[-1].trial)]
+    with pytest.raises(UserError, match="expected a categorical or numeric column of the log: site"):
+        CliRunner().invoke(show_slices, words, catch_exceptions=False)
     with sqlite3.connect(confirmed / "study.db") as connection:
         (facts,) = connection.execute("select facts from dhen_study").fetchone()
         undone = json.loads(facts)
@@ -306,13 +263,12 @@ def test_ctrl_c_while_the_best_is_exported(dhen_search: Run, confirmed: Path) ->
     """Nothing half made is left, and the same command goes on."""
 
     def interrupt() -> None:
-        deadline = time.monotonic() + TIMEOUT_SECONDS
-        while not list(confirmed.glob(".best.*.partial")) and time.monotonic() < deadline:
+        while not list(confirmed.glob(".best.*.partial")):
             time.sleep(0.001)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    said = dhen_search("run", "--out", confirmed, *WORDS, code=130).stdout
+    said = dhen_search("run", "--out", confirmed, *AVERAGED, code=130).stdout
     assert "the same command goes on" in said
     assert not list(confirmed.glob(".best.*"))
     assert read_study(confirmed).finished
@@ -330,11 +286,11 @@ def test_ends_without_a_verdict_where_the_baseline_diverges(dhen_search: Run, co
         )
     shutil.rmtree(confirmed / "best")
     for _ in range(2):
-        said = dhen_search("run", "--out", confirmed, *WORDS).stdout
+        said = dhen_search("run", "--out", confirmed, *AVERAGED).stdout
         assert "fewer than 2 of 2 seeds" in said
         assert f"ends without a verdict; `dhen-search confirm {confirmed}` goes on" in said
         assert read_study(confirmed).finished
         assert (confirmed / "best" / "bundle.json").exists()
     ended = [each for each in read_study(confirmed).retrainings if each.result.outcome is Outcome.DIVERGED]
-    assert [each.job.seed for each in ended] == [1, 2]
+    assert [each.job.seed for each in ended] == [*SEEDS]
     assert "--seeds 4 tries as many more" in dhen_search("confirm", confirmed, "--seeds", 2, code=2).stderr

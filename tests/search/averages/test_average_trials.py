@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import sqlite3
 from pathlib import Path
 
 import click
@@ -23,21 +22,10 @@ from search.verbs.average import command as average
 from search.verbs.export import command as export
 from search.verbs.plan import command as plan
 from search.verbs.predict import command as predict
-from search.verbs.slices import command as slices
 from search.verbs.train import command as train
 from search.verbs.verify import command as verify
 from trials.record import TrialKind, TrialRecord
 from trials.study_record import StudyRecord
-
-WORDS = ("trials=3", "averages=3", "confirm=2", "seed=3", *SMALL)
-
-
-@pytest.fixture(scope="module")
-def averaged(dhen_search: Run, click_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study that ended with averages and compared its winners with the baseline."""
-    out = tmp_path_factory.mktemp("averages") / "study"
-    dhen_search("run", "--data", click_log, "--out", out, *WORDS)
-    return out
 
 
 @pytest.fixture(autouse=True)
@@ -109,17 +97,6 @@ def test_the_average_is_compared(averaged: Path, bundle: Path) -> None:
     assert read_bundle(bundle).info.comparison == comparison
 
 
-def test_it_is_shown(averaged: Path) -> None:
-    record = read_study(averaged)
-    page = (averaged / "report.html").read_text()
-    assert "average of trials" in page
-    assert '"name":"averages"' in page, "points of the front's figure"
-    assert "The lowest NE of one candidate is" in page
-    with sqlite3.connect(averaged / "mlflow.db") as store:
-        kinds = [value for (value,) in store.execute("select value from tags where key = 'kind'")]
-    assert kinds.count("average") == len(averages_of(record))
-
-
 def test_the_bundle_predicts_the_mean_of_its_members(
     averaged: Path, bundle: Path, click_log: Path, tmp_path: Path
 ) -> None:
@@ -136,15 +113,6 @@ def test_the_bundle_predicts_the_mean_of_its_members(
         alone.append(scores(tmp_path / str(number)))
     means = [sum(each) / len(each) for each in zip(*alone, strict=True)]
     assert scores(bundle) == pytest.approx(means, abs=1e-6)
-
-
-def test_the_bundle_gives_its_numbers(averaged: Path, bundle: Path, click_log: Path) -> None:
-    lowest = read_study(averaged).front[-1]
-    assert "the one it was trained on" in done(verify, bundle, "--data", click_log)
-    assert f"trial {lowest} against" in done(slices, averaged, "--column", "site", "--pick", lowest)
-    assert "a " in done(slices, bundle, "--data", click_log, "--column", "site")
-    with pytest.raises(UserError, match="the baseline itself: name a winner, --pick"):
-        done(slices, averaged, "--column", "site", "--pick", read_study(averaged).baseline)
 
 
 def test_a_member_is_named_to_train_or_plan_it(bundle: Path, click_log: Path, tmp_path: Path) -> None:
@@ -174,7 +142,7 @@ def test_each_member_is_removed_in_turn(dhen_search: Run, averaged: Path) -> Non
     said = dhen_search("ablate", averaged, "--pick", whole.number, "--seeds", 2, "--json").stdout
     found, comparison = json.loads(said), before.comparison(whole.number)
     assert comparison is not None
-    assert (found["split"], found["blocked_by"], found["seeds"]) == ("test", "time", [1 + 3, 2 + 3])
+    assert (found["split"], found["blocked_by"], found["seeds"]) == ("test", "site", [1 + 3, 2 + 3])
     first, second = before.networks(whole)
     left = {f"trial {first.number}": second, f"trial {second.number}": first}
     assert {part["removed"] for part in found["parts"]} == set(left)

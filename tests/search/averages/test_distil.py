@@ -6,22 +6,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import SMALL, Run
+from command_line import AVERAGED, Run
 
 from search.read_study import read_study
 from search.run_directory import TEACHERS, folder_of
 from trials.record import Outcome, TrialKind, TrialRecord
 from trials.study_record import StudyRecord
 
-WORDS = ("trials=3", "averages=3", "distil=yes", "confirm=2", "seed=3", *SMALL)
+WORDS = (*AVERAGED, "distil=yes")
 
 
 @pytest.fixture(scope="module")
-def taught(dhen_search: Run, click_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study whose networks learnt from its best average."""
-    out = tmp_path_factory.mktemp("distilled") / "study"
-    dhen_search("run", "--data", click_log, "--out", out, *WORDS)
-    return out
+def taught(dhen_search: Run, click_log: Path, averaged: Path) -> Path:
+    """A study that has ended, whose networks then learnt from its best average."""
+    assert not distilled_of(read_study(averaged))
+    assert not (averaged / TEACHERS).exists()
+    dhen_search("run", "--data", click_log, "--out", averaged, *WORDS)
+    return averaged
 
 
 def distilled_of(record: StudyRecord) -> list[TrialRecord]:
@@ -90,14 +91,6 @@ def test_a_lost_network_learns_again_from_the_same_predictions(
     weights.unlink()
     dhen_search("run", "--data", click_log, "--out", taught, *WORDS)
     assert weights.read_bytes() == kept
-
-
-def test_none_learns_where_the_study_is_not_to(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
-    out = tmp_path / "study"
-    words = [word for word in WORDS if word not in ("distil=yes", "confirm=2")]
-    dhen_search("run", "--data", click_log, "--out", out, *words)
-    assert not distilled_of(read_study(out))
-    assert not (out / TEACHERS).exists()
 
 
 def _ne(trial: TrialRecord) -> float:

@@ -12,7 +12,7 @@ from command_line import Run
 
 from dhen.batch import FeatureBatch
 from dhen.inputs.features import EmbeddingTables
-from dhen.inputs.int8_tables import Int8Tables, sums_of_unpacked
+from dhen.inputs.int8_tables import Int8Tables
 from dhen.schema import FeatureSchema, Table
 from search.bundles.bundle import INFO, read_bundle
 from trials.events import WEIGHTS
@@ -122,13 +122,3 @@ def test_rows_are_rounded_to_the_nearest_of_256_values() -> None:
         assert rounded.shape == e.shape
         assert (rounded - e).abs().max() <= 0.51 * largest_step
     assert torch.equal(Int8Tables(exact)(batch)[1][1], torch.zeros(1, 8))
-
-
-@pytest.mark.parametrize("dim", [4, 6, 16])
-def test_rows_that_are_unpacked_by_hand_have_the_same_sums(dim: int) -> None:
-    """A GPU's kernel takes no lengths but multiples of 4."""
-    torch.manual_seed(0)
-    packed = torch.ops.quantized.embedding_bag_byte_prepack(torch.randn(50, dim))
-    rows, offsets = torch.randint(0, 50, (40,)), torch.tensor([0, 0, 3, 17, 39])
-    expected = torch.ops.quantized.embedding_bag_byte_rowwise_offsets(packed, rows, offsets)
-    torch.testing.assert_close(sums_of_unpacked(packed, rows, offsets), expected)

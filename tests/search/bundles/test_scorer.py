@@ -10,9 +10,8 @@ import pandas as pd
 import pytest
 from command_line import Run
 
-from dhen.errors import UserError
 from search.bundles.bundle import read_bundle
-from search.bundles.scorer import Scorer, record_batch
+from search.bundles.scorer import Scorer
 
 
 @pytest.fixture(scope="module")
@@ -51,23 +50,6 @@ def test_lists_of_several_types_are_lists_of_their_text(scorer: Scorer, click_lo
     lists = rows.astype(object)
     lists["tags"] = [["t1", "t2"], [3], None]
     assert scorer.score(lists) == pytest.approx(scorer.score(text), rel=1e-6)
-
-
-def test_a_column_that_is_missing_is_named(scorer: Scorer, click_log: Path) -> None:
-    with pytest.raises(UserError, match="'price' are missing"):
-        scorer.score(pd.read_csv(click_log).drop(columns="price"))
-
-
-def test_a_value_that_is_no_number_is_named_with_its_row(scorer: Scorer, click_log: Path) -> None:
-    frame = pd.read_csv(click_log, dtype=str)
-    frame.loc[1, "price"] = "dear"
-    with pytest.raises(UserError, match="row 2: column 'price' holds 'dear'"):
-        scorer.score(frame)
-
-
-def test_no_rows_have_no_scores(scorer: Scorer, click_log: Path) -> None:
-    assert scorer.score(pd.read_csv(click_log).iloc[:0]).shape == (0,)
-    assert record_batch({"site": []}).num_rows == 0
 
 
 def test_ids_of_which_one_is_missing_score_as_the_file_they_were_read_from(

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from command_line import EARLY_CHECKPOINTS, TIMEOUT_SECONDS, Run, check_json, start
+from command_line import EARLY_CHECKPOINTS, EARLY_CHECKPOINTS_CODE, TIMEOUT_SECONDS, Run, check_json, start
 from postgresql import Server, served
 from tools import needs
 
@@ -105,7 +105,7 @@ def test_a_killed_drivers_candidate_goes_on_at_another(
 ) -> None:
     """The first driver of all dies, which wrote the report; the second does the rest and the end."""
     out, storage = tmp_path / "ads", f"storage={url_of(server)}"
-    first = start(click_log, out, environment, "trials=3", storage, *SLOW, command=EARLY_CHECKPOINTS)
+    first = start(click_log, out, environment, "trials=3", storage, *SLOW, code=EARLY_CHECKPOINTS_CODE)
     second = None
     try:
         wait_until(lambda: (out / "trials" / "00001").exists(), first)

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from command_line import (
-    EARLY_CHECKPOINTS,
+    EARLY_CHECKPOINTS_CODE,
     SMALL,
     TIMEOUT_SECONDS,
     run_process,
@@ -84,7 +84,7 @@ def test_a_node_is_lost_and_its_candidate_goes_on_elsewhere(
     cluster: Any, on_ray: dict[str, str], click_log: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "study"
-    driver = start(click_log, out, on_ray, "trials=1", *FEW, *LONG, command=EARLY_CHECKPOINTS)
+    driver = start(click_log, out, on_ray, "trials=1", *FEW, *LONG, code=EARLY_CHECKPOINTS_CODE)
     folder = out / "trials" / "00001"
     training = folder / "attempt0.rank0.log"
     wait_for(lambda: training.exists() and "written in" in training.read_text(), driver)

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
-from random import Random
 
 import pandas as pd
 import pytest
-from command_line import Run
-from records import judged, trial
+from command_line import TIMEOUT_SECONDS, Run
+from warm_process import WarmProcess
 
 import search
 from dhen.errors import UserError
-from search.notebook.frames import winners_frame
-from search.notebook.run import _console, _flat, _written
 from search.notebook.study import Study
 from search.read_study import read_study
-from trials.record import TrialKind
-from trials.study_record import Better, Comparison
 
 
 def test_the_names_are_few_and_each_is_there() -> None:
@@ -77,30 +68,13 @@ def test_a_study_shows_itself_and_escapes(opened: Study, study: Path) -> None:
     assert "<script>" not in opened._repr_html_()
 
 
-def test_winners_have_their_intervals() -> None:
-    random = Random(0)
-    trials = [trial(0, random, kind=TrialKind.BASELINE), trial(1, random), trial(2, random)]
-    comparison = Comparison(
-        trial=1,
-        seeds=(0, 1),
-        blocks=10,
-        blocked_by="time",
-        ne=0.95,
-        baseline_ne=0.96,
-        difference_percent=-1.04,
-        low_percent=-1.5,
-        high_percent=-0.6,
-        p=0.01,
-        p_adjusted=0.02,
-        winners=1,
-        detectable_percent=0.4,
-        better=Better.YES,
-    )
-    frame = winners_frame(judged(trials, comparisons=(comparison,)))
-    assert list(frame.index) == [1]
-    row = frame.loc[1]
-    assert (row["low_percent"], row["high_percent"], row["better"]) == (-1.5, -0.6, "yes")
-    assert row["flops"] == trials[1].job.flops
+def test_winners_have_their_intervals(averaged: Path) -> None:
+    record, winners = read_study(averaged), search.open_study(averaged).winners
+    assert list(winners.index) == [each.trial for each in record.comparisons]
+    for each in record.comparisons:
+        row = winners.loc[each.trial]
+        assert (row["low_percent"], row["high_percent"]) == (each.low_percent, each.high_percent)
+        assert (row["better"], row["flops"]) == (each.better.value, record.trial(each.trial).job.flops)
 
 
 def test_a_study_by_its_database_is_the_same(opened: Study, study: Path) -> None:
@@ -158,48 +132,20 @@ def test_a_plan_is_the_command_lines(tmp_path: Path, dhen_search: Run) -> None:
     ("call", "said"),
     [
         ("open_study('none')", "no study here"),
-        ("open_study('none', name='x')", "holds one alone"),
         ("open_study('sqlite:////none/study.db')", "cannot be used"),
         ("open_bundle('none')", "none"),
         ("run_study('none.csv', 'out')", "no such file"),
-        ("run_study(trials=2, spce='tiny')", "Did you mean"),
         ("run_study(trials=2, training={'epochz': 1})", "training.epoch"),
         ("run_study(trials=object())", "is no value of a setting"),
-        ("plan('dcn_v3')", "no shipped model"),
         ("plan('dcn_v2', space='wide')", "unknown key 'space'. Known: columns, csv, demo, format"),
         ("plan('dcn_v2')", "'schema' is missing"),
-        ("plan({'layers': []}, schema={'numeric': 3}, training={'batch_size': 8})", "layers"),
         ("plan('dcn_v2', cluster='zion', schema={'numeric': 3}, training={'batch_size': 8})", "zionex"),
-        ("plan('dcn_v2', hmb='1GiB')", "hbm"),
     ],
 )
 def test_what_is_wrong_is_said(call: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=said):
         eval(call, {name: getattr(search, name) for name in search.__all__})
-
-
-def test_settings_are_words_of_the_command_line() -> None:
-    given = {"ranks": "0x2", "training": {"epochs": 1, "table_decay": None}, "warm_start": [Path("runs/a")]}
-    words = {key: _written(value) for key, value in _flat(given)}
-    assert words == {
-        "ranks": '"0x2"',
-        "training.epochs": "1",
-        "training.table_decay": "null",
-        "warm_start": '["runs/a"]',
-    }
-
-
-class Kernel(io.StringIO):
-    """What a notebook's kernel has as standard output."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_notebook_has_lines_and_no_table_that_is_redrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", Kernel())
-    assert not _console().is_terminal
 
 
 SCRIPT = """
@@ -222,21 +168,18 @@ print("finished", study.finished, len(study.trials), flush=True)
 """A program without `if __name__ == "__main__"`."""
 
 
-def test_an_interrupt_leaves_a_study_that_the_same_call_goes_on_with(click_log: Path, tmp_path: Path) -> None:
+def test_an_interrupt_leaves_a_study_that_the_same_call_goes_on_with(
+    click_log: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
     """From `python -c`; from plain files tests/docs/test_examples.py runs studies."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(click_log), str(tmp_path / "out")],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
+    process = WarmProcess((click_log, tmp_path / "out"), environment, code=SCRIPT)
     said = []
     for line in process.stdout:
         said.append(line)
         if line.startswith("trial 2 "):
             process.send_signal(signal.SIGINT)
-    process.stdout.close()
-    assert process.wait(60) == 0, said
+    process.communicate(TIMEOUT_SECONDS)
+    assert process.returncode == 0, said
     text = "".join(said)
     assert "interrupted; the same command goes on" in text
     assert "caught" in text

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import SMALL, Run, write_log
+from command_line import GROWING_MODEL, SMALL, Run, write_log
 
 from search.bundles.bundle import read_bundle
 from search.read_study import read_study
@@ -19,7 +19,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 ROWS, VALIDATION, TEST = 4000, 3200, 3600
 """Number of rows, of which one is a minute, and where validation and test begin."""
 WORDS = ("objective=next_period", "period=1h", "training.precision=fp32", *SMALL)
-MODEL = "model: {family: dhen, embedding_dim: 4, layers: [{modules: [{kind: dlrm}, {kind: linear}]}]}"
 TRAINING = ("training.epochs=1", "training.precision=fp32", "training.batch_size=64")
 
 
@@ -103,7 +102,7 @@ def test_a_study_of_the_other_objective_is_no_warm_start(
 def trained(dhen_search: Run, folder: Path, log: Path, *words: str) -> tuple[Metrics, Weights]:
     """Metrics on validation of a small network, as `train` comes to them, and its optimizer state."""
     folder.mkdir()
-    (folder / "model.yaml").write_text(MODEL)
+    (folder / "model.yaml").write_text(GROWING_MODEL)
     out = folder / "bundle"
     dhen_search("train", folder / "model.yaml", "--data", log, "--out", out, *TRAINING, *words)
     bundle = read_bundle(out)
@@ -134,7 +133,7 @@ def test_online_training_begins_with_the_optimizers_state(
     header, *lines = log.read_text().splitlines()
     later = tmp_path / "later.csv"
     later.write_text("\n".join([header, *lines[VALIDATION:]]) + "\n")
-    (tmp_path / "model.yaml").write_text(MODEL)
+    (tmp_path / "model.yaml").write_text(GROWING_MODEL)
     words = ("train", tmp_path / "model.yaml", "--data", log, *TRAINING, "training.epochs=2")
     first: dict[str, float] = {}
     for name, objective in (("kept", ("objective=next_period", "period=1h")), ("fresh", ())):

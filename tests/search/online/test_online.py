@@ -22,37 +22,7 @@ from trials.training.step import DivergenceError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-MODEL = "model: {family: dhen, embedding_dim: 4, layers: [{modules: [{kind: dlrm}, {kind: linear}]}]}"
 PERIODS = ["2026-01-03 02:00", "2026-01-04 00:00", "2026-01-05 00:00"]
-
-
-@pytest.fixture(scope="module")
-def bundle(dhen_search: Run, logs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A network with a growing table of users, whose rows are too few for all."""
-    folder = tmp_path_factory.mktemp("bundle")
-    (folder / "model.yaml").write_text(MODEL)
-    dhen_search("prepare", logs[0], "--out", folder / "inferred")
-    schema = (folder / "inferred" / "schema.yaml").read_text()
-    fixed = "user: {role: categorical, min_count: 2, hash_buckets: auto}"
-    assert fixed in schema
-    (folder / "log").mkdir()
-    growing = "user: {role: categorical, table: {growing: {capacity: 12, evict: lru}}}"
-    (folder / "log" / "schema.yaml").write_text(schema.replace(fixed, growing))
-    dhen_search("prepare", logs[0], "--out", folder / "log")
-    out = folder / "bundle"
-    words = ("--data", folder / "log", "--out", out, "training.epochs=1", "--json")
-    dhen_search("train", folder / "model.yaml", *words)
-    return out
-
-
-@pytest.fixture(scope="module")
-def live(
-    dhen_search: Run, logs: tuple[Path, Path], bundle: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    out = tmp_path_factory.mktemp("online") / "live"
-    said = dhen_search("online", bundle, "--data", logs[1], "--out", out).stdout
-    assert [line[:16] for line in said.splitlines() if "as it was" in line] == PERIODS
-    return out
 
 
 def infos(folder: Path) -> list[IncrementInfo]:
@@ -78,18 +48,6 @@ def test_each_period_is_scored_before_it_is_trained_on(
     page = (live / "online.html").read_text()
     assert "as it was" in page
     assert "http://" not in page.split("</style>")[0]
-
-
-def test_a_bundle_with_increments_scores_with_the_newest_and_verifies(
-    dhen_search: Run, bundle: Path, live: Path, logs: tuple[Path, Path], tmp_path: Path
-) -> None:
-    newest = scores(dhen_search, live, logs[1], tmp_path / "live.csv")
-    assert newest != scores(dhen_search, bundle, logs[1], tmp_path / "bundle.csv")
-    said = dhen_search("verify", live, "--data", logs[0]).stdout
-    assert "version 3" in said
-    last = infos(live)[-1]
-    assert len(newest) == LATER - TRAINED
-    assert last.period.last is not None
 
 
 def test_a_copy_follows_by_increments_and_is_written_whole(
@@ -186,7 +144,7 @@ def test_without_its_checkpoint_it_goes_on_with_fresh_optimizers(
 
 
 def test_rows_may_be_counted_where_there_is_no_time(
-    dhen_search: Run, logs: tuple[Path, Path], tmp_path: Path
+    dhen_search: Run, bundle: Path, logs: tuple[Path, Path], tmp_path: Path
 ) -> None:
     def without_time(log: Path, name: str) -> Path:
         rows = [line.split(",") for line in log.read_text().splitlines()]
@@ -195,9 +153,8 @@ def test_rows_may_be_counted_where_there_is_no_time(
         return path
 
     earlier, later = without_time(logs[0], "a.csv"), without_time(logs[1], "b.csv")
-    (tmp_path / "model.yaml").write_text(MODEL)
     base, out = tmp_path / "base", tmp_path / "live"
-    dhen_search("train", tmp_path / "model.yaml", "--data", earlier, "--out", base, "training.epochs=1")
+    dhen_search("train", bundle.parent / "model.yaml", "--data", earlier, "--out", base, "training.epochs=1")
     said = dhen_search("online", base, "--data", later, "--out", out, code=2).stderr
     assert "period=50000" in said
     assert not out.exists()
@@ -268,18 +225,6 @@ def test_time_does_not_go_back_and_other_folders_stay(
         said = dhen_search("online", bundle, "--data", logs[1], "--out", place, code=2).stderr
         assert "is not a bundle" in said
     assert (other / "mine.txt").read_text() == "mine"
-
-
-def test_a_training_that_diverges_exports_nothing(
-    dhen_search: Run, bundle: Path, logs: tuple[Path, Path], tmp_path: Path
-) -> None:
-    out = tmp_path / "live"
-    words = ("training.learning_rate=1e30", "training.embedding_learning_rate=1e30")
-    said = dhen_search("online", bundle, "--data", logs[1], "--out", out, *words, code=2).stderr
-    assert "diverged" in said
-    assert "version 0" in said
-    assert json.loads((out / "bundle.json").read_text())["job"]
-    assert not infos(out)
 
 
 def test_a_bundle_does_not_become_a_copy_of_itself(dhen_search: Run, live: Path) -> None:

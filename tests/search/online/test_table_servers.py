@@ -7,18 +7,16 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from command_line import COMMAND, LATER, TIMEOUT_SECONDS, Run, write_log
+from command_line import FIXED, LATER, TIMEOUT_SECONDS, Run, wait_until, write_log
 from faulty_ranks import lives
-from servers.served import CSV, Server, session
 from torch import Tensor
+from warm_process import WarmProcess
 
 from dhen.inputs.growing import GrowingRows
 from search.bundles.bundle import Bundle, read_bundle
@@ -30,7 +28,6 @@ from trials.data.cache import PreparedLog
 from trials.data.periods import Period
 from trials.embeddings.growing import growing_rows
 from trials.optim.master_weights import embedding_tables
-from trials.servers.client import Servers
 from trials.storage.weight_changes import GONE, KEYS, ROWS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -55,13 +52,10 @@ def bundles(
     room for all ids that occur, some of which give their rows back."""
     folder = tmp_path_factory.mktemp("bundles")
     (folder / "model.yaml").write_text(MODEL)
-    dhen_search("prepare", logs[0], "--out", folder / "inferred")
-    schema = (folder / "inferred" / "schema.yaml").read_text()
-    fixed = "user: {role: categorical, min_count: 2, hash_buckets: auto}"
-    assert fixed in schema
+    schema = (logs[0].parent / "inferred" / "schema.yaml").read_text()
     growing = "user: {role: categorical, table: {growing: {capacity: 900, ttl: 12h}}}"
     made = {}
-    for kind, text in (("static", schema), ("growing", schema.replace(fixed, growing))):
+    for kind, text in (("static", schema), ("growing", schema.replace(FIXED, growing))):
         (folder / kind).mkdir()
         (folder / kind / "schema.yaml").write_text(text)
         dhen_search("prepare", logs[0], "--out", folder / kind)
@@ -161,33 +155,6 @@ def rows_of(bundle: Bundle, number: int) -> dict[str, set[int]]:
     return {name: set(changes[name].tolist()) for name in names}
 
 
-def test_servers_tell_the_rows_that_changed_and_no_others(
-    scene: Scene,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Also where a later command goes on with what an earlier one left."""
-    told, whole = list[list[int]](), Servers.changed
-
-    def noted(self: Servers, number: int) -> tuple[Tensor, Tensor]:
-        rows, values = whole(self, number)
-        told.append(rows.tolist())
-        return rows, values
-
-    monkeypatch.setattr(Servers, "changed", noted)
-    header, *rows = scene.logs[1].read_text().splitlines()
-    for name, part in (("a.csv", rows[:1500]), ("b.csv", rows[1500:])):
-        (tmp_path / name).write_text("\n".join([header, *part]) + "\n")
-        scene.online("static", tmp_path / "live", *SYNC, log=tmp_path / name)
-    bundle, changed = read_bundle(tmp_path / "live"), list[list[int]]()
-    for number in range(len(bundle.increments)):
-        before, after = (by_key(bundle, version) for version in (number, number + 1))
-        for name in (name for name in before if name.startswith("features.tables")):
-            changed.append((before[name] != after[name]).any(dim=1).nonzero().squeeze(1).tolist())
-    assert told == changed
-    assert any(len(told[0]) > len(later) for later in told)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_sync_gives_the_increments_of_training_without_servers(
     scene: Scene,
@@ -259,8 +226,7 @@ def test_semi_trains_with_rows_that_are_behind(
     assert_alike(served, out / "growing", 0.0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("when", ["_train", "_serve"])
+@pytest.mark.parametrize(("kind", "when"), [("static", "_serve"), ("growing", "_train")])
 def test_it_goes_on_after_ctrl_c(
     scene: Scene,
     alone: dict[str, Path],
@@ -302,7 +268,7 @@ def _raise_interrupt() -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("when", ["_train", "_serve", "_save"])
+@pytest.mark.parametrize("when", ["_train", "_save"])
 def test_a_killed_server_ends_the_command_which_then_goes_on(
     scene: Scene,
     alone: dict[str, Path],
@@ -336,51 +302,20 @@ def kill_one(out: Path) -> None:
     os.kill(int(re.findall(r"process (\d+),", log)[-1]), signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    "sent", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL], ids=str
-)
-def test_no_server_is_left_by_a_command_that_ends(
-    scene: Scene,
-    environment: dict[str, str],
-    tmp_path: Path,
-    sent: int,
+def test_no_server_is_left_by_a_command_that_is_killed(
+    scene: Scene, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    out, slow = tmp_path / "live", "training.batch_size=1"
-    words = (
-        "online",
-        scene.bundles["static"],
-        "--data",
-        scene.logs[1],
-        "--out",
-        out,
-        "period=6h",
-        slow,
-        *SLOWLY,
-        *SYNC,
-    )
-    process = subprocess.Popen(
-        [COMMAND, *map(str, words)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    wait_until(lambda: (out / "increments" / "000001").exists())
+    out = tmp_path / "live"
+    words = ("online", scene.bundles["static"], "--data", scene.logs[1], "--out", out, "period=6h")
+    process = WarmProcess((*words, "training.batch_size=1", *SLOWLY, *SYNC), environment)
+    wait_until((out / "increments" / "000001").exists, process)
     assert len(servers_of(out)) == 2
-    process.send_signal(sent)
-    said, _ = process.communicate(timeout=TIMEOUT_SECONDS)
-    assert process.returncode == (130 if sent == signal.SIGTERM else -sent)
-    assert ("the same command goes on" in said) == (sent == signal.SIGTERM)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(TIMEOUT_SECONDS)
+    assert process.returncode == -signal.SIGKILL
     wait_until(lambda: not servers_of(out))
     assert not (out / CHECKPOINTS / SERVERS / START).exists()
     scene.run("verify", out)
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_without_its_checkpoint_servers_begin_with_the_newest_version(
@@ -408,8 +343,6 @@ def test_without_its_checkpoint_servers_begin_with_the_newest_version(
     ("words", "says"),
     [
         (("servers=0", SYNC[1]), "servers: Input should be greater than 0 (received 0)"),
-        (("servers=-2", SYNC[1]), "servers: Input should be greater than 0 (received -2)"),
-        (("servers=two", SYNC[1]), "servers: Input should be a valid integer"),
         (("servers=2",), "training.tables.synchrony=local has them in the trainer"),
         ((SYNC[1],), "give servers=1 or more too"),
         (("servers=1", "training.tables.synchrony=async"), "give training.tables.synchrony=semi or sync"),
@@ -442,30 +375,3 @@ def test_the_tables_may_not_change_places(
     said = scene.online("static", alone["static"], *SYNC, code=2)
     assert "another job" in said
     assert len(infos(alone["static"])) == 3
-
-
-def test_what_serves_a_copy_follows_by_its_increments(
-    scene: Scene,
-    environment: dict[str, str],
-    tmp_path: Path,
-) -> None:
-    out, served = tmp_path / "live", tmp_path / "served"
-    scene.online("growing", out, *SEMI)
-    shutil.copytree(scene.bundles["growing"], served)
-    increments = [out / "increments" / f"{number:06d}" for number in (1, 2, 3)]
-    server = Server((served,), environment, tmp_path)
-    try:
-        server.until(lambda: " answers at " in server.said())
-        before = server.post(scene.logs[1].read_bytes(), CSV)
-        scene.run("apply", served, *increments)
-        version = read_bundle(out).version
-        server.until_all_serve(f"{version.number}-{version.identity[:12]}")
-        after = server.post(scene.logs[1].read_bytes(), CSV)
-    finally:
-        for pid in session(server.process.pid):
-            os.kill(pid, signal.SIGKILL)
-        server.process.wait()
-    scene.run("predict", out, "--data", scene.logs[1], "--out", tmp_path / "scores.csv")
-    scores = [float(line.split(",")[1]) for line in (tmp_path / "scores.csv").read_text().splitlines()[1:]]
-    assert after.data["predictions"] == pytest.approx(scores, rel=1e-6)
-    assert before.data["predictions"] != pytest.approx(scores, rel=1e-2)

@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,16 +16,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import TIMEOUT_SECONDS, Run, write_log
+from command_line import Run, wait_until
 from servers.served import CSV, JSON, Server, asked_all_the_time, wait_until_gone
 
 from search.bundles.bundle import read_bundle
 
-MODEL = "model: {family: dhen, embedding_dim: 4, layers: [{modules: [{kind: dlrm}, {kind: linear}]}]}"
-TRAINED, LATER = 3000, 6000
-"""Numbers of the rows that bundles are trained on, and of those and the later ones; a row is a minute."""
 BODY_LIMIT = 1_000_000
-GROWING = "user: {role: categorical, table: {growing: {capacity: 12, evict: lru}}}"
 Rows = list[dict[str, Any]]
 Serve = Callable[..., AbstractContextManager[Server]]
 
@@ -37,23 +32,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bundles(dhen_search: Run, folder: Path) -> list[Path]:
+def bundles(dhen_search: Run, growing: Path, folder: Path) -> list[Path]:
     """Two bundles of a network with a growing table of users, trained from other seeds."""
-    header, *rows = write_log(folder / "all.csv", LATER).read_text().splitlines()
-    (folder / "earlier.csv").write_text("\n".join([header, *rows[:TRAINED]]) + "\n")
-    (folder / "later.csv").write_text("\n".join([header, *rows[TRAINED:]]) + "\n")
-    (folder / "model.yaml").write_text(MODEL)
-    dhen_search("prepare", folder / "earlier.csv", "--out", folder / "inferred")
-    schema = (folder / "inferred" / "schema.yaml").read_text()
-    fixed = "user: {role: categorical, min_count: 2, hash_buckets: auto}"
-    assert fixed in schema
-    (folder / "log").mkdir()
-    (folder / "log" / "schema.yaml").write_text(schema.replace(fixed, GROWING))
-    dhen_search("prepare", folder / "earlier.csv", "--out", folder / "log")
-    for seed in (0, 1):
-        words = ("train", folder / "model.yaml", "--data", folder / "log", "--out", folder / f"seed{seed}")
-        dhen_search(*words, "training.epochs=1", f"seed={seed}")
-    return [folder / "seed0", folder / "seed1"]
+    other = ("--data", growing / "log", "--out", folder / "seed1", "training.epochs=1", "seed=1")
+    dhen_search("train", growing / "model.yaml", *other)
+    shutil.copy(growing / "later.csv", folder)
+    return [growing / "bundle", folder / "seed1"]
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +154,6 @@ def test_it_says_that_it_is_up_and_in_which_protocol(server: Server) -> None:
         ({"time": "noon"}, "row 2: column 'time' holds 'noon', which is no time stamp"),
         ({"site": ["a"]}, "row 2: column 'site' holds ['a'], which is no single value"),
         ({"tags": {"x": 1}}, "row 2: column 'tags' holds {'x': 1}, which is no list of values or text"),
-        ({"tags": [["x"]]}, "row 2: column 'tags' holds [['x']], which is no list of values or text"),
         ({"site": "\ud800"}, "no Unicode"),
     ],
     ids=str,
@@ -187,12 +170,8 @@ def test_a_value_that_its_role_does_not_allow_is_named_with_its_row(
     ("body", "content_type", "status", "message"),
     [
         (b'{"dataframe_records": [{"site": "a"}]}', JSON, 400, "the columns 'time', 'user', 'tags', 'price'"),
-        (b"site\na\n", CSV, 400, "the columns 'time', 'user', 'tags', 'price'"),
-        (b"{", JSON, 400, "no JSON"),
         (b"\xff", JSON, 400, "no UTF-8"),
         (b"[1]", JSON, 400, "one of dataframe_records, dataframe_split, instances, inputs, received a list"),
-        (b'{"rows": []}', JSON, 400, "received an object with rows"),
-        (b'{"dataframe_records": [3]}', JSON, 400, "row 1: expected an object with a value for each column"),
         (
             b'{"dataframe_split": {"columns": ["a"], "data": [[1, 2]]}}',
             JSON,
@@ -205,7 +184,6 @@ def test_a_value_that_its_role_does_not_allow_is_named_with_its_row(
         (b'{"inputs": {"price": [' + b"1" * 5000 + b"]}}", JSON, 400, "the body is no JSON"),
         (b"site,price\na,1,2\n", CSV, 400, "row 1: expected 2 fields, found 3"),
         (b"{}", "text/plain", 415, "send application/json or text/csv"),
-        (b"{}", "application/json; charset=latin-1", 415, "UTF-8"),
         (b" " * (BODY_LIMIT + 1), JSON, 413, "more than 1,000,000 bytes"),
     ],
     ids=lambda value: str(value)[:40],
@@ -280,7 +258,7 @@ def test_it_ends_after_the_requests_that_it_has_begun(server: Server, rows: Rows
         connection.sendall(f"{head}Expect: 100-continue\r\n\r\n".encode())
         assert b"100 Continue" in connection.recv(1000)  # a worker has begun to answer
         os.kill(server.process.pid, signal.SIGTERM)
-        wait_until_refused(server.port)
+        wait_until(lambda: refuses(server.port))
         connection.sendall(body)
         with connection.makefile("rb") as file:
             answer = file.read()
@@ -291,15 +269,12 @@ def test_it_ends_after_the_requests_that_it_has_begun(server: Server, rows: Rows
     assert server.said().endswith("ended.\n")
 
 
-def wait_until_refused(port: int) -> None:
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-        except ConnectionRefusedError:
-            return
-        time.sleep(0.02)
-    raise AssertionError("it still takes connections")
+def refuses(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 def test_without_its_parent_it_ends_and_mapped_rows_score_alike(
@@ -323,12 +298,10 @@ def test_a_port_that_is_taken_is_said(dhen_search: Run, bundles: list[Path]) -> 
     assert "--port" in done.stderr
 
 
-def test_what_cannot_be_served_is_said(
-    dhen_search: Run, dhen_search_process: Run, bundles: list[Path], folder: Path
-) -> None:
+def test_what_cannot_be_served_is_said(dhen_search: Run, bundles: list[Path], folder: Path) -> None:
     assert "no bundle here" in dhen_search("serve", folder, code=2).stderr
     assert "--max-body 16Mib" in dhen_search("serve", bundles[0], "--max-body", "16Mib", code=2).stderr
     damaged = Path(shutil.copytree(bundles[0], folder / "damaged"))
     (damaged / "encoding" / "numeric.json").unlink()
-    done = dhen_search_process("serve", damaged, "--port", 0, code=2)
+    done = dhen_search("serve", damaged, "--port", 0, code=2)
     assert "encoding/numeric.json is missing" in done.stderr

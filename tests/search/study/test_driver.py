@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from fake_processes import (
     trained,
 )
 from records import bare, changed
-from records import study as made_up_study
 
 from dashboards.sentences.stages import passes_found
 from dashboards.sentences.summary import sentences
@@ -40,7 +38,7 @@ from spaces.space import Point
 from trials.data.cache import PreparedLog
 from trials.job import TrainingConfig
 from trials.processes.task import Task
-from trials.record import Measured, Outcome, TrialKind, TrialRecord
+from trials.record import Outcome, TrialKind, TrialRecord
 from trials.study_record import FoundPasses, StageName, StudyRecord
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -154,6 +152,7 @@ def test_stages_follow_each_other_and_the_sampler_is_asked_as_late_as_there_is_a
     study, story = setting.open("trials=2")
     record = study.run()
     assert record.finished
+    assert record.passes is None, "their number is given"
     lines = [line for line in story.lines if not line.startswith("score on ")]
     assert lines == [
         *("# baseline", "train", "train"),
@@ -196,14 +195,6 @@ def test_another_terminal_sees_the_stage_and_how_far_it_is(setting: Setting, tmp
     ]
     assert [name for name, *_ in seen if name in behind] == behind
     assert read_study(tmp_path / "study").stage is None
-
-
-def test_the_baseline_is_no_matter_of_the_sampler(setting: Setting) -> None:
-    study, story = setting.open()
-    record = study.run()
-    kinds = {trial.number: trial.kind for trial in record.trials}
-    assert [kinds[number] for number, _, _ in story.asked] == [TrialKind.CANDIDATE] * 3
-    assert [trial.number for trial in story.told] == [2, 3, 4]
 
 
 def test_side_by_side_the_sampler_is_asked_before_the_first_has_ended(setting: Setting) -> None:
@@ -272,26 +263,6 @@ def test_candidates_that_all_fail_leave_a_study_of_the_baseline(setting: Setting
     assert record.trial(record.baseline).result.test is not None
 
 
-def test_minutes_that_are_over_end_search_and_tuning_and_what_runs_goes_on(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The clock jumps as the first candidate trains."""
-    jumped: list[float] = []
-    monkeypatch.setattr(StudyState, "elapsed_seconds", lambda state: sum(jumped))
-
-    def watcher(state: StudyState) -> None:
-        if state.candidates and not jumped:
-            jumped.append(timedelta(minutes=5).total_seconds())
-
-    study, story = setting.open("minutes=5", "tune=2", watcher=watcher)
-    record = study.run()
-    assert [number for number, _, _ in story.asked] == [2]
-    assert record.trial(2).result.outcome is Outcome.COMPLETED
-    assert record.finished
-    assert record.front == (2,)
-    assert record.trial(2).result.test is not None
-
-
 def interrupts(when: Callable[[StudyState], bool]) -> Callable[[StudyState], None]:
     def watcher(state: StudyState) -> None:
         if when(state):
@@ -344,13 +315,6 @@ def test_the_same_command_goes_on_from_ctrl_c_and_comes_to_what_it_would_have_co
 def _essence(trial: TrialRecord) -> tuple[Any, ...]:
     result = trial.result
     return trial.number, trial.kind, trial.point, result.outcome, result.validation, result.test
-
-
-def test_a_finished_study_does_nothing_again(setting: Setting) -> None:
-    first = setting.open()[0].run()
-    study, story = setting.open()
-    assert study.run().trials == first.trials
-    assert [line for line in story.lines if not line.startswith("#")] == []
 
 
 def test_more_trials_go_on_where_the_study_had_ended(setting: Setting) -> None:
@@ -531,22 +495,6 @@ def test_rates_stay_constant_where_falling_ones_are_no_better(
     assert any(line.startswith("Trainings have up to 5 passes over") for line in sentences(record))
 
 
-def test_a_training_with_falling_rates_that_fails_counts_for_nothing(setting: Setting) -> None:
-    """Its evaluations before it failed were better than all others."""
-    script = better_later(*LATE, falling=FALLING)
-
-    def fails(task: Task) -> FakeRun:
-        if task.job.training.schedule != "cosine":
-            return script(task)
-        return FakeRun([evaluated(1, 0.6), evaluated(2, 0.5)], [failed()])
-
-    record = setting.open(LEFT_OPEN, script=fails)[0].run()
-    assert record.passes is not None
-    assert (record.passes.passes, record.passes.falling) == (5, None)
-    tried = [trial for trial in record.trials if trial.job.training["schedule"] == "cosine"]
-    assert [trial.result.outcome for trial in tried] == [Outcome.FAILED]
-
-
 @pytest.mark.parametrize(("of_fewer", "passes"), [(0.683, 2), (0.684, 3)])
 def test_more_passes_over_which_rates_fall_have_to_be_worth_their_time(
     setting: Setting, of_fewer: float, passes: int
@@ -605,22 +553,18 @@ def test_a_candidate_with_constant_rates_has_more_passes_than_one_whose_rates_fa
     assert passes.applied(TrainingConfig(epochs=7)).epochs == 7
 
 
-@pytest.mark.parametrize(
-    ("schedule", "said"),
-    [("auto", "2 passes, with learning rates that fall"), ("constant", "up to 5 passes")],
-)
-def test_what_an_earlier_study_has_found_is_said_as_it_applies(
-    setting: Setting, schedule: str, said: str
-) -> None:
+def test_what_an_earlier_study_has_found_is_said_as_it_applies(setting: Setting) -> None:
     earlier = setting.open(LEFT_OPEN, script=better_later(*LATE, falling=FALLING))[0].run()
-    found = known_passes(earlier, "as many as before", schedule=schedule)
-    assert found is not None
-    sentence = passes_found(earlier.replace(passes=found))
-    assert sentence is not None
-    assert sentence.startswith(f"Trainings have {said}")
-    assert sentence.endswith(
-        "over the training rows: as many as before; training.epochs= sets another number for a new study."
-    )
+    for schedule, said in (
+        ("auto", "2 passes, with learning rates that fall"),
+        ("constant", "up to 5 passes"),
+    ):
+        found = known_passes(earlier, "as many as before", schedule=schedule)
+        assert found is not None
+        sentence = passes_found(earlier.replace(passes=found))
+        assert sentence is not None
+        assert sentence.startswith(f"Trainings have {said}")
+        assert "over the training rows: as many as before; training.epochs= sets another number" in sentence
 
 
 @pytest.mark.parametrize(
@@ -667,29 +611,6 @@ def test_a_failure_with_more_passes_leaves_one(setting: Setting) -> None:
     assert record.passes == FoundPasses(passes=1, reason="the baseline's training with more ended as failed")
 
 
-def test_passes_that_are_given_are_not_found(setting: Setting) -> None:
-    record = setting.open("training.epochs=3", script=better_later(*LATE))[0].run()
-    assert {trial.job.training["epochs"] for trial in record.trials} == {3}
-    assert record.passes is None
-    assert not any("passes over the training rows" in line for line in sentences(record))
-
-
-def test_what_a_reused_training_took_elsewhere_counts_against_the_minutes() -> None:
-    """Its result took no time here; two passes of 100 seconds are more than 15 % of ten minutes."""
-    took = Measured(train_seconds=90.0, evaluate_seconds=10.0)
-    reused = changed(made_up_study(0).trials[0], measured=took, seconds=0.0)
-    for minutes, most in ((None, 32), (60.0, 5), (10.0, None)):
-        asked: list[Point] = []
-        trials: dict[int, TrialRecord] = {}
-
-        def train(points: Mapping[int, Point], asked: list[Point] = asked, trials: Any = trials) -> None:
-            asked.extend(points.values())
-            trials.update(dict.fromkeys(points, reused))
-
-        Passes(TrainingConfig(), minutes=minutes).find(trials, train)
-        assert [point[EPOCHS] for point in asked] == ([1] if most is None else [1, most, most])
-
-
 def test_the_tuned_baseline_is_the_first_start_point_and_is_not_proposed_again(setting: Setting) -> None:
     """The space's own start points follow, also where the study was cut short in between."""
 
@@ -722,34 +643,3 @@ def test_the_tuned_baseline_is_the_first_start_point_and_is_not_proposed_again(s
     assert all(start.items() >= point.items() for start, point in zip(starts[1:4], own, strict=True))
     assert starts[4:] == [{}, {}]
     assert len(others) == 5
-
-
-def test_a_reader_is_told_on_which_edge_of_the_space_the_front_sits(setting: Setting, tmp_path: Path) -> None:
-    """Read in brief, as `status` does it."""
-
-    def longer_is_better(task: Task) -> FakeRun:
-        if task.score_split is not None:
-            return well(task)
-        return FakeRun([trained(0.9 - task.job.model.embedding_dim / 100 - _flops_rank(task))])
-
-    file = tmp_path / "long.yaml"
-    file.write_text(
-        "modules: {linear: {}}\nslots: 1\ndepth: [1]\nout_embeddings: [2, 4, 6, 8]\nraw_numeric: false\n"
-        "ensemble: sum\nmodel: {embedding_dim: [4, 8]}\n"
-        "start: [{embedding_dim: 8, layer.out_embeddings: 2}, {embedding_dim: 8, layer.out_embeddings: 4}, "
-        "{embedding_dim: 8, layer.out_embeddings: 6}, {embedding_dim: 8, layer.out_embeddings: 8}]"
-    )
-    setting.open(f"space={file}", "trials=5", script=longer_is_better)[0].run()
-    (tmp_path / "study" / STUDY_FILE).write_text("name: study\n")
-    record = read_study(tmp_path / "study", brief=True)
-    ends = {axis.name: axis.ends for axis in record.axes}
-    assert ends == {"layer.out_embeddings": (2, 8), "embedding_dim": (4, 8)}
-    said = next(line for line in sentences(record) if "on the edge of the space" in line)
-    assert f"embedding_dim at its highest, 8 ({len(record.front)} of {len(record.front)})" in said
-    assert f"copy the space ({file}) and widen it" in said
-
-
-def _flops_rank(task: Task) -> float:
-    """More embeddings of a layer are a little better, so that each length has a front of its own."""
-    layers = getattr(task.job.model, "layers", ())
-    return sum(layer.out_embeddings for layer in layers) / 1000

@@ -6,21 +6,19 @@ import os
 import shutil
 import signal
 import sqlite3
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
-from command_line import COMMAND, SMALL, TIMEOUT_SECONDS, Run, start, wait_for_trials
+from command_line import SMALL, TIMEOUT_SECONDS, Run, start, wait_for_trials, wait_until
+from warm_process import WarmProcess
 
 from search.read_study import read_study
 from trials.record import Outcome
 from trials.storage.database import sqlite_url
 from trials.storage.ledger import Ledger
 
-ONE = ("parallel=1",)
-TWO = ("parallel=2", "sampler=random")
-"""Two at a time propose the same in whatever order trials end if proposals are random."""
+ONE, TWO = ("parallel=1", "sampler=random"), ("parallel=2", "sampler=random")
+"""One at a time, or two: random proposals are the same in whatever order trials end."""
 
 
 def children_of(session: int) -> list[int]:
@@ -37,14 +35,11 @@ def children_of(session: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(
-    dhen_search: Run, click_log: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[tuple[str, ...], Path]:
-    """A study that nothing happens to, one and two at a time."""
-    found = {at_once: tmp_path_factory.mktemp("undisturbed") / "study" for at_once in (ONE, TWO)}
-    for at_once, out in found.items():
-        dhen_search("run", "--data", click_log, "--out", out, "trials=3", *SMALL, *at_once)
-    return found
+def undisturbed(dhen_search: Run, click_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study that nothing happens to."""
+    out = tmp_path_factory.mktemp("undisturbed") / "study"
+    dhen_search("run", "--data", click_log, "--out", out, "trials=3", *SMALL, *ONE)
+    return out
 
 
 @pytest.mark.parametrize(
@@ -61,7 +56,7 @@ def test_goes_on_from_where_it_was(
     dhen_search: Run,
     click_log: Path,
     environment: dict[str, str],
-    undisturbed: dict[tuple[str, ...], Path],
+    undisturbed: Path,
     tmp_path: Path,
     how: signal.Signals,
     at_once: tuple[str, ...],
@@ -80,10 +75,7 @@ def test_goes_on_from_where_it_was(
         assert process.returncode == 130
         by_signal = " by SIGTERM" if how is signal.SIGTERM else ""
         assert f"interrupted{by_signal}; the same command goes on ({out})." in shown
-    deadline = time.monotonic() + 60
-    while children_of(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert children_of(process.pid) == []
+    wait_until(lambda: not children_of(process.pid))
     before = read_study(out)
     assert not before.running
     assert ", not running" in dhen_search("status", out).stdout
@@ -106,7 +98,7 @@ def test_goes_on_from_where_it_was(
     assert all(trial.result.outcome is Outcome.COMPLETED for trial in record.trials)
     for trial in finished:
         assert record.trial(trial.number).with_result(test=None) == trial
-    points = [[trial.point for trial in read_study(each).trials] for each in (out, undisturbed[at_once])]
+    points = [[trial.point for trial in read_study(each).trials] for each in (out, undisturbed)]
     assert points[0] == points[1]
 
 
@@ -118,15 +110,7 @@ def test_a_training_answers_sigterm_like_ctrl_c(
     out = tmp_path / "bundle"
     words = ("train", "dcn_v2", "--data", click_log, "--out", out)
     slow = ("training.epochs=9999", "training.patience=9999", "training.batch_size=16")
-    process = subprocess.Popen(
-        [str(COMMAND), *map(str, words), *slow],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
+    process = WarmProcess((*words, *slow), environment)
     assert any("validation NE" in line for line in process.stdout)  # it trains
     if to_all:
         os.killpg(process.pid, signal.SIGTERM)
@@ -135,10 +119,7 @@ def test_a_training_answers_sigterm_like_ctrl_c(
     _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 130
     assert errors.strip() == "dhen-search: interrupted by SIGTERM; what was finished is safe."
-    deadline = time.monotonic() + 60
-    while children_of(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert children_of(process.pid) == []
+    wait_until(lambda: not children_of(process.pid))
     assert not out.exists()
     assert list(tmp_path.glob(".bundle.training.*"))  # from where the same command goes on
 
@@ -157,22 +138,7 @@ def test_a_run_directory_that_is_deleted_ends_the_study_in_a_sentence(
     assert len(errors.splitlines()) == 1
     assert str(out) in errors
     assert "moved or deleted" in errors
-    deadline = time.monotonic() + 60
-    while children_of(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert children_of(process.pid) == []
-
-
-def test_two_drivers_of_one_study(
-    dhen_search: Run, click_log: Path, environment: dict[str, str], tmp_path: Path
-) -> None:
-    out = tmp_path / "study"
-    process = start(click_log, out, environment, "trials=50")
-    wait_for_trials(out, 1)
-    words = ("run", "--data", click_log, "--out", out, "trials=50", *SMALL)
-    assert "another process is running this study" in dhen_search(*words, code=2).stderr
-    os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=TIMEOUT_SECONDS)
+    wait_until(lambda: not children_of(process.pid))
 
 
 def test_mlflow_is_rebuilt_from_the_ledger(dhen_search: Run, study: Path, click_log: Path) -> None:

@@ -70,23 +70,6 @@ def test_mlflows_trouble_is_told_once_and_is_not_fatal(tmp_path: Path) -> None:
     assert "3 of 3 candidates" in (tmp_path / REPORT).read_text()
 
 
-def test_optunas_trouble_is_told_once_and_is_not_fatal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("search.study.report_writer.PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr("search.study.report_writer.PAUSE_RATIO", 0.0)
-    said = io.StringIO()
-    config = StudyConfig(optuna=str(tmp_path))
-    follows = ReportWriter(tmp_path, config, Console(file=said, width=200))
-    for changes in (1, 2):
-        follows(driver(study(2), changes))
-        follows._settle()
-    follows.finish(study(3))
-    assert said.getvalue().count("Optuna is behind") == 1
-    assert "is a folder" in said.getvalue()
-    assert "3 of 3 candidates" in (tmp_path / REPORT).read_text()
-
-
 def test_a_report_that_cannot_be_written_ends_the_study(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     follows, _ = report_writer(tmp_path / "file")

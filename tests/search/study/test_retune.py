@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import SMALL, TIMEOUT_SECONDS, Run, start, wait_for_trials
 from records import bare
 
 from dhen.errors import UserError
 from dhen.schema import FeatureSchema, Table
 from dhen.values import parse
-from search.read_study import read_study
 from search.samplers import SAMPLERS
 from search.samplers.ask_tell import Proposals
 from search.samplers.static_cost import CandidatePricer
@@ -136,32 +131,3 @@ def test_a_space_with_nothing_to_tune() -> None:
     for space in (load_space("paper_table1"), Space("t", parse(SpaceConfig, constant, "t"))):
         with pytest.raises(UserError, match="leaves none of them open"):
             check_tunable(space)
-
-
-def test_a_study_goes_on_in_its_tuning(
-    dhen_search: Run, click_log: Path, environment: dict[str, str], tmp_path: Path
-) -> None:
-    out, words = tmp_path / "study", ("trials=2", "tune=2")
-    process = start(click_log, out, environment, *words)
-    wait_for_trials(out, 3)
-    os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=TIMEOUT_SECONDS)
-    assert process.returncode == 130
-    done = dhen_search("run", "--data", click_log, "--out", out, *SMALL, *words)
-    record = read_study(out)
-    best, other = sorted(
-        record.candidates[:2],
-        key=lambda trial: trial.result.validation.ne if trial.result.validation else 1.0,
-    )
-    assert [trial.origin.tuned_from for trial in record.candidates] == [None, None, best.number, other.number]
-    assert [trial.job.model for trial in record.candidates[2:]] == [best.job.model, other.job.model]
-    assert [trial.point["training.table_decay"] for trial in record.candidates[:2]] == [0.0, 0.0]
-    assert all(
-        trial.job.training["table_decay"] == trial.point["training.table_decay"]
-        for trial in record.candidates
-    )
-    assert any(trial.job.training["table_decay"] for trial in record.candidates[2:])
-    assert len({trial.job.training["learning_rate"] for trial in record.candidates}) == 4
-    assert f"(tuned of trial {best.number})" in done.stdout
-    assert "Training settings tuned again: trial" in done.stdout
-    assert (record.finished, record.trials_budget) == (True, 4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -251,35 +250,12 @@ def test_what_a_rule_gives_up_is_given_up_whether_its_end_is_heard_with_it_or_la
     assert len(found[0].curve) == 2
 
 
-def test_a_rule_that_says_nothing_of_what_was_heard_comes_too_late_for_what_has_ended(tmp_path: Path) -> None:
-    """All was judged at the look before; at the end itself there is nothing new to judge."""
-    judged_curves: list[int] = []
-
-    def rule(record: TrialRecord, trials: Any) -> Stop | None:
-        judged_curves.append(len(record.result.curve))
-        return Stop("too late", 0.8) if len(judged_curves) > 1 else None
-
-    study = Study(tmp_path, lambda *_: FakeRun([evaluated(10, 0.9)], [], [trained(0.9)]), rule=rule)
-    (trial,) = study.train(job())
-    assert judged_curves == [1]
-    assert study.ends == [(0, Outcome.COMPLETED)]
-    assert tries(trial) == [Outcome.COMPLETED]
-
-
 def test_what_is_killed_is_tried_once_more_and_not_twice(tmp_path: Path) -> None:
     study = Study(tmp_path, runs([killed()], [trained()]))
     (trial,) = study.train(job())
     assert tries(trial) == [Outcome.INTERRUPTED, Outcome.COMPLETED]
     assert trial.result.outcome is Outcome.COMPLETED
     assert [task.attempt for task in study.launcher.tasks] == [0, 1]
-
-
-def test_what_is_killed_twice_counts_as_out_of_memory(tmp_path: Path) -> None:
-    study = Study(tmp_path, runs([killed()], [killed()]))
-    (trial,) = study.train(job())
-    assert tries(trial) == [Outcome.INTERRUPTED, Outcome.OUT_OF_MEMORY]
-    assert study.ends == [(0, Outcome.OUT_OF_MEMORY)]
-    assert len(study.launcher.tasks) == 2
 
 
 def test_what_is_moved_does_not_count_as_killed(tmp_path: Path) -> None:
@@ -299,34 +275,6 @@ def test_who_is_slow_and_stays_is_in_the_attempt(tmp_path: Path) -> None:
     (trial,) = study.train(job())
     (attempt,) = trial.attempts
     assert (attempt.outcome, attempt.slow_rank) == (Outcome.COMPLETED, slow.words)
-
-
-def test_what_runs_out_of_memory_climbs_until_no_technique_is_left(tmp_path: Path) -> None:
-    study = Study(tmp_path, lambda *_: FakeRun([out_of_memory()]), cluster=ONE_RANK)
-    (trial,) = study.train(job())
-    used = [attempt.strategy for attempt in trial.attempts]
-    predicted = [attempt.predicted_bytes or 0 for attempt in trial.attempts]
-    assert used[0] == "dp"
-    assert len(used) == len(set(used)) > 1
-    assert all(later < earlier for earlier, later in pairwise(predicted))
-    assert [task.strategy.name for task in study.launcher.tasks] == used
-    assert study.ends == [(0, Outcome.OUT_OF_MEMORY)]
-    assert len(study.proposals.told) == 1
-
-
-def test_what_climbs_completes_with_the_technique_that_it_has_reached(tmp_path: Path) -> None:
-    study = Study(tmp_path, runs([out_of_memory()], [trained()]), cluster=ONE_RANK)
-    (trial,) = study.train(job())
-    assert tries(trial) == [Outcome.OUT_OF_MEMORY, Outcome.COMPLETED]
-    assert trial.result.technique == trial.plan.technique == trial.attempts[1].strategy != "dp"
-    assert trial.result.error is None
-
-
-def test_no_more_train_side_by_side_than_there_are_places(tmp_path: Path) -> None:
-    study = Study(tmp_path, lambda *_: FakeRun([progress(1)], [progress(2)], [trained()]))
-    trials = study.train(*map(job, range(5)))
-    assert outcomes(trials) == [Outcome.COMPLETED] * 5
-    assert study.launcher.most_at_once == 2
 
 
 def test_of_two_equal_jobs_side_by_side_the_second_waits_and_shares_the_result(tmp_path: Path) -> None:
@@ -362,16 +310,6 @@ def test_where_the_first_of_three_equal_jobs_fails_the_second_trains_and_the_thi
     assert study.launcher.most_at_once == 1
 
 
-def test_equal_jobs_wait_while_the_first_is_tried_again(tmp_path: Path) -> None:
-    study = Study(
-        tmp_path, lambda _, attempt: FakeRun([progress(1)], [progress(2)], [[killed()], [trained()]][attempt])
-    )
-    first, second = study.train(job(), job())
-    assert tries(first) == [Outcome.INTERRUPTED, Outcome.COMPLETED]
-    assert second.origin.reused_from == 0
-    assert len(study.launcher.tasks) == 2
-
-
 def test_as_many_wait_as_there_are_places_and_no_more(tmp_path: Path) -> None:
     """A sampler that proposes the same again and again would be asked without end."""
     begun: list[int] = []
@@ -383,16 +321,6 @@ def test_as_many_wait_as_there_are_places_and_no_more(tmp_path: Path) -> None:
     trials = study.train(*[job()] * 9)
     assert max(begun) == 1 + 2
     assert outcomes(trials) == [Outcome.COMPLETED] * 9
-
-
-def test_what_waits_is_recorded_once_though_other_trials_end_meanwhile(tmp_path: Path) -> None:
-    def script(seed: int, _: int) -> FakeRun:
-        quiet: list[list[Event]] = [[progress(look)] for look in range(12 if seed == 0 else 1)]
-        return FakeRun(*quiet, [trained()])
-
-    study = Study(tmp_path, script)
-    study.train(job(0), job(0), job(1), job(2), job(3))
-    assert [record.number for record in study.ledger.saved].count(1) == 2  # as it began to wait, as it ended
 
 
 def test_those_that_needed_no_training_count_once_each_until_one_trains(tmp_path: Path) -> None:
@@ -433,20 +361,6 @@ def once(condition: Callable[[Study], bool]) -> Callable[[Study], None]:
     return look
 
 
-def test_ctrl_c_before_anything_starts_leaves_nothing(tmp_path: Path) -> None:
-    study = Study(tmp_path, runs([trained()]))
-
-    def upcoming() -> Iterator[AdmittedTrial]:
-        interrupt()
-        yield from study.upcoming(job())
-
-    with pytest.raises(KeyboardInterrupt):
-        study.runner.train(upcoming(), study.decisions)
-    study.runner.break_off(resumable=True)
-    assert study.ledger.trials() == []
-    assert study.launcher.tasks == []
-
-
 def test_ctrl_c_leaves_what_runs_and_what_waits_to_be_trained_again(tmp_path: Path) -> None:
     study = Study(tmp_path, lambda *_: going_on(), on_look=once(lambda study: len(study.state.trials) == 2))
     trials = study.train(job(), job())
@@ -460,12 +374,6 @@ def test_ctrl_c_leaves_what_runs_and_what_waits_to_be_trained_again(tmp_path: Pa
     first, second = resumed.train(job(), job())
     assert (first.result.outcome, second.origin.reused_from) == (Outcome.COMPLETED, 0)
     assert len(resumed.launcher.tasks) == 1
-
-
-def test_ctrl_c_while_processes_are_started_leaves_the_trial_to_be_trained_again(tmp_path: Path) -> None:
-    study = Study(tmp_path, lambda seed, _: going_on() if seed == 0 else interrupt())  # type: ignore[arg-type, return-value]
-    trials = study.train(job(0), job(1))
-    assert outcomes(trials) == [Outcome.INTERRUPTED] * 2
 
 
 def test_ctrl_c_between_the_first_commit_of_a_trial_and_its_start_leaves_none_running(tmp_path: Path) -> None:

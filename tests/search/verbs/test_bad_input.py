@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from trials.checkpoint.folders import PREFIX
 from trials.checkpoint.index_file import INDEX, CheckpointIndex
 from trials.checkpoint.training_state import TrainingState
 from trials.checkpoint.whole import write_manifest
-from trials.record import Outcome, TrialKind
+from trials.record import Outcome
 
 
 @pytest.mark.parametrize(
@@ -30,17 +30,18 @@ from trials.record import Outcome, TrialKind
     [
         (("run", "--data", "none.csv"), "no such file"),
         (("run", "--data", "{log}", "trails=3"), "Did you mean 'trials'"),
-        (("run", "--data", "{log}", "training.epoch=3"), "Did you mean 'training.epochs'"),
         (("run", "--data", "{log}", "trials=0"), "greater than 0"),
-        (("run", "--data", "{log}", "trials=many"), "valid integer"),
         (("run", "--data", "{log}", "trials=null"), "needs a budget"),
         (("run", "--data", "none.csv", "minutes=.inf"), "minutes: Input should be a finite number"),
         (("run", "--data", "none.csv", "training.learning_rate=.inf"), "finite number (received inf)"),
-        (("run", "--data", "none.csv", "training.weight_decay=.nan"), "finite number (received nan)"),
         (("run", "--data", "none.csv", "training.train_fraction=0"), "greater than 0"),
-        (("run", "--data", "none.csv", "training.frequency_decay=-1"), "greater than or equal to 0"),
         (("run", "--data", "none.csv", "training.clip_norm=0"), "greater than 0 (received 0)"),
-        (("run", "--data", "none.csv", "training.train_fraction=1.5"), "less than or equal to 1"),
+        (
+            ("run", "--data", "none.csv", "worth=0.1"),
+            "0.1 could be 0.1 % or 10 %; write the sign, such as 0.1%",
+        ),
+        (("run", "--data", "none.csv", "worth=200%"), "worth: 200% is more than all there is"),
+        (("run", "--data", "none.csv", "search_until=soon"), "Input should be 'auto' or 'none'"),
         (("run", "--data", "none.csv", "confirm=1"), "an interval needs two seeds"),
         (
             ("run", "--data", "none.csv", "demo.rows=5000"),
@@ -63,14 +64,10 @@ from trials.record import Outcome, TrialKind
             "schema.numeric=500 and a log both say what the inputs are; leave one of the two out",
         ),
         (("run", "--data", "none.csv", "space=tyni"), "Did you mean 'tiny'"),  # before the log is read
-        (("run", "--data", "none.csv", "sampler=tpee"), "Did you mean 'tpe'"),
-        (("run", "--data", "none.csv", "stopping=curv"), "Did you mean 'curve'"),
         (("run", "--data", "none.csv", "baseline=none.yaml"), "neither a shipped model"),
         (("run", "--data", "{log}", "label=clicked"), "clicked"),
         (("run", "--data", "{log}", "trials"), "no such file"),
-        (("run", "none.yaml", "--data", "{log}"), "no such file"),
         (("run", "--data", "{log}", "storage=sqlite:////no/such/folder/x.db"), "cannot be used"),
-        (("run", "--data", "{log}", "storage=nonsense"), "cannot be used"),
         (("run", "--data", "{log}", "confirm=2", "block_by=clik"), "a categorical column of the log: site"),
         (
             ("run", "--data", "{log}", "ranks=0x2"),
@@ -80,10 +77,7 @@ from trials.record import Outcome, TrialKind
         (("run", "--data", "{log}", "ranks=2x2", "launcher=nowhere"), "expected local, ray"),
         (("run", "--data", "{log}", "ranks=2x2", "training.batch_size=3"), "give at least 4"),
         (("status", "nowhere"), "no study here"),
-        (("report", "nowhere"), "no study here"),
-        (("export", "nowhere", "--out", "b"), "no study here"),
         (("verify", "nowhere"), "no bundle here"),
-        (("predict", "nowhere", "--data", "{log}", "--out", "s.csv"), "no bundle here"),
         (("train", "nowhere", "--data", "{log}", "--out", "b"), "no bundle, no configuration file"),
         (("train", "dcn_v2", "--data", "{log}", "--out", "b", "--from-weights"), "is no bundle"),
         (
@@ -94,16 +88,10 @@ from trials.record import Outcome, TrialKind
             ("train", "dcn_v2", "--data", "none.csv", "--out", "b", "seed=abc"),
             "seed: Input should be a valid",
         ),
-        (("train", "dcn_v2", "--data", "none.csv", "--out", "b", "seed="), "seed: Input should be a valid"),
-        (("train", "dcn_v2", "--data", "none.csv", "--out", "b", "seed=1.7"), "fractional part"),
-        (("train", "dcn_v2", "--data", "none.csv", "--out", "b", "seed=-1"), "greater than or equal to 0"),
         (("confirm", "nowhere", "--seeds", "1"), "an interval needs 2 seeds"),
         (("fidelity", "--data", "none.csv", "--fractions", "0,0.5"), "0 lies outside (0, 1]"),
-        (("fidelity", "--data", "none.csv", "--fractions", "1.5"), "1.5 lies outside (0, 1]"),
         (("reproduce", "table2", "--data", "none.csv", "layers=[2,2]"), "2 is given twice"),
         (("spaces", "nothing"), "Known: beyond, default"),
-        (("blocks", "nothing"), "Known: attention"),
-        (("prepare", "none.csv"), "no such"),
         (("prepare", "none-*.csv"), "no file or folder fits this pattern"),
         (("run", "{log}", "trials=1"), "has a study.yaml. A log is given as --data"),
         (("run", "--data", "{log}", "."), "or as a pattern in quotes"),
@@ -115,14 +103,7 @@ from trials.record import Outcome, TrialKind
         ),
         (("run", "--dta", "x"), "No such option"),
         (("run", "--trials", "5"), "write trials=5"),
-        (
-            (
-                "run",
-                "--trails=5",
-            ),
-            "write trials=5",
-        ),
-        (("run", "--data", "{log}", "--training.epochs=2"), "write training.epochs=2"),
+        (("run", "--trails=5"), "write trials=5"),
         (("train", "dcn_v2", "--data", "{log}", "--out", "b", "--seed"), "write seed=VALUE"),
         (("demo", "--out", "log.csv", "--rows", "5"), "write rows=5"),
         (("demo", "--out", "log.csv", "demo.rows=5"), "rows: Input should be greater than or equal to 1000"),
@@ -184,11 +165,9 @@ def test_bad_configurations(
         ("", "empty"),
         ("click,a\n", "no rows"),
         ("x,a\n1,2\n", "label"),
-        ("click,a\n" + "1,x\n0,y\n2,z\n" * 40, "2"),
-        ("click,a\n" + "1,x\n1,y\n" * 40, "one class"),
         ("click,a\n" + "1,x\n0,y\n" * 40 + "1,x,extra\n", "line 82"),
     ],
-    ids=["empty", "header only", "no label", "three labels", "one class", "ragged"],
+    ids=["empty", "header only", "no label", "ragged"],
 )
 def test_bad_logs(dhen_search: Run, tmp_path: Path, text: str, says: str) -> None:
     log = tmp_path / "bad.csv"
@@ -213,19 +192,12 @@ def test_a_run_directory_of_another_study(
     assert read_study(study) == before
 
 
-def test_a_mistake_leaves_the_directory_free(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
-    """A command that failed before anything was trained can be corrected and run again."""
-    out = tmp_path / "study"
-    words = ("run", "--data", click_log, "--out", out, "trials=1", "baseline_trials=1", "training.epochs=1")
-    for mistake in ("space=tyni", "sampler=tpee", "baseline=nothing"):
-        dhen_search(*words, mistake, code=2)
-    dhen_search(*words, "space=tiny")
-    assert read_study(out).finished
-
-
 def test_a_log_that_changed_under_a_study(dhen_search: Run, tmp_path: Path) -> None:
+    """Commands that failed before anything was trained leave the directory free for it."""
     log, out = write_log(tmp_path / "log.csv", 1500), tmp_path / "study"
     words = ("run", "--data", log, "--out", out, "trials=1", *SMALL)
+    for mistake in ("space=tyni", "sampler=tpee", "baseline=nothing"):
+        dhen_search(*words, mistake, code=2)
     dhen_search(*words)
     before = read_study(out)
     write_log(log, 1600, seed=2)
@@ -246,13 +218,11 @@ def test_something_named_demo_is_read_where_it_is_asked_for(
     assert path.is_file()
 
 
-def test_a_damaged_study_database(
-    dhen_search_process: Run, study: Path, click_log: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_study_database(dhen_search: Run, study: Path, click_log: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(study, copy)
     (copy / "study.db").write_bytes(b"no database" * 1000)
-    said = dhen_search_process("run", "--data", click_log, "--out", copy, "trials=4", *SMALL, code=2).stderr
+    said = dhen_search("run", "--data", click_log, "--out", copy, "trials=4", *SMALL, code=2).stderr
     assert "damaged" in said
 
 
@@ -315,56 +285,13 @@ def test_predict_names_missing_columns(dhen_search: Run, study: Path, tmp_path: 
     assert not out.exists()
 
 
-def test_a_loss_that_diverges_ends_the_candidate_alone(
-    dhen_search: Run, click_log: Path, tmp_path: Path
-) -> None:
-    space = tmp_path / "hot.yaml"
-    space.write_text(
-        "modules: {dcn_v2: {layers: 8}}\nslots: 1\ndepth: 1\nout_embeddings: 2\nraw_numeric: false\n"
-        "ensemble: sum\ntraining: {learning_rate: [0.001, 1.0e+30]}\n"
-    )
-    out = tmp_path / "study"
-    words = ("trials=6", f"space={space}", "sampler=random", "baseline_trials=1", "training.epochs=1")
-    dhen_search("run", "--data", click_log, "--out", out, *words)
-    candidates = [t for t in read_study(out).trials if t.kind is TrialKind.CANDIDATE]
-    outcomes = {t.point["training.learning_rate"]: t.result.outcome for t in candidates}
-    assert outcomes == {0.001: Outcome.COMPLETED, 1e30: Outcome.DIVERGED}
-    assert all(
-        "at step" in (t.result.error or "") for t in candidates if t.result.outcome is Outcome.DIVERGED
-    )
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "reason"),
-    [
-        ("sitecustomize.py", "import sys; sys.modules['torchrec'] = None", "there is no torchrec"),
-        pytest.param(
-            "torchrec/__init__.py",
-            "raise ImportError('undefined symbol: x')",
-            "undefined symbol: x",
-            marks=pytest.mark.slow,
-        ),
-    ],
-    ids=["missing", "broken"],
-)
 def test_tables_over_ranks_without_torchrec(
-    dhen_search_process: Run,
-    click_log: Path,
-    environment: dict[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    file: str,
-    text: str,
-    reason: str,
+    dhen_search: Run, click_log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "hidden" / file
-    path.parent.mkdir(parents=True)
-    path.write_text(text)
-    paths = [str(tmp_path / "hidden"), *filter(None, [environment.get("PYTHONPATH")])]
-    monkeypatch.setitem(environment, "PYTHONPATH", os.pathsep.join(paths))
+    monkeypatch.setitem(sys.modules, "torchrec", None)
     words = ("run", "--data", click_log, "--out", tmp_path / "study", "trials=1", *SMALL, "ranks=1x2")
-    said = dhen_search_process(*words, code=2).stderr
-    assert f"need TorchRec, which cannot be imported ({reason})" in said
+    said = dhen_search(*words, code=2).stderr
+    assert "need TorchRec, which cannot be imported (there is no torchrec)" in said
     assert "pip install" in said
 
 

@@ -43,12 +43,6 @@ def test_json_is_a_list_of_complete_clusters(dhen_search: Run) -> None:
     assert rows[-1]["peak_flops"] is None
 
 
-def test_this_machine_measured(dhen_search: Run) -> None:
-    (row,) = json.loads(dhen_search("clusters", "this", "--json").stdout)
-    assert row["peak_flops"]["fp32"] > 0
-    assert parse(Cluster, row, "json").name == "this"
-
-
 def test_a_file_of_your_own_and_mistakes(dhen_search: Run, tmp_path: Path) -> None:
     own = tmp_path / "ours.yaml"
     (row,) = json.loads(dhen_search("clusters", "rtx-4090", "--json").stdout)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 
 import numpy as np
@@ -39,12 +38,6 @@ def test_every_format_is_read_as_the_same_log(dhen_search: Run, name: str, tmp_p
     same_arrays(text, table)
     assert text.schema.oracle == "oracle_probability"
     assert {"user", "item", "M1", "M2"} <= set(text.schema.tables)
-
-
-def test_a_name_in_gz_is_gzipped(dhen_search: Run, tmp_path: Path) -> None:
-    dhen_search("demo", "--out", tmp_path / "log.tsv.gz", "rows=1000")
-    with gzip.open(tmp_path / "log.tsv.gz", "rt") as file:
-        assert next(file).startswith('"label"\t"timestamp"\t"I1"')
 
 
 def test_a_study_names_the_log_with_the_same_words(dhen_search: Run, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 import yaml
 from command_line import SMALL, Run
 from safetensors.torch import load_file
-from tools import needs
 
 from search.read_study import read_study
 
@@ -69,36 +68,16 @@ def test_the_share_of_the_capacity_is_an_axis(dhen_search: Run, click_log: Path,
     assert "capacity 50%" in shown
 
 
-def test_analyses_know_keys(dhen_search: Run, grown: Path) -> None:
-    dhen_search("confirm", grown, "--seeds", 2, "--block-by", "user")
-    shown = dhen_search("slices", grown, "--column", "user", "--pick", "lowest").stdout
-    assert "hash " in shown
-
-
-@needs("torchrec")
-def test_ranks_train_it_too(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
-    words = [word for word in SMALL if word != "parallel=1"]
-    dhen_search(
-        *("run", "--data", click_log, "--out", tmp_path / "study", *words, "trials=1", "ranks=1x2", *GROWING)
-    )
-    (candidate,) = read_study(tmp_path / "study").candidates
-    assert candidate.result.validation is not None
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("growing.capacity=100",), "capacity.*and columns"),
-        (("growing.columns=[user]",), "capacity.*and columns"),
         (
             ("growing.capacity=100", "growing.columns=[usr]"),
             "unknown categorical or multi_hot column 'usr'.*'user'",
         ),
-        (("growing.capacity=-1", "growing.columns=[user]"), "growing.capacity.*received -1"),
         ((*GROWING[:2], "growing.evict=fifo"), "growing.evict.*received 'fifo'"),
-        ((*GROWING[:2], "growing.tll=3"), "Did you mean 'growing.ttl'"),
         ((*GROWING[:2], "growing.ttl=soon"), "growing.ttl: expected a time such as 3d.*received 'soon'"),
-        ((*GROWING[:2], "growing.ttl=0h"), "growing.ttl: expected a time such as 3d.*received '0h'"),
         ((*GROWING[:2], "growing.ttl=6h"), "ttl of user, 6h.*training.order=log"),
     ],
 )

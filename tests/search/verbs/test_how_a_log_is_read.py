@@ -11,7 +11,6 @@ import pytest
 from command_line import SMALL, Run, write_log
 
 from search.bundles.bundle import read_bundle
-from search.read_study import read_study
 
 QUICK = ("training.epochs=1", "training.batch_size=64")
 
@@ -54,60 +53,14 @@ def test_train_reads_a_log_as_a_study_does(dhen_search: Run, shop: Path, tmp_pat
     assert "schema_file: the log" in dhen_search(*again, "schema_file=mine.yaml", code=2).stderr
 
 
-def test_a_given_test_file_beside_a_fraction_for_validation(
-    dhen_search: Run, click_log: Path, tmp_path: Path
-) -> None:
-    head, *rows = click_log.read_text().splitlines()
-    train, test = tmp_path / "train.csv", tmp_path / "test.csv"
-    train.write_text("\n".join((head, *rows[100:])) + "\n")
-    test.write_text("\n".join((head, *rows[:100])) + "\n")
-    out = tmp_path / "study"
-    command = ("run", "--data", train, "--data", test, "--out", out, *SMALL, "trials=1")
-    words = ("split.validation=0.2", "split.test=[test.csv]")
-    dhen_search(*command, *words)
-    others = len(rows) - 100
-    expected = {"train": others - round(0.2 * others), "validation": round(0.2 * others), "test": 100}
-    assert read_study(out).log.rows == expected
-    dhen_search(*command, *words)  # goes on
-    assert "split" in dhen_search(*command, "split.validation=0.3", words[1], code=2).stderr
-
-    new = ("run", "--data", train, "--data", test, "--out", tmp_path / "no", *SMALL)
-    assert "names stand in a list" in dhen_search(*new, "split.test=test.csv", code=2).stderr
-    assert "unknown file 'tset.csv'" in dhen_search(*new, "split.test=[tset.csv]", code=2).stderr
+def test_a_split_that_cannot_be_is_said(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
+    new = ("run", "--data", click_log, "--out", tmp_path / "no", *SMALL)
     assert "give one of them: split.by, split.validation" in dhen_search(*new, "split=0.2", code=2).stderr
     assert "(received 1.5, 0.1)" in dhen_search(*new, "split.validation=1.5", code=2).stderr
     assert "Did you mean 'split.test'" in dhen_search(*new, "split.tests=[test.csv]", code=2).stderr
-    dhen_search("prepare", train, "--out", tmp_path / "prepared")
+    dhen_search("prepare", click_log, "--out", tmp_path / "prepared")
     prepared = ("run", "--data", tmp_path / "prepared", "--out", tmp_path / "no", *SMALL)
     assert "prepared already" in dhen_search(*prepared, "split.validation=0.2", code=2).stderr
-
-
-def test_labels_that_are_no_column_of_two_values(dhen_search: Run, tmp_path: Path) -> None:
-    rng = random.Random(1)
-    shown = [rng.randrange(9) for _ in range(300)]
-    log, out = tmp_path / "log.csv", tmp_path / "out"
-    rows = (f"s{n % 7},{rng.randint(0, n)},{n},{rng.random():.3f},{rng.randint(1, 5)}" for n in shown)
-    log.write_text("\n".join(("site,clicks,impressions,ctr,rating", *rows)) + "\n")
-
-    def prepared(*words: str) -> str:
-        return str(dhen_search("prepare", log, "--out", out / words[1].replace("/", "-"), *words).stdout)
-
-    assert "the label is 1 where 'rating' >=4" in prepared("--label", "rating>=4")
-    assert "'clicks' is a number of clicks: a row becomes two" in prepared("--label", "clicks/impressions")
-    assert "which share 'impressions'" in prepared("--label", "ctr", "--weight", "impressions")
-    refused = dhen_search("prepare", log, "--label", "rating", "--weight", "impressions", code=2).stderr
-    assert "label='rating>=4'" in refused
-
-
-def test_a_log_sorted_by_its_label_is_split_at_random(dhen_search: Run, shop: Path, tmp_path: Path) -> None:
-    head, *rows = (line for line in shop.read_text().splitlines() if line != "s1,0.5")
-    log = tmp_path / "sorted.csv"
-    log.write_text("\n".join((head, *sorted(rows, key=lambda row: row[-1]))) + "\n")
-    said = dhen_search("prepare", log, "--label", "purchased", "--out", tmp_path / "out").stdout
-    assert "rows are split at random, as the log has no time stamps and it is sorted by its label" in said
-    log.write_text("\n".join((head, *rows[:100], *(f"{row[:-1]}0" for row in rows[100:]))) + "\n")
-    words = ("prepare", log, "--label", "purchased", "--out", tmp_path / "few")
-    assert "split.by=random split.validation=0.1" in dhen_search(*words, code=2).stderr
 
 
 def test_a_check_says_how_each_column_is_read_and_writes_nothing(dhen_search: Run, tmp_path: Path) -> None:

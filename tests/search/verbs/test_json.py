@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from command_line import Run, check_json, output_of, write_log
-from pydantic import ValidationError
+from command_line import Run, output_of, write_log
 
 from dhen.values import Value
 from search.cli import VERBS, cli
@@ -72,17 +71,6 @@ def test_a_shape_is_a_frozen_value_that_the_page_of_formats_has(verb: str) -> No
     told = page.partition(f"## `{verb} --json`\n")[2].partition("\n## ")[0]
     told += "".join(line for line in page.splitlines() if line.startswith(f"| `{verb}` |"))
     assert [name for name in shape.model_fields if f"`{name}`" not in told] == []
-
-
-def test_another_shape_is_found_out() -> None:
-    check_json("predict", '{"file": "scores.csv", "rows": 3}')
-    for wrong in (
-        '{"file": "a", "rows": 3, "more": 1}',
-        '{"file": "a"}',
-        'note: x\n{"file": "a", "rows": 3}',
-    ):
-        with pytest.raises(ValidationError):
-            check_json("predict", wrong)
 
 
 def test_a_log_that_was_prepared(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:

@@ -95,9 +95,3 @@ def test_a_store_of_mlflow_that_is_behind_is_brought_up_to_date(dhen_search: Run
     assert f"MLflow: {store} is up to date" in dhen_search("report", study).stdout
     assert not lacks_runs(study, record)
     assert "MLflow" not in dhen_search("report", study).stdout
-
-
-def test_a_store_that_is_not_there_lacks_nothing(study: Path, tmp_path: Path) -> None:
-    assert not lacks_runs(tmp_path, read_study(study))
-    database(tmp_path).write_bytes(b"no database" * 100)
-    assert lacks_runs(tmp_path, read_study(study))

@@ -50,35 +50,19 @@ def test_tables_five_times_the_declared_memory_train(in_memory: Path) -> None:
         assert measured.peak_memory_bytes <= 4 * 2**20
         assert measured.table_hit_rate is not None
         assert 0.5 < measured.table_hit_rate < 1  # rows are brought in at least once
-        assert measured.table_rows_copied is not None
-        assert measured.table_rows_copied > 0
+        assert measured.table_hit_rate == pytest.approx(summary.table_hit_rate, abs=0.05)
+        assert measured.table_rows_copied
 
 
 def test_where_tables_lie_changes_no_result(
     dhen_search: Run, click_log: Path, in_memory: Path, tmp_path: Path
 ) -> None:
     on_ssd = studied(dhen_search, click_log, tmp_path / "ssd", HBM, "technique=ssd_tables")
-    on_device = studied(dhen_search, click_log, tmp_path / "device", "hbm=1GiB", "technique=dp")
-    records = (read_study(in_memory), on_ssd, on_device)
+    records = (read_study(in_memory), on_ssd)
     scores = [[trial.result.validation for trial in record.trials] for record in records]
-    assert scores[0] == scores[1] == scores[2]
+    assert scores[0] == scores[1]
     levels = [{named(str(trial.plan.technique)).tables for trial in record.trials} for record in records]
-    assert levels == [{"host"}, {"ssd"}, {"device"}]
-    assert on_device.trials[0].result.measured.table_hit_rate is None
-
-
-def test_the_hit_rate_is_predicted_from_the_logs_counts(
-    dhen_search: Run, click_log: Path, tmp_path: Path
-) -> None:
-    """Within five points."""
-    words = ("trials=1", "sampler=random", "technique=host_tables=4KiB", "hbm=1GiB")
-    dhen_search("run", "--data", click_log, "--out", tmp_path / "study", *SMALL, *words)
-    for trial in read_study(tmp_path / "study").trials:
-        summary = trial.plan.summary
-        assert summary is not None
-        assert summary.table_hit_rate is not None
-        assert "of the ids looked up find their row in the cache" in summary.reason
-        assert trial.result.measured.table_hit_rate == pytest.approx(summary.table_hit_rate, abs=0.05)
+    assert levels == [{"host"}, {"ssd"}]
 
 
 def test_its_bundle_is_as_any_other(
@@ -89,12 +73,3 @@ def test_its_bundle_is_as_any_other(
     planned = dhen_search("plan", tmp_path / "bundle", HBM, "--all").stdout
     assert "host_tables=" in planned
     assert "Tables on the device: table 'user' fits on no rank" in re.sub(r"\s+", " ", planned)
-
-
-def test_a_level_that_is_none_is_refused(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
-    words = ("run", "--data", click_log, "--out", tmp_path / "study", *SMALL, "trials=1")
-    said = dhen_search(*words, "technique=disk_tables", code=2).stderr
-    assert "'disk_tables' is no memory technique" in said
-    assert "+host_tables or +ssd_tables" in said
-    said = dhen_search(*words, "technique=host_tables", "ranks=1x2", code=2).stderr
-    assert "technique=dp+host_tables is not on the ladder of 1 x 2 ranks" in said
