@@ -150,15 +150,6 @@ def test_one_rank_of_dp_is_compute_alone() -> None:
     assert time.backward == pytest.approx(2 * (time.forward - HOST_STEP_SECONDS))
 
 
-@pytest.mark.parametrize("strategy", ladder(1, 1, 256), ids=lambda strategy: strategy.name)
-@pytest.mark.parametrize("depth", range(1, 10))
-def test_rounding_hides_nothing(strategy: Strategy, depth: int) -> None:
-    """One rank without offload sends nothing, and sums its passes in more than one order."""
-    step = prepare(model(depth), cluster(hosts=1, gpus_per_host=1), NO_TABLES, examples=256, training=BF16)
-    hidden = price(step, strategy).hidden
-    assert hidden == 0 or strategy.fully_sharded or strategy.dense == "zero_offload"
-
-
 @pytest.mark.parametrize("dense", DENSE)
 def test_checkpointing_adds_forward_of_the_layers_it_recomputes(dense: Dense) -> None:
     step = prepare(model(5), cluster(), TABLES, examples=256, training=BF16)
@@ -231,22 +222,6 @@ def test_micro_batches_repeat_what_does_not_wait_for_the_last(dense: Dense, no_s
     assert four.reduce_scatter == pytest.approx(repeats * one.reduce_scatter)
     assert four.all_reduce == pytest.approx(one.all_reduce)
     assert four.all_gather == pytest.approx((4 if dense in FULLY_SHARDED else 1) * one.all_gather)
-
-
-@pytest.mark.parametrize("dense", FULLY_SHARDED)
-def test_waiting_for_the_last_micro_batch_saves_time(dense: Dense) -> None:
-    each, last = (timed(Strategy(dense=dense, micro_batches=4, no_sync=wait)) for wait in (False, True))
-    assert last.total < each.total
-    assert last.reduce_scatter < each.reduce_scatter
-
-
-def test_shard_grad_op_gathers_once_and_fsdp_again_in_backward() -> None:
-    head_and_features = timed(Strategy(dense="shard_grad_op"), tables=NO_TABLES).all_gather
-    twice = timed(Strategy(dense="fsdp"), tables=NO_TABLES).all_gather
-    assert 1.9 * head_and_features < twice < 2 * head_and_features
-    assert (
-        timed(Strategy(dense="shard_grad_op")).reduce_scatter == timed(Strategy(dense="fsdp")).reduce_scatter
-    )
 
 
 def test_padding_of_shards_is_gathered_too() -> None:
@@ -334,18 +309,6 @@ def test_gathers_are_one_layer_ahead() -> None:
     assert slow == pytest.approx(4 * 5 + 3 + 24)
 
 
-def test_a_reduce_scatter_waits_for_its_layer_and_the_copy_after_it_waits_in_turn() -> None:
-    passes = Passes((0.0, 0.0), [(0.0, 2.0)] * 3, (0.0, 0.0))
-    assert fully_sharded(passes, unit(0.0), [unit(0.0, 1.0)] * 3, keep=True) == pytest.approx(3 * 2 + 1)
-    assert fully_sharded(passes, unit(0.0), [unit(0.0, 5.0)] * 3, keep=True) == pytest.approx(2 + 3 * 5)
-
-
-def test_the_all_reduce_of_hsdp_has_a_link_of_its_own() -> None:
-    passes = Passes((0.0, 0.0), [(0.0, 2.0)] * 3, (0.0, 0.0))
-    together = fully_sharded(passes, unit(0.0), [unit(0.0, 2.0, 2.0)] * 3, keep=True)
-    assert together == pytest.approx(3 * 2 + 2 + 2)
-
-
 def on_a_cpu(strategy: Strategy, **numbers: Any) -> StepTime:
     cpu = cluster(device="cpu", hosts=1, gpus_per_host=1, verified=True, **numbers)
     return step_time(model(), strategy, cpu, NO_TABLES, examples_per_rank=256, training=BF16)
@@ -365,11 +328,6 @@ def test_operations_on_a_cpu_take_their_time_however_fast_it_computes() -> None:
     again = on_a_cpu(Strategy(checkpointing="full")).operations - plain.operations
     assert again == pytest.approx(of_layers * OPERATION_SECONDS)
     assert timed(Strategy()).operations == 0.0, "on a GPU the passes have them"
-
-
-def test_decay_by_frequency_passes_over_what_was_looked_up() -> None:
-    known = timed(Strategy()).lookup
-    assert timed(Strategy(), training=BF16.replace(frequency_decay=0.1)).lookup == pytest.approx(4 * known)
 
 
 ALONE = {"hosts": 1, "gpus_per_host": 1}
@@ -414,22 +372,6 @@ def test_clipping_passes_over_the_gradients_and_sends_one_number(dense: Dense, s
     number = sent.get(dense, collectives(cluster(), 4, 8).all_reduce(4))
     assert clipped.optimizer - plain.optimizer == pytest.approx(passes + number)
     assert clipped.total - plain.total == pytest.approx(passes + number)
-
-
-def test_offloaded_gradients_are_clipped_in_the_hosts_memory_and_no_delay_hides_it() -> None:
-    at_once, delayed = (
-        offloaded(cluster(**ALONE), delayed=delay, clip_norm=1.0).total
-        - offloaded(cluster(**ALONE), delayed=delay).total
-        for delay in (False, True)
-    )
-    assert at_once == pytest.approx(12 * 80_101_000 / HOST_MEMORY_BANDWIDTH)
-    assert delayed == pytest.approx(at_once)
-
-
-def test_copies_of_gradients_hide_behind_backward_but_for_the_last() -> None:
-    slow = offloaded(cluster(**ALONE, memory_bandwidth="1GB/s"))
-    leaving = 2 * 80_101_000 / 32e9
-    assert slow.hidden == pytest.approx((1 - OVERLAP_SLOWDOWN) * leaving, rel=1e-3)
 
 
 def test_with_delay_the_hosts_update_hides_behind_the_next_step() -> None:
