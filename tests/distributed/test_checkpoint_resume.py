@@ -232,19 +232,6 @@ def test_delayed_updates_are_refused_where_nothing_delays_them(shared: Path) -> 
             run(job, log, Told(), None, strategy=strategy)
 
 
-def test_the_dense_learning_rate_warms_up(shared: Path) -> None:
-    """By examples; the curve has the rate of each evaluation's last step."""
-    log = PreparedLog.open(shared / "log")
-    job = one_pass(log)
-    warm = job.training.replace(warmup_examples=1500, learning_rate_scaling="sqrt")
-    curve = run(job.replace(training=warm), log, Told(), None).points
-    whole = warm.learning_rate * math.sqrt(BATCH / warm.reference_batch_size)
-    assert [point["learning_rate"] for point in curve] == pytest.approx(
-        [whole * min(1.0, point["examples"] / 1500) for point in curve]
-    )
-    assert curve[0]["learning_rate"] < whole == curve[-1]["learning_rate"]
-
-
 def test_learning_rates_fall_as_half_a_cosine(shared: Path) -> None:
     """After a warm-up that is said as a share of all passes."""
     log = PreparedLog.open(shared / "log")

@@ -6,7 +6,6 @@ whole way: event, record, ledger, MLflow, `status --json`. Whoever copies the nu
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import subprocess
@@ -22,10 +21,6 @@ PACKAGES = ("dhen", "spaces", "trials", "search", "dashboards")
 CONTRACT = Path("trials/record.py")
 NUMBER, VALUE = "watts", 41.5
 FIRST_FIELD = f"    {next(iter(Measured.model_fields))}: float | None = None\n"
-MEASURES = {CONTRACT.as_posix(), "trials/training/loop.py"}
-"""Where the numbers are defined, and what makes a `Measured` of numbers of its own."""
-HAND_KEPT = 3
-"""So many of the numbers by name in one file are taken for a list of them."""
 WAY = """
 import sys
 from pathlib import Path
@@ -112,38 +107,3 @@ def test_a_further_number_belongs_to_a_result_that_is_taken_over(said: list[str]
 def test_status_says_a_further_number_as_json(said: list[str]) -> None:
     (trial,) = json.loads("\n".join(said[3:]))["trials"]
     assert trial["result"]["measured"][NUMBER] == VALUE
-
-
-def _names(path: Path) -> set[str]:
-    """Of the measured numbers, those that a file has as an attribute, a keyword or a string; few count as none."""
-    text, found = path.read_text(), set[str]()
-    if sum(name in text for name in Measured.model_fields) < HAND_KEPT:
-        return found
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Attribute):
-            found.add(node.attr)
-        elif isinstance(node, ast.keyword) and node.arg is not None:
-            found.add(node.arg)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.add(node.value)
-    return found & set(Measured.model_fields)
-
-
-def test_no_file_but_what_measures_lists_the_measured_numbers() -> None:
-    """A display of one or two of them is none."""
-    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-    lists = {path.relative_to(ROOT).as_posix() for path in files if len(_names(path)) >= HAND_KEPT}
-    assert lists <= MEASURES
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "row = dict(a=m.step_ms, b=m.train_seconds, c=m.peak_memory_bytes)",
-        "kept = m.replace(step_ms=1.0, train_seconds=2.0, evaluate_seconds=3.0)",
-        "NAMES = ('step_ms', 'train_seconds', 'evaluate_seconds')",
-    ],
-)
-def test_a_list_kept_by_hand_is_recognised(tmp_path: Path, text: str) -> None:
-    (tmp_path / "file.py").write_text(text)
-    assert len(_names(tmp_path / "file.py")) >= HAND_KEPT

@@ -66,7 +66,7 @@ NEEDS = sorted({each.memory.total for each in made(small(10**12)).strategies})
 """Of the strategies, bytes per rank; there are some between which the choice changes."""
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.integers(NEEDS[0] - 10**6, NEEDS[-1] + 10**6))
 def test_the_least_that_fits_is_chosen_and_the_fastest_among_equals(hbm: int) -> None:
     found = made(small(hbm))
@@ -88,7 +88,7 @@ def test_the_least_that_fits_is_chosen_and_the_fastest_among_equals(hbm: int) ->
         assert order(each.strategy) > least or each.time.total >= found.best.time.total
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.integers(NEEDS[0], NEEDS[-1]), st.integers(0, 10**8))
 def test_more_memory_never_loses_a_strategy(hbm: int, more: int) -> None:
     before, after = made(small(hbm)), made(small(hbm + more))
@@ -100,14 +100,14 @@ def test_more_memory_never_loses_a_strategy(hbm: int, more: int) -> None:
 
 
 def test_less_and_less_memory_takes_more_and_more_techniques() -> None:
-    chosen = {found.chosen.techniques for bytes_ in NEEDS if (found := made(small(bytes_))).chosen}
+    chosen = {found.chosen.techniques for bytes_ in NEEDS[::-3] if (found := made(small(bytes_))).chosen}
     assert () in chosen
     assert len(chosen) >= 5
     assert max(map(len, chosen)) >= 2
 
 
 def test_fastest_drops_the_number_of_techniques() -> None:
-    for bytes_ in NEEDS[::8]:
+    for bytes_ in NEEDS[::-20]:
         found = made(small(bytes_), prefer="fastest")
         assert found.best is not None
         assert found.best.time.total == min(each.time.total for each in found.strategies if each.fits)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dhen.errors import UserError
 from dhen.schema import Table
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster
@@ -192,26 +189,6 @@ def test_replicating_is_cheaper_where_it_is_chosen() -> None:
             assert found.cost_per_rank == (copied,) * cluster.ranks
 
 
-def test_cost_of_a_shard_by_hand() -> None:
-    cluster = ZIONEX.with_ranks("2x8")
-    work, table = Workload(1000, 4), _table(0, 10**6, 2.0)
-    cost = sharded_cost(table, 16, work, rates(cluster))
-    ids, row, pooled = 2000, 64, 1000 * 64
-    assert cost.held_bytes == 10**6 * (64 + 4)
-    assert cost.lookup_bytes == ids * (row + 8) + pooled + ids * (row + 8) + ids * 2 * (row + 32)
-    assert (cost.pooled_bytes, cost.id_bytes) == (pooled, ids * 8)
-    transfers = (2 * pooled + ids * 8) * rates(cluster).all_to_all
-    assert cost.seconds == pytest.approx(cost.lookup_bytes * rates(cluster).memory + transfers)
-    few = sharded_cost(_table(0, 10, 2.0), 16, work, rates(cluster))
-    assert few.lookup_bytes == cost.lookup_bytes - (ids - 10) * 2 * (row + 32), "a row is updated once"
-
-
-def test_rows_narrower_than_a_sector_are_read_as_one() -> None:
-    cluster, work, table = ZIONEX.with_ranks("2x8"), Workload(1000, 4), _table(0, 10**6)
-    narrow, wide = (sharded_cost(table, columns, work, rates(cluster)) for columns in (4, 8))
-    assert wide.lookup_bytes - narrow.lookup_bytes == 1000 * 4 * 4
-
-
 def test_the_compact_placement_where_only_that_fits() -> None:
     cluster, dim, batch = ZIONEX.with_ranks("1x8"), 64, 65_536
     tables = zipf_tables(40, 1, largest=1e7)
@@ -277,18 +254,6 @@ def test_tables_that_do_not_fit_together() -> None:
         place(tables, 64, ZIONEX.with_ranks("1x8"), global_batch=4096, memory_bytes=2**30)
     assert "More ranks" in str(caught.value)
     assert 2 * 2**30 < caught.value.lacking_bytes < 3 * 2**30
-
-
-@pytest.mark.parametrize(("dim", "batch", "name"), [(0, 8, "embedding_dim"), (8, 0, "batch_size")])
-def test_sizes_below_one_are_refused(dim: int, batch: int, name: str) -> None:
-    with pytest.raises(UserError, match=f"{name}: expected at least 1, received 0"):
-        place((_table(0, 10),), dim, ZIONEX, global_batch=batch)
-
-
-def test_placing_needs_no_torch() -> None:
-    left_out = "'torch' in sys.modules or 'numpy' in sys.modules"
-    code = f"import sys, trials.planner.tables.placement; sys.exit({left_out})"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_two_bytes_a_number_where_tables_are_stored_or_sent_so() -> None:
