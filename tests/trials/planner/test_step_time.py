@@ -13,14 +13,11 @@ from dhen.values import parse
 from trials.cluster.cluster import Cluster
 from trials.job import TrainingConfig
 from trials.optim.bf16_adamw import CHUNKS
-from trials.planner.collectives import collectives
 from trials.planner.device_constants import (
     HOST_MEMORY_BANDWIDTH,
     HOST_STEP_SECONDS,
     KERNEL_SECONDS,
     LAUNCH_SECONDS,
-    MEMORY_SHARE,
-    OPERATION_SECONDS,
     OPERATIONS_PER_SEGMENT,
     OVERLAP_SLOWDOWN,
 )
@@ -224,17 +221,6 @@ def test_micro_batches_repeat_what_does_not_wait_for_the_last(dense: Dense, no_s
     assert four.all_gather == pytest.approx((4 if dense in FULLY_SHARDED else 1) * one.all_gather)
 
 
-def test_padding_of_shards_is_gathered_too() -> None:
-    """A weight of 10 rows over 32 ranks travels as 32 rows."""
-    found = []
-    for shapes in ((), ((10, 10**8),)):
-        layer = segment("layer0", 10**9, 2e9, 10**7)._replace(shapes=shapes)
-        step = prepare([layer], cluster(), NO_TABLES, examples=256, training=BF16)
-        found.append(price(step, Strategy(dense="fsdp")).reduce_scatter)
-    whole, padded = found
-    assert padded == pytest.approx(3.2 * whole, rel=0.02)
-
-
 def test_hsdp_moves_an_eighth_more_than_fsdp_in_the_papers_account() -> None:
     """DHEN paper, Hybrid Sharded Data Parallel: about 1.125 times FSDP's traffic, up to 8 times DP's model.
 
@@ -309,27 +295,6 @@ def test_gathers_are_one_layer_ahead() -> None:
     assert slow == pytest.approx(4 * 5 + 3 + 24)
 
 
-def on_a_cpu(strategy: Strategy, **numbers: Any) -> StepTime:
-    cpu = cluster(device="cpu", hosts=1, gpus_per_host=1, verified=True, **numbers)
-    return step_time(model(), strategy, cpu, NO_TABLES, examples_per_rank=256, training=BF16)
-
-
-def test_operations_on_a_cpu_take_their_time_however_fast_it_computes() -> None:
-    """Forward has each once, backward twice, and what is recomputed once more."""
-    operations = sum(each.operations for each in model())
-    plain, fast = (
-        on_a_cpu(Strategy()),
-        on_a_cpu(Strategy(), memory_bandwidth="1e30B/s", peak_flops={"fp32": 1e30, "bf16": 1e30}),
-    )
-    assert plain.operations == fast.operations == pytest.approx(3 * operations * OPERATION_SECONDS)
-    assert fast.total == pytest.approx(fast.operations)
-    assert plain.forward > 0.0
-    of_layers = sum(each.operations for each in model() if each.name.startswith("layer"))
-    again = on_a_cpu(Strategy(checkpointing="full")).operations - plain.operations
-    assert again == pytest.approx(of_layers * OPERATION_SECONDS)
-    assert timed(Strategy()).operations == 0.0, "on a GPU the passes have them"
-
-
 ALONE = {"hosts": 1, "gpus_per_host": 1}
 
 
@@ -356,22 +321,6 @@ def test_zero_offload_moves_gradients_out_and_weights_back_in_what_the_model_com
     assert many.host_transfer == pytest.approx(
         update / 4
     )  # eight ranks of a host share its memory, of 32 in all
-
-
-@pytest.mark.parametrize(("dense", "shards"), [("dp", 1), ("zero1", 32), ("fsdp", 32), ("hsdp", 8)])
-def test_clipping_passes_over_the_gradients_and_sends_one_number(dense: Dense, shards: int) -> None:
-    """Four bytes a gradient are read for the norm, then read and written; dp has all gradients everywhere."""
-    plain, clipped = (
-        step_time(
-            model(), Strategy(dense=dense), cluster(), NO_TABLES, examples_per_rank=256, training=training
-        )
-        for training in (BF16, BF16.replace(clip_norm=1.0))
-    )
-    passes = 12 * 80_101_000 / shards / (MEMORY_SHARE * 1555e9)
-    sent = {"dp": 0.0, "hsdp": collectives(cluster(), 1, 8).all_reduce(4)}
-    number = sent.get(dense, collectives(cluster(), 4, 8).all_reduce(4))
-    assert clipped.optimizer - plain.optimizer == pytest.approx(passes + number)
-    assert clipped.total - plain.total == pytest.approx(passes + number)
 
 
 def test_with_delay_the_hosts_update_hides_behind_the_next_step() -> None:

@@ -185,17 +185,6 @@ def test_hits_are_those_of_the_most_frequent_rows_after_their_first_time(
         assert hits_of(tables).share(cached) == pytest.approx(float(again[:cached].sum()) / 400_000, abs=0.01)
 
 
-def test_ids_that_were_not_counted_follow_zipfs_law() -> None:
-    tables = Table(name="a", rows=10_000), Table(name="b", rows=300, multi_hot=True, mean_ids=2.0)
-    shares = [1.0 / torch.arange(1, table.rows + 1) for table in tables]
-    of_all = torch.cat(
-        [table.mean_ids * each / each.sum() for table, each in zip(tables, shares, strict=True)]
-    )
-    of_all = (of_all / of_all.sum()).sort(descending=True).values
-    for cached in (100, 1000, 5000, len(of_all)):
-        assert hits_of(tables).share(cached) == pytest.approx(float(of_all[:cached].sum()), abs=0.02)
-
-
 def test_counts_of_ids_change_what_a_plan_says_and_not_the_job() -> None:
     counted = Table(name="user", rows=200_000, repeats=repeats(drawn(200_000, 0.8, 300_000).numpy()))
     known = SCHEMA.replace(
