@@ -36,6 +36,7 @@ class RankError(AssertionError):
 
 def on_ranks(function: Callable[..., Any], ranks: int, *arguments: Any) -> Any:
     """What the function returns on rank 0 of so many."""
+    __tracebackhide__ = True
     return _shared().call(function, ranks, *arguments)
 
 
@@ -48,6 +49,7 @@ class RankGroup:
         self._calls = 0
 
     def call(self, function: Callable[..., Any], ranks: int, *arguments: Any) -> Any:
+        __tracebackhide__ = True
         folder = Path(self._folder.name)
         while len(self._ranks) < ranks:
             here, there = multiprocessing.Pipe()

@@ -224,7 +224,7 @@ def resumed(log: PreparedLog, ranks: Ranks, held: Any, folder: Path) -> dict[str
 @pytest.fixture(scope="module")
 def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
-    write_log(folder / "log.csv", 1010)
+    write_log(folder / "log.csv", 3010)
     prepare([folder / "log.csv"], out=folder / "log")
     return {ranks: on_ranks(on_a_rank, ranks, folder) | {"ranks": ranks} for ranks in SHAPES}
 
