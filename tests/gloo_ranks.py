@@ -7,11 +7,13 @@ have, so torch and TorchRec are imported once. Tests that kill ranks start other
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import gc
 import multiprocessing
 import os
+import shutil
 import tempfile
 import traceback
 import warnings
@@ -44,13 +46,14 @@ class RankGroup:
     """Ranks; more are started as more are wanted, and all anew after a failure, since the others may hang."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="ranks")
+        self._folder = Path(tempfile.mkdtemp(prefix="ranks"))
+        atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
         self._ranks: list[tuple[ForkServerProcess, Connection]] = []
         self._calls = 0
 
     def call(self, function: Callable[..., Any], ranks: int, *arguments: Any) -> Any:
         __tracebackhide__ = True
-        folder = Path(self._folder.name)
+        folder = self._folder
         while len(self._ranks) < ranks:
             here, there = multiprocessing.Pipe()
             output = folder / f"{len(self._ranks)}.log"

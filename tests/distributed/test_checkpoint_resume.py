@@ -42,7 +42,7 @@ from trials.training.local_step import TrainStep
 from trials.training.loop import train
 from trials.training.weight_average import WeightAverage
 
-ROWS, BATCH, EPOCHS, EVERY = 2000, 42, 2, 700
+ROWS, BATCH, EPOCHS, EVERY = 3000, 42, 2, 700
 SHAPES = {2: (1, 2), 4: (2, 2)}
 LAYER = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3, "raw_numeric": True}
 ON_FOUR = (
