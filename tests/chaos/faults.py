@@ -15,7 +15,7 @@ from chaos.scenes import OnSmallDisk, Scene, SeveralDrivers, Tracked
 
 class Fault(NamedTuple):
     what: str
-    """What happens, in words, for the table."""
+    """What happens, in words."""
     inject: Callable[[Any, Random], Hit | None]
     """Puts it into a study at this moment; None where the study had ended before."""
     scene: type[Scene] = Scene

@@ -38,7 +38,7 @@ MISSES = 5
 
 
 class Injection(Value):
-    """What came of one injection: a line of the committed table."""
+    """What came of one injection."""
 
     fault: str
     seed: int

@@ -153,16 +153,6 @@ def test_attention_is_torchs_encoder_layer() -> None:
     torch.testing.assert_close(encoder(x_BMD), peer(x_BMD))
 
 
-def test_paper_cross_is_the_outer_product_of_the_embeddings() -> None:
-    torch.manual_seed(0)
-    shape = BlockShape(embeddings=4, dim=3, out=2)
-    block = BLOCKS["cross"]().build(shape, dropout=0.0)
-    x_MD = torch.randn(4, 3)
-    weight_LD, bias_LD = block.weight.weight, block.bias_LD  # type: ignore[union-attr]
-    expected = weight_LD @ (x_MD.T @ x_MD) + bias_LD
-    torch.testing.assert_close(block(x_MD.unsqueeze(0))[0], expected)
-
-
 def test_dlrm_dots_are_all_pairs() -> None:
     x_MD = torch.randn(4, 3)
     expected = [float(x_MD[i] @ x_MD[j]) for i in range(4) for j in range(i + 1, 4)]

@@ -24,7 +24,7 @@ from dhen.ops.dropout import pools
 from dhen.schema import FeatureSchema, Table
 from trials.memory.counter import MemoryCounter
 
-BATCH = 256
+BATCH = 64
 TOLERANCE = 0.01
 """Of what PyTorch allocates: the loss and some numbers per example are not declared."""
 SETTINGS: dict[str, list[dict[str, Any]]] = {
@@ -156,7 +156,7 @@ def cases() -> Iterator[Any]:
     for layer in LAYERS:
         name = "-".join(block.kind for block in layer.modules)
         defaults = all(block == type(block)() for block in layer.modules)
-        for embeddings, dim in [(12, 8), (12, 16), (12, 32), (80, 16)] if defaults else [(12, 16)]:
+        for embeddings, dim in [(12, 8), (80, 16)] if defaults else [(12, 16)]:
             yield pytest.param(layer, embeddings, dim, id=f"{name}-{embeddings}-{dim}")
 
 
@@ -165,9 +165,16 @@ def test_a_layer_allocates_what_its_tape_says(layer: LayerConfig, embeddings: in
     assert_declared(layer, LayerShape(embeddings=embeddings, dim=dim, numeric=5))
 
 
-@pytest.mark.parametrize("heads", [1, 4])
-@pytest.mark.parametrize("layout", ["bigbird", "sliding_window", "fixed"])
-@pytest.mark.parametrize("embeddings", [17, 83])
+@pytest.mark.parametrize(
+    ("layout", "heads", "embeddings"),
+    [
+        ("bigbird", 4, 17),
+        ("bigbird", 1, 83),
+        ("sliding_window", 1, 17),
+        ("sliding_window", 4, 83),
+        ("fixed", 4, 83),
+    ],
+)
 def test_a_layer_whose_peak_is_attention_in_blocks_does_so_too(
     layout: str, heads: int, embeddings: int
 ) -> None:

@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from command_line import write_log
-from gloo_ranks import Script, as_rank, on_ranks, start
+from gloo_ranks import RankError, RankGroup, forked, on_ranks
 from interrupted import Interrupted, Told, run
 from tools import needs
 
@@ -43,7 +43,7 @@ from trials.training.local_step import TrainStep
 from trials.training.loop import train
 from trials.training.weight_average import WeightAverage
 
-BATCH, EPOCHS, EVERY = 42, 3, 700
+ROWS, BATCH, EPOCHS, EVERY = 3000, 42, 2, 700
 SHAPES = {2: (1, 2), 4: (2, 2)}
 LAYER = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3, "raw_numeric": True}
 ON_FOUR = (
@@ -95,7 +95,7 @@ def gap(mine: dict[str, Any], other: dict[str, Any]) -> float:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a prepared log."""
     folder = tmp_path_factory.mktemp("resume")
-    prepare([write_log(folder / "log.csv", 3000)], out=folder / "log")
+    prepare([write_log(folder / "log.csv", ROWS)], out=folder / "log")
     return folder
 
 
@@ -128,19 +128,21 @@ def interrupted(shared: Path) -> Path:
 # on one rank, in this process
 
 
-@pytest.mark.parametrize("examples", [1300, 3600], ids="after {} examples".format)
 @pytest.mark.parametrize(
-    "settings",
+    ("examples", "settings"),
     [
-        {"dropout": 0.2, "frequency_decay": 0.1},
-        {"precision": "bf16", "plateau_factor": 0.1, "weight_average": 2, "table_precision": "fp16"},
-        {"table_decay": 0.02, "order": "log", "weight_average": 3, "schedule": "cosine"},
-        {
-            "optimizer_precision": "bf16",
-            "warmup_examples": 2000,
-            "learning_rate_scaling": "sqrt",
-            "clip_norm": 0.1,
-        },
+        (1300, {"dropout": 0.2, "frequency_decay": 0.1}),
+        (2700, {"precision": "bf16", "plateau_factor": 0.1, "weight_average": 2, "table_precision": "fp16"}),
+        (1300, {"table_decay": 0.02, "order": "log", "weight_average": 3, "schedule": "cosine"}),
+        (
+            2700,
+            {
+                "optimizer_precision": "bf16",
+                "warmup_examples": 2000,
+                "learning_rate_scaling": "sqrt",
+                "clip_norm": 0.1,
+            },
+        ),
     ],
     ids=["dropout", "bf16", "table decay", "bf16 moments"],
 )
@@ -237,19 +239,6 @@ def test_delayed_updates_are_refused_where_nothing_delays_them(shared: Path) -> 
             run(job, log, Told(), None, strategy=strategy)
 
 
-def test_the_dense_learning_rate_warms_up(shared: Path) -> None:
-    """By examples; the curve has the rate of each evaluation's last step."""
-    log = PreparedLog.open(shared / "log")
-    job = one_pass(log)
-    warm = job.training.replace(warmup_examples=1500, learning_rate_scaling="sqrt")
-    curve = run(job.replace(training=warm), log, Told(), None).points
-    whole = warm.learning_rate * math.sqrt(BATCH / warm.reference_batch_size)
-    assert [point["learning_rate"] for point in curve] == pytest.approx(
-        [whole * min(1.0, point["examples"] / 1500) for point in curve]
-    )
-    assert curve[0]["learning_rate"] < whole == curve[-1]["learning_rate"]
-
-
 def test_learning_rates_fall_as_half_a_cosine(shared: Path) -> None:
     """After a warm-up that is said as a share of all passes."""
     log = PreparedLog.open(shared / "log")
@@ -260,12 +249,6 @@ def test_learning_rates_fall_as_half_a_cosine(shared: Path) -> None:
     assert [point["learning_rate"] for point in curve] == pytest.approx(
         [5e-4 * 0.5 * (1 + math.cos(math.pi * share)) for share in shares]
     )
-
-
-def test_checkpoints_change_nothing(shared: Path, tmp_path: Path, undisturbed_by: Undisturbed) -> None:
-    log = PreparedLog.open(shared / "log")
-    job = a_job(log, dropout=0.2)
-    assert run(job, log, Told(), tmp_path).answer == undisturbed_by(log, job).answer
 
 
 def test_short_trainings_make_none(shared: Path, tmp_path: Path) -> None:
@@ -301,17 +284,15 @@ def test_what_a_killed_one_left_half_written_does_no_harm(shared: Path, tmp_path
     half.mkdir()
     (half / "part").touch()
     with pytest.raises(Interrupted):
-        run(a_job(log), log, Told(at=2000), tmp_path)
+        run(a_job(log), log, Told(at=1500), tmp_path)
     assert not half.exists()
     assert len(made(tmp_path)) == KEPT
 
 
-def test_a_checkpoint_of_another_job_is_refused(shared: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_job_is_refused(shared: Path, interrupted: Path) -> None:
     log = PreparedLog.open(shared / "log")
-    with pytest.raises(Interrupted):
-        run(a_job(log), log, Told(at=1500), tmp_path)
     with pytest.raises(UserError, match="of another job"):
-        run(a_job(log, learning_rate=0.5), log, Told(), tmp_path)
+        run(a_job(log, learning_rate=0.5), log, Told(), interrupted)
 
 
 def halve(path: Path) -> None:
@@ -325,17 +306,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize(
-    ("name", "harm"),
-    [
-        ("__0_0.distcp", halve),
-        ("__0_0.distcp", Path.unlink),
-        ("index.json", flip),
-        (STANDS, Path.unlink),
-        (BEST, flip),
-        ("manifest.json", halve),
-    ],
-)
+@pytest.mark.parametrize(("name", "harm"), [("__0_0.distcp", halve), (STANDS, Path.unlink)])
 def test_the_checkpoint_before_a_damaged_one_is_used(
     shared: Path,
     interrupted: Path,
@@ -360,12 +331,15 @@ def test_the_checkpoint_before_a_damaged_one_is_used(
 
 
 def test_a_flipped_bit_of_any_file_is_found(interrupted: Path, tmp_path: Path) -> None:
+    """And one that is cut short or gone."""
     newest = max(made(interrupted), key=lambda path: int(path.name.removeprefix(PREFIX)))
     assert damage(newest, Ranks()) is None
     for name in [path.name for path in newest.iterdir()]:
-        shutil.copytree(newest, tmp_path / name)
-        flip(tmp_path / name / name)
-        assert damage(tmp_path / name, Ranks()) is not None, name
+        for harm in (flip, halve, Path.unlink):
+            copy = tmp_path / f"{name} {harm.__name__}"
+            shutil.copytree(newest, copy)
+            harm(copy / name)
+            assert damage(copy, Ranks()) is not None, copy.name
 
 
 def test_without_a_whole_checkpoint_training_begins_anew(
@@ -413,12 +387,11 @@ class Planted:
 
 @pytest.mark.parametrize("where", ["index.json", ".metadata", "*.distcp"])
 def test_a_pickle_planted_in_a_checkpoint_is_refused_and_not_run(
-    shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
+    shared: Path, interrupted: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     """In place of the index, in the place of DCP's own index, and in place of the tensors."""
     log, folder, proof = PreparedLog.open(shared / "log"), tmp_path / "checkpoints", tmp_path / "proof"
-    with pytest.raises(Interrupted):
-        run(a_job(log), log, Told(at=1500), folder)
+    shutil.copytree(interrupted, folder)
     newest = only_one(folder)
     targets = [newest / where] if where == ".metadata" else list(newest.glob(where))
     assert targets
@@ -434,7 +407,8 @@ def test_a_pickle_planted_in_a_checkpoint_is_refused_and_not_run(
         with pytest.raises(UserError, match=r"cannot be read .* Delete it, and training begins anew"):
             run(a_job(log), log, Told(), folder)
     else:
-        run(a_job(log), log, Told(), folder)
+        with pytest.raises(Interrupted):
+            run(a_job(log), log, Told(at=0), folder)
         assert "was damaged and is removed: training begins anew" in caplog.text
     assert not proof.exists()
     pickle.loads(pickle.dumps(Planted(proof)))  # it would have
@@ -442,45 +416,47 @@ def test_a_pickle_planted_in_a_checkpoint_is_refused_and_not_run(
 
 
 def test_an_index_cannot_point_outside_its_checkpoint(
-    shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    shared: Path, interrupted: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log = PreparedLog.open(shared / "log")
-    with pytest.raises(Interrupted):
-        run(a_job(log), log, Told(at=1500), tmp_path)
-    newest = only_one(tmp_path)
+    log, folder = PreparedLog.open(shared / "log"), tmp_path / "checkpoints"
+    shutil.copytree(interrupted, folder)
+    newest = only_one(folder)
     index = newest / "index.json"
     index.write_text(index.read_text().replace('"file":"', '"file":"../'))
     write_manifest(newest, {})
-    run(a_job(log), log, Told(), tmp_path)
+    with pytest.raises(Interrupted):
+        run(a_job(log), log, Told(at=0), folder)
     assert "String should match pattern" in caplog.text
     assert "was damaged and is removed: training begins anew" in caplog.text
 
 
 def test_killed_at_any_moment(shared: Path, tmp_path: Path, undisturbed_by: Undisturbed) -> None:
-    """SIGKILL, three times, each after more training than the one before."""
+    """SIGKILL, twice, the second time after more training."""
     log, rng = PreparedLog.open(shared / "log"), random.Random(0)
     undisturbed = undisturbed_by(log, a_job(log, dropout=0.2)).answer
-    last = -1
-    for _ in range(3):
-        process = alone(shared, tmp_path)
-        while newest_steps(tmp_path) <= last and process.is_alive():
+    last, output = -1, tmp_path / "alone.log"
+    for kills in (True, True, False):
+        process = forked(by_itself, output, shared, tmp_path)
+        while kills and newest_steps(tmp_path) <= last and process.is_alive():
             time.sleep(0.005)
-        time.sleep(rng.uniform(0.0, 0.2))
-        process.kill()
-        code, output = process.end()
-        assert code in (0, -signal.SIGKILL), output
+        if kills:
+            time.sleep(rng.uniform(0.0, 0.2))
+            process.kill()
+        process.join()
+        assert process.exitcode == 0 or (kills and process.exitcode == -signal.SIGKILL), output.read_text()
         last = max(last, newest_steps(tmp_path))
-    code, output = alone(shared, tmp_path).end()
-    assert code == 0, output
     assert json.loads((tmp_path / "alone.json").read_text()) == undisturbed
+
+
+def by_itself(shared: Path, folder: Path) -> None:
+    """The one rank that is killed at any moment."""
+    log = PreparedLog.open(shared / "log")
+    told = run(a_job(log, dropout=0.2), log, Told(), folder)
+    (folder / "alone.json").write_text(json.dumps(told.answer))
 
 
 def newest_steps(folder: Path) -> int:
     return max((int(path.name.removeprefix(PREFIX)) for path in made(folder)), default=-1)
-
-
-def alone(shared: Path, folder: Path) -> Script:
-    return Script(__file__, folder / "alone.log", CASE="alone", SHARED=str(shared), FOLDER=str(folder))
 
 
 # on several ranks
@@ -491,11 +467,11 @@ def one_pass(log: PreparedLog) -> Job:
     return a_job(log, epochs=1, schedule="constant", weight_average=2)
 
 
-def several() -> tuple[Ranks, dict[str, Any], PreparedLog]:
+def several(shared: Path) -> tuple[Ranks, dict[str, Any], PreparedLog]:
     world = dist.get_world_size()
     ranks = Ranks(dist.get_rank(), *SHAPES[world])
     cluster = load_cluster("zionex").with_ranks("x".join(map(str, SHAPES[world])))
-    return ranks, {"ranks": ranks, "cluster": cluster}, PreparedLog.open(Path(os.environ["SHARED"]) / "log")
+    return ranks, {"ranks": ranks, "cluster": cluster}, PreparedLog.open(shared / "log")
 
 
 def copied(folder: Path, name: str, ranks: Ranks) -> Path:
@@ -506,10 +482,10 @@ def copied(folder: Path, name: str, ranks: Ranks) -> Path:
     return copy
 
 
-def four_ranks() -> dict[str, Any]:
+def four_ranks(shared: Path) -> dict[str, Any]:
     """Interrupted under plain DP at half; from there under each strategy; and under plain DP from the start."""
-    ranks, more, log = several()
-    job, folder = one_pass(log), Path(os.environ["SHARED"]) / "interrupted"
+    ranks, more, log = several(shared)
+    job, folder = one_pass(log), shared / "interrupted"
     try:
         run(job, log, Told(at=1500), folder, **more)
     except Interrupted:
@@ -522,17 +498,16 @@ def four_ranks() -> dict[str, Any]:
     return found
 
 
-def killed() -> dict[str, Any]:
-    """The last rank kills itself; the other sees its connection break."""
-    ranks, more, log = several()
+def killed(shared: Path) -> None:
+    """The last rank kills itself."""
+    ranks, more, log = several(shared)
 
     def die() -> None:
         if ranks.rank == ranks.world - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(1)
 
-    run(one_pass(log), log, Told(at=1500, then=die), Path(os.environ["SHARED"]) / "killed", **more)
-    return {}
+    run(one_pass(log), log, Told(at=1500, then=die), shared / "killed", **more)
 
 
 def off_from_best(step: Resumable, job: Job, folder: Path, ranks: Ranks = Ranks()) -> float:  # noqa: B008
@@ -548,9 +523,9 @@ def off_from_best(step: Resumable, job: Job, folder: Path, ranks: Ranks = Ranks(
     return max((float((held[name] - w).abs().max()) for name, w in best.items() if w.numel()), default=0.0)
 
 
-def two_ranks() -> dict[str, Any]:
-    ranks, more, log = several()
-    job, shared = one_pass(log), Path(os.environ["SHARED"])
+def two_ranks(shared: Path) -> dict[str, Any]:
+    ranks, more, log = several(shared)
+    job = one_pass(log)
     found, whole = {}, run(job, log, Told(), None, **more)
     for strategy in ON_TWO:
         copy = copied(shared / "interrupted", f"{strategy.name} on two", ranks)
@@ -568,28 +543,19 @@ def two_ranks() -> dict[str, Any]:
     return found
 
 
-CASES = {"four": four_ranks, "killed": killed, "two": two_ranks}
-
-
 @pytest.fixture(scope="module")
 def on_four(shared: Path) -> dict[str, Any]:
-    os.environ |= {"CASE": "four", "SHARED": str(shared)}
-    (shared / "four").mkdir()
-    found: dict[str, Any] = on_ranks(__file__, 4, shared / "four")
+    found: dict[str, Any] = on_ranks(four_ranks, 4, shared)
     return found
 
 
 @pytest.fixture(scope="module")
 def on_two(shared: Path, on_four: dict[str, Any]) -> dict[str, Any]:
     """After one in which a rank was killed."""
-    for case in ("killed", "two"):
-        (shared / case).mkdir()
-    os.environ |= {"CASE": "killed", "SHARED": str(shared)}
-    ends = [each.end() for each in [start(__file__, rank, 2, shared / "killed") for rank in range(2)]]
-    assert [code for code, _ in ends] == [1, -signal.SIGKILL], ends
+    with pytest.raises(RankError, match="rank 1: died"):
+        RankGroup().call(killed, 2, shared)
     assert len(made(shared / "killed")) == KEPT
-    os.environ["CASE"] = "two"
-    found: dict[str, Any] = on_ranks(__file__, 2, shared / "two")
+    found: dict[str, Any] = on_ranks(two_ranks, 2, shared)
     return found
 
 
@@ -621,15 +587,6 @@ def test_one_rank_goes_on_from_four(shared: Path, on_four: dict[str, Any]) -> No
     step = TrainStep(build_model(job.model, job.features), job.training)
     assert off_from_best(step, job, copy) == 0.0
     assert gap(run(job, log, Told(), copy).answer, run(job, log, Told(), None).answer) < TOLERANCE
-
-
-def by_itself() -> None:
-    """The one rank that is killed at any moment."""
-    torch.set_num_threads(1)
-    log = PreparedLog.open(Path(os.environ["SHARED"]) / "log")
-    folder = Path(os.environ["FOLDER"])
-    told = run(a_job(log, dropout=0.2), log, Told(), folder)
-    (folder / "alone.json").write_text(json.dumps(told.answer))
 
 
 def test_a_process_that_is_killed_while_it_removes_checkpoints_leaves_no_half_of_one(
@@ -667,7 +624,7 @@ def test_checkpoints_by_the_clock_change_nothing_where_embeddings_decay(
         undisturbed, folder = undisturbed_by(log, job), tmp_path / precision
         assert run(job, log, Told(), folder).answer == undisturbed.answer
         with pytest.raises(Interrupted):
-            run(job, log, Told(at=1900), folder)
+            run(job, log, Told(at=1500), folder)
         assert newest_steps(folder) == 100
         assert run(job, log, Told(), folder).answer == undisturbed.answer
 
@@ -682,12 +639,5 @@ def test_best_weights_are_copied_where_a_file_system_has_no_hard_links(
     log = PreparedLog.open(shared / "log")
     job = a_job(log)
     with pytest.raises(Interrupted):
-        run(job, log, Told(at=4500), tmp_path)
+        run(job, log, Told(at=2500), tmp_path)
     assert run(job, log, Told(), tmp_path).answer == undisturbed_by(log, job).answer
-
-
-if __name__ == "__main__":
-    if os.environ["CASE"] == "alone":
-        by_itself()
-    else:
-        as_rank(CASES[os.environ["CASE"]])

@@ -4,14 +4,14 @@ same NE as under plain dp on as many ranks."""
 from __future__ import annotations
 
 import math
-import os
-from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+import torch.distributed as dist
 from command_line import write_log
-from gloo_ranks import as_rank, on_ranks
+from gloo_ranks import on_ranks
 from interrupted import Told
 from servers.served_training import a_task, train_on_servers
 from tools import needs
@@ -133,11 +133,6 @@ def test_a_pair_is_planned_or_refused_by_the_names_of_both(technique: str) -> No
             assert PlanOptions(technique=asked).allows(chosen.replace(table_cache=0))
 
 
-@cache
-def log() -> PreparedLog:
-    return PreparedLog.open(Path(os.environ["FOLDER"]) / "log")
-
-
 def a_job(technique: str, changed: dict[str, Any], its_log: PreparedLog) -> Job:
     return Job(
         model=MODEL,
@@ -160,16 +155,15 @@ def trained_together(technique: str) -> list[dict[str, Any]]:
     ]
 
 
-def on_a_rank() -> list[tuple[float, float]]:
+@patch.object(zero_offload, "DELAY_AFTER", 3)  # of the few steps here
+def on_a_rank(technique: str, folder: Path) -> list[tuple[float, float]]:
     """NE under the technique and under plain dp, for each setting; of a delayed update, the technique's twice."""
-    zero_offload.DELAY_AFTER = 3  # of the few steps here
-    technique = os.environ["TECHNIQUE"]
-    shape = TECHNIQUES[technique]
+    log, shape = PreparedLog.open(folder / "log"), TECHNIQUES[technique]
     cluster = load_cluster("zionex").with_ranks(shape)
-    ranks = Ranks(int(os.environ["RANK"]), *map(int, shape.split("x")))
+    ranks = Ranks(dist.get_rank(), *map(int, shape.split("x")))
     found = []
     for changed in trained_together(technique):
-        job = a_job(technique, changed, log())
+        job = a_job(technique, changed, log)
         options = PlanOptions(technique=named(technique))
         chosen = plan(job.model, job.features, job.training, cluster, options=options).chosen
         assert chosen is not None
@@ -178,7 +172,7 @@ def on_a_rank() -> list[tuple[float, float]]:
         for strategy in (chosen, plain):
             told = Told()
             more = {"ranks": ranks, "strategy": strategy, "cluster": cluster}
-            train(job, log(), told, keep=told.weights.update, progress_seconds=9.0, **more)
+            train(job, log, told, keep=told.weights.update, progress_seconds=9.0, **more)
             nes.append(math.nan if told.best is None else told.best)
         found.append((nes[0], nes[1]))
     return found
@@ -194,18 +188,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @needs("torchrec")
 @pytest.mark.parametrize("technique", TECHNIQUES)
-def test_a_pair_trains_to_the_ne_of_plain_dp(
-    folder: Path, technique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pair_trains_to_the_ne_of_plain_dp(folder: Path, technique: str, tmp_path: Path) -> None:
     if "servers" in technique:
         pairs = [
             with_servers(technique, changed, folder, tmp_path) for changed in trained_together(technique)
         ]
     else:
-        monkeypatch.setenv("TECHNIQUE", technique)
-        (tmp_path / "log").symlink_to(folder / "log")
         hosts, per_host = map(int, TECHNIQUES[technique].split("x"))
-        pairs = on_ranks(__file__, hosts * per_host, tmp_path)
+        pairs = on_ranks(on_a_rank, hosts * per_host, technique, folder)
     for changed, (ne, plain) in zip(trained_together(technique), pairs, strict=True):
         tolerance = 5e-3 if changed.keys() & ROUNDED else 2e-5
         assert ne == pytest.approx(plain, abs=tolerance), changed
@@ -219,7 +209,3 @@ def with_servers(technique: str, changed: dict[str, Any], folder: Path, out: Pat
         task = a_task(a_job(strategy, changed, opened), folder / "log", strategy, 1)
         nes.append(train_on_servers(task, out / strategy).trained.best.ne)
     return nes[0], nes[1]
-
-
-if __name__ == "__main__":
-    as_rank(on_a_rank)

@@ -3,16 +3,16 @@ bit."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 from command_line import write_log
-from gloo_ranks import as_rank, on_ranks
+from gloo_ranks import on_ranks
 from interrupted import Interrupted, Told, run
 from torch import Tensor, nn
 from torch.optim import AdamW
@@ -232,9 +232,10 @@ def a_job(log: PreparedLog, **more: object) -> Job:
     return found.replace(training=found.training.resolved(log.split("train").rows, "fp32"))
 
 
-def resumed() -> dict[str, Any]:
+@patch.object(onebit_adam, "VARIANCE_RATIO", 0.01)  # at the second look, whatever the variance is
+def resumed(folder: Path) -> dict[str, Any]:
     """Broken off in the second stage; then to the end, by as many ranks."""
-    world, folder = dist.get_world_size(), Path(os.environ["SHARED"])
+    world = dist.get_world_size()
     ranks, log = Ranks(dist.get_rank(), 1, world), PreparedLog.open(folder / "log")
     found: dict[str, Any] = {}
     for name, more in (("dp", {}), ("zero1+micro_batches=2", {"precision": "bf16", "weight_average": 2})):
@@ -257,11 +258,9 @@ def resumed() -> dict[str, Any]:
     return found
 
 
-def on_a_rank() -> dict[str, Any]:
-    onebit_adam.VARIANCE_RATIO = 0.01  # at the second look, whatever the variance is
-    if dist.get_world_size() == FEWER:
-        return resumed()
-    found: dict[str, Any] = {"resumed": resumed()}
+@patch.object(onebit_adam, "VARIANCE_RATIO", 0.01)  # at the second look, whatever the variance is
+def on_a_rank(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {"resumed": resumed(folder)}
     for name in HELD:
         step = wrapped(name, config())
         found[name] = trained(step)
@@ -289,14 +288,12 @@ def assert_alike(step: ParallelStep) -> None:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("one_bit")
     prepare([write_log(folder / "log.csv", 1500)], out=folder / "log")
-    os.environ["SHARED"] = str(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def answers(shared: Path) -> dict[str, Any]:
-    (shared / "ranks").mkdir()
-    found: dict[str, Any] = on_ranks(__file__, RANKS, shared / "ranks")
+    found: dict[str, Any] = on_ranks(on_a_rank, RANKS, shared)
     return found
 
 
@@ -352,10 +349,5 @@ def test_it_goes_on_to_the_bit_on_as_many_ranks(answers: dict[str, Any]) -> None
 
 
 def test_it_goes_on_from_more_ranks_held_in_another_way(shared: Path, answers: dict[str, Any]) -> None:
-    (shared / "fewer").mkdir()
-    for found in on_ranks(__file__, FEWER, shared / "fewer").values():
+    for found in on_ranks(resumed, FEWER, shared).values():
         assert gap(found["again"], found["whole"]) < 0.03
-
-
-if __name__ == "__main__":
-    as_rank(on_a_rank)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +29,7 @@ from distributed.test_one_bit import (
     trained,
     wrapped,
 )
-from gloo_ranks import as_rank, on_ranks
+from gloo_ranks import on_ranks
 from interrupted import Interrupted, Told, run
 from torch import Tensor
 from torch.optim import AdamW
@@ -159,9 +158,9 @@ def sent_and_held() -> dict[str, Any]:
     }
 
 
-def resumed() -> dict[str, Any]:
+def resumed(folder: Path) -> dict[str, Any]:
     """Broken off once it compresses; then to the end, by as many ranks or fewer."""
-    world, folder = dist.get_world_size(), Path(os.environ["SHARED"])
+    world = dist.get_world_size()
     ranks, log = Ranks(dist.get_rank(), 1, world), PreparedLog.open(folder / "log")
     job, place = a_job(log, **POWER), folder / "some"
     job = job.replace(training=job.training.replace(power_sgd_rank=1))  # matrices are small here
@@ -183,24 +182,20 @@ def resumed() -> dict[str, Any]:
     return {"whole": whole.answer, "again": again.answer, "exact": exact.answer}
 
 
-def on_a_rank() -> dict[str, Any]:
-    if dist.get_world_size() == FEWER:
-        return resumed()
-    return {"losses": follows(), "sizes": sent_and_held(), "resumed": resumed()}
+def on_a_rank(folder: Path) -> dict[str, Any]:
+    return {"losses": follows(), "sizes": sent_and_held(), "resumed": resumed(folder)}
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("power_sgd")
     prepare([write_log(folder / "log.csv", 1500)], out=folder / "log")
-    os.environ["SHARED"] = str(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def answers(shared: Path) -> dict[str, Any]:
-    (shared / "ranks").mkdir()
-    found: dict[str, Any] = on_ranks(__file__, RANKS, shared / "ranks")
+    found: dict[str, Any] = on_ranks(on_a_rank, RANKS, shared)
     return found
 
 
@@ -226,8 +221,7 @@ def test_it_goes_on_to_the_bit_on_as_many_ranks(answers: dict[str, Any]) -> None
 
 
 def test_it_goes_on_on_fewer(shared: Path, answers: dict[str, Any]) -> None:
-    (shared / "on_fewer").mkdir()
-    found = on_ranks(__file__, FEWER, shared / "on_fewer")
+    found = on_ranks(resumed, FEWER, shared)
     pairs = zip(found["again"]["points"], found["whole"]["points"], strict=True)
     assert max(abs(a["validation"]["ne"] - b["validation"]["ne"]) for a, b in pairs) < 0.03
 
@@ -239,7 +233,3 @@ def test_small_gradients_are_sent_as_they_are(
     numbers: tuple[int, int, int], sizes: tuple[bool, int, int, int]
 ) -> None:
     assert LowRank.of(*numbers) == LowRank(*sizes)
-
-
-if __name__ == "__main__":
-    as_rank(on_a_rank)

@@ -13,23 +13,19 @@ from pathlib import Path
 import pytest
 from faulty_ranks import (
     BAD_RANK,
-    HOSTS,
     RANKS,
     RANKS_PER_HOST,
     all_gone,
     everything,
     fork_server,
     pids,
-    real_training,
     start,
     trained,
     wait_until_it_misbehaves,
 )
 
-from trials.cluster.here import this_machine
-from trials.events import RENDEZVOUS, Failed, Progress, Trained, last_words
+from trials.events import RENDEZVOUS, Failed, Progress, last_words
 from trials.processes.launcher import Launcher
-from trials.strategy import Strategy
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 ENDLESS = 1_000_000
@@ -179,29 +175,3 @@ def test_a_host_that_loses_its_peers_ends(launcher: Launcher, tmp_path: Path) ->
     assert isinstance(second, Failed)
     assert f"rank {BAD_RANK} was killed by signal 9" in second.error
     assert "rank 0 failed" in first.error or "rank 1 failed" in first.error
-
-
-def test_real_training_within_a_declared_memory_and_beyond(launcher: Launcher, tmp_path: Path) -> None:
-    ranks = {"hosts": HOSTS, "gpus_per_host": RANKS_PER_HOST}
-    training = real_training(tmp_path / "log").replace(
-        **(ranks | {"cluster": this_machine().replace(**ranks)})
-    )
-
-    def last(name: str, dense: str, limit_bytes: int) -> Trained | Failed:
-        changes = {"strategy": Strategy.model_validate({"dense": dense}), "hbm": limit_bytes}
-        (tmp_path / name).mkdir()
-        events = everything(launcher.start(training.replace(**changes), tmp_path / name))
-        assert isinstance(events[-1], (Trained, Failed))
-        return events[-1]
-
-    dp, sharded = last("dp", "dp", 2**30), last("fsdp", "fsdp", 2**30)
-    assert isinstance(dp, Trained), dp
-    assert isinstance(sharded, Trained), sharded
-    assert dp.best.ne == pytest.approx(sharded.best.ne, abs=1e-4)
-    assert dp.measured.peak_memory_bytes > sharded.measured.peak_memory_bytes
-    between = (dp.measured.peak_memory_bytes + sharded.measured.peak_memory_bytes) // 2
-    assert isinstance(last("fits", "fsdp", between), Trained)
-    beyond = last("beyond", "dp", between)
-    assert isinstance(beyond, Failed)
-    assert beyond.out_of_memory
-    assert beyond.limit_bytes == between < (beyond.needed_bytes or 0)

@@ -29,7 +29,7 @@ from trials.training.evaluation import evaluate
 from trials.training.score_weights import score
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-ROUNDING = 2e-5
+ROUNDING, ROWS = 2e-5, 1510
 GROWING = GivenGrowing(capacity=200, columns=("user", "tags"), admit_after=2)
 """With room for all ids that occur often enough: servers and one process give the same keys rows, of other
 numbers."""
@@ -38,10 +38,14 @@ numbers."""
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("served")
-    log = write_log(folder / "log.csv", 3010)
+    log = write_log(folder / "log.csv", ROWS)
     prepare([log], out=folder / "log", schema=infer_schema([log]))
     prepare([log], out=folder / "growing", options=ReadOptions(growing=GROWING))
     return folder
+
+
+def job_steps(folder: Path) -> int:
+    return PreparedLog.open(folder / "log").split("train").rows // BATCH
 
 
 def local(folder: Path, log: str = "log", **training: object) -> Weights:
@@ -58,7 +62,7 @@ def test_sync_equals_local_training(folder: Path, strategy: str, ranks: int) -> 
     served = train_on_servers(a_task(job, folder / "log", strategy, ranks), folder / "sync")
     plain = local(folder, **settings)
     assert apart(served.weights, plain) < ROUNDING
-    assert served.trained.measured.staleness == {0: 2408 // BATCH}
+    assert served.trained.measured.staleness == {0: job_steps(folder)}
 
 
 def test_sync_gives_growing_tables_the_rows_of_local_training(folder: Path) -> None:
@@ -93,7 +97,7 @@ def by_key(weights: Weights, log: PreparedLog) -> dict[tuple[str, int], Tensor]:
     return found
 
 
-@pytest.mark.parametrize(("staleness", "ranks"), [(0, 2), (1, 1), (2, 2)])
+@pytest.mark.parametrize(("staleness", "ranks"), [(1, 1), (2, 2)])
 def test_a_deterministic_delay_is_that_of_one_process(folder: Path, staleness: int, ranks: int) -> None:
     """Evaluations see all updates, and the delay begins anew after them."""
     tables = {"synchrony": "semi", "staleness": staleness, "deterministic_delay": True}
@@ -150,7 +154,7 @@ def simulate(job: Job, log: PreparedLog, staleness: int, workers: int) -> tuple[
             table.grad = None
         versions.append(copies(tables))
         examples += BATCH
-        if examples >= 800 * (len(found) + 1) or step == steps - 1:
+        if examples >= (config.evaluate_every or 0) * (len(found) + 1) or step == steps - 1:
             drained = step + 1
             found.append(evaluate(model, log, "validation").ne)
             weights.append({name: values.clone() for name, values in model.state_dict().items()})
@@ -172,7 +176,7 @@ def test_semi_lags_within_its_bound_and_says_by_how_much(folder: Path) -> None:
     served = train_on_servers(a_task(job, folder / "log", "dp+servers2", 2), folder / "semi")
     behind = served.trained.measured.staleness
     assert behind is not None
-    assert sum(behind.values()) == 2408 // BATCH
+    assert sum(behind.values()) == job_steps(folder)
     assert max(behind) <= 3
     assert set(behind) != {0}
     assert min(served.ne) < 1.0
@@ -187,9 +191,9 @@ def test_async_of_one_worker_equals_local_training(folder: Path) -> None:
 
 def test_async_workers_share_the_batches(folder: Path) -> None:
     log = PreparedLog.open(folder / "log")
-    job = a_job(log, {"synchrony": "async"}, epochs=2)
+    job = a_job(log, {"synchrony": "async"}, epochs=3)
     served = train_on_servers(a_task(job, folder / "log", "dp+servers2", 3), folder / "async3")
-    steps = 2 * (2408 // BATCH)
+    steps = 3 * job_steps(folder)
     assert [event.point.examples for event in served.events if event.event == "evaluated"][
         -1
     ] == steps * BATCH
@@ -209,10 +213,6 @@ def test_async_workers_share_the_batches(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("log", "tables", "before", "after"),
     [
-        pytest.param(
-            *("growing", {"synchrony": "sync"}, ("dp+servers2", 2), ("dp+servers2", 2)),
-            marks=pytest.mark.slow,
-        ),
         ("growing", {"synchrony": "sync"}, ("dp+servers2", 2), ("dp+servers3", 1)),
         ("log", {"synchrony": "async"}, ("dp+servers2", 1), ("dp+servers1", 1)),
     ],
@@ -236,7 +236,7 @@ def test_a_training_goes_on_from_what_servers_saved(
     second = train_on_servers(a_task(job, folder / log, *after, **kept), name)
     assert second.ne[:2] == pytest.approx(whole.ne[:2], abs=1e-6)
     # another number of servers counts the ids that wait for a row anew
-    assert second.ne[2:] == pytest.approx(whole.ne[2:], abs=1e-4 if before == after or log == "log" else 5e-3)
+    assert second.ne[2:] == pytest.approx(whole.ne[2:], abs=1e-4 if log == "log" else 5e-3)
     assert not any((name / "checkpoints").glob("*"))
 
 
@@ -260,10 +260,9 @@ def test_weights_on_servers_are_scored_as_any(folder: Path) -> None:
     assert trained.trained.best.ne == pytest.approx(min(trained.ne))
 
 
-@pytest.mark.parametrize("precision", ["fp16", pytest.param("bf16", marks=pytest.mark.slow)])
-def test_rows_may_be_stored_and_sent_in_half(folder: Path, precision: str) -> None:
+def test_rows_may_be_stored_and_sent_in_half(folder: Path) -> None:
     log = PreparedLog.open(folder / "log")
-    half = {"table_precision": "fp16", "all_to_all_precision": precision}
+    half = {"table_precision": "fp16", "all_to_all_precision": "bf16"}
     served = train_on_servers(
         a_task(a_job(log, {"synchrony": "sync"}, **half), folder / "log", "dp+servers2", 2), folder / "half"
     )

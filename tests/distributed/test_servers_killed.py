@@ -22,11 +22,10 @@ from trials.processes.launcher import Run
 from trials.processes.task import Task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-KILLS = 10
 SLOWLY = {"learning_rate": 5e-5, "embedding_learning_rate": 1e-3}
 LONG = SLOWLY | {"epochs": 8, "patience": 999, "evaluate_every": 1200}
 SHORTER = LONG | {"epochs": 4}
-"""Long enough for one kill in each attempt."""
+"""Long enough for three kills, and for one."""
 NAMES = ("rank 0", "rank 1", "rank 2", "server 0", "server 1")
 
 
@@ -69,9 +68,8 @@ class Killer:
         self._next = progress + self._random.randrange(3, 12)
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(KILLS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("synchrony", "processes"), [("async", (1, 2)), ("async", (3, 4)), ("semi", (3, 4))], ids=str
+    ("synchrony", "processes", "kills"), [("async", (1, 2), 3), ("async", (3, 4), 3), ("semi", (3, 4), 1)]
 )
 def test_the_others_go_on_and_another_takes_its_place(
     folder: Path, tmp_path: Path, synchrony: str, processes: Sequence[int], kills: int
@@ -97,22 +95,11 @@ def test_a_rank_on_its_own_that_is_stopped_is_replaced(folder: Path, tmp_path: P
     assert len(served.ne) == 8 * 2
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(KILLS, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    ("synchrony", "processes"),
-    [
-        ("sync", (0, 1, 2)),
-        pytest.param("sync", (3, 4), marks=pytest.mark.slow),
-        pytest.param("semi", (0, 1, 2), marks=pytest.mark.slow),
-        ("async", (0,)),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("synchrony", "processes", "kills"), [("sync", (0, 1, 2), 2), ("async", (0,), 1)])
 def test_all_go_back_to_the_newest_checkpoint_and_nothing_is_lost(
     folder: Path, tmp_path: Path, synchrony: str, processes: Sequence[int], kills: int
 ) -> None:
-    training = LONG if kills == KILLS else SHORTER
-    task, served, killed = long_task(folder, synchrony, tmp_path, training), None, 0
+    task, served, killed = long_task(folder, synchrony, tmp_path, SHORTER), None, 0
     for attempt in range(kills):
         killer = Killer(tmp_path, processes, 1, seed=attempt)
         served = train_on_servers(task.replace(attempt=attempt), tmp_path, killer)
@@ -123,7 +110,7 @@ def test_all_go_back_to_the_newest_checkpoint_and_nothing_is_lost(
     served = train_on_servers(task.replace(attempt=kills), tmp_path)
     assert killed > kills / 2
     assert served.trained.measured.lost_steps is None
-    whole = long_task(folder, synchrony, tmp_path / "whole", training)
+    whole = long_task(folder, synchrony, tmp_path / "whole", SHORTER)
     undisturbed = train_on_servers(whole, tmp_path / "whole")
     assert len(served.ne) == len(undisturbed.ne)
     if synchrony == "sync":

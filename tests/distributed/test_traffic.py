@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gloo_ranks import as_rank, on_ranks
+from gloo_ranks import on_ranks
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -84,10 +84,8 @@ def every_strategy() -> dict[str, list[tuple[str, list[int], int]]]:
 
 
 @pytest.fixture(scope="module")
-def sent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str, list[int], int]]]:
-    found: dict[str, list[tuple[str, list[int], int]]] = on_ranks(
-        __file__, RANKS, tmp_path_factory.mktemp("ranks")
-    )
+def sent() -> dict[str, list[tuple[str, list[int], int]]]:
+    found: dict[str, list[tuple[str, list[int], int]]] = on_ranks(every_strategy, RANKS)
     return found
 
 
@@ -160,7 +158,3 @@ def test_reductions_wait_for_the_last_micro_batch(sent: dict[str, Any]) -> None:
     assert times("hsdp+micro_batches=4+no_sync", "all_reduce") == 1
     for name in ("zero1", "zero2"):
         assert times(f"{name}+micro_batches=4", "all_gather") == 1
-
-
-if __name__ == "__main__":
-    as_rank(every_strategy)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from command_line import write_log
-from gloo_ranks import as_rank, on_ranks
+from gloo_ranks import on_ranks
 from tools import needs
 from torch import Tensor, nn
 
@@ -44,10 +42,9 @@ from trials.training.weight_average import WeightAverage
 pytestmark = needs("torchrec")
 
 CPU = torch.device("cpu")
-STEPS, FEW, BATCH, EVALUATE_AT = 36, 12, 42, (5, 24)
-"""A long training, and one of most strategies; 42 examples over 4 ranks are 10 or 11 each."""
-SHAPES = {2: (1, 2), 4: (2, 2)}
-"""Hosts and ranks per host."""
+STEPS, BATCH, EVALUATE_AT = 6, 42, (1, 3)
+"""42 examples over 4 ranks are 10 or 11 each."""
+HOSTS, RANKS_PER_HOST, RANKS = 2, 2, 4
 LAYER = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3, "raw_numeric": True}
 MODEL = parse_model({"embedding_dim": 4, "layers": [LAYER] * 2, "dropout": 0.0}, "test")
 MIXED = MODEL.replace(embedding_dim=8, table_dim_exponent=0.5)
@@ -61,22 +58,14 @@ CLIP_NORM = 0.3
 """Some gradients are longer than this and some are not: how long they are counts in AdamW, when it changes."""
 
 
-def strategies(ranks: int) -> list[Strategy]:
-    """On four ranks each way of holding alone and with everything on top; on two a few."""
-    found = [each for each in ladder(*SHAPES[ranks], 10) if each.micro_batches in (1, 4) and not each.no_sync]
-    found = [
-        each for each in found if each.tensor == 1
-    ]  # tests/distributed/test_tensor_parallel.py has others
-    if ranks == 4:
-        most = {dense: max(len(e.techniques) for e in found if e.dense == dense) for dense in DENSE}
-        return [e for e in found if len(e.techniques) in (e.dense != "dp", most[e.dense])]
-    return [each for each in found if each.checkpointing == "full" and each.micro_batches == 4]
-
-
-def steps_of(strategy: Strategy, ranks: int) -> int:
-    """Of four ranks two go a long way, whose optimizer and whose weights are sharded, with everything on top."""
-    far = ranks == 4 and strategy.dense in ("zero2", "fsdp") and strategy.checkpointing == "full"
-    return STEPS if far else FEW
+def strategies() -> list[Strategy]:
+    """Each way of holding with everything on top; alone they are in tests/distributed/test_parallelize.py."""
+    every = [each for each in ladder(HOSTS, RANKS_PER_HOST, 10) if each.tensor == 1 and not each.no_sync]
+    every = [each for each in every if each.micro_batches == 4]
+    return [
+        max((each for each in every if each.dense == dense), key=lambda each: len(each.techniques))
+        for dense in DENSE
+    ]
 
 
 def job(log: PreparedLog, model: ModelConfig = MODEL, **training: object) -> Job:
@@ -95,9 +84,9 @@ def job(log: PreparedLog, model: ModelConfig = MODEL, **training: object) -> Job
     )
 
 
-def fresh(model: ModelConfig = MODEL) -> nn.Module:
+def fresh(log: PreparedLog, model: ModelConfig = MODEL) -> nn.Module:
     torch.manual_seed(0)
-    return build_model(model, log().features).train()
+    return build_model(model, log.features).train()
 
 
 def few_buckets(log: Path) -> LogSchema:
@@ -107,14 +96,8 @@ def few_buckets(log: Path) -> LogSchema:
     return schema.replace(columns={**schema.columns, **numeric})
 
 
-@cache
-def log() -> PreparedLog:
-    return PreparedLog.open(Path(os.environ["FOLDER"]) / "log")
-
-
-@cache
-def batches(ranks: Ranks) -> list[Batch]:
-    split = log().split("train")
+def batches(log: PreparedLog, ranks: Ranks) -> list[Batch]:
+    split = log.split("train")
     parts = {"rank": ranks.rank, "ranks": ranks.world}
     found = train_batches(
         split, batch_size=BATCH, seed=0, epoch=0, counts=IdCounts(split, split.rows), **parts
@@ -122,10 +105,10 @@ def batches(ranks: Ranks) -> list[Batch]:
     return list(itertools.islice(found, STEPS))
 
 
-def trained(step: TrainStep | DistributedStep, ranks: Ranks, steps: int) -> dict[str, Any]:
+def trained(step: TrainStep | DistributedStep, log: PreparedLog, ranks: Ranks) -> dict[str, Any]:
     """With evaluations in between, which must leave no trace, and of a mean of weights at the end."""
     losses, metrics, average = [], [], WeightAverage(step, 2)
-    for number, batch in enumerate(batches(ranks)[:steps]):
+    for number, batch in enumerate(batches(log, ranks)):
         factor = 1.0 - number / STEPS
         step.scale_learning_rates(dense=factor, tables=factor)
         loss = step(batch)
@@ -134,12 +117,12 @@ def trained(step: TrainStep | DistributedStep, ranks: Ranks, steps: int) -> dict
         losses.append(loss.item() / ranks.world)
         if number in EVALUATE_AT:
             step.settle()
-            metrics.append(step.evaluate(log(), "validation").to_dict())
+            metrics.append(step.evaluate(log, "validation").to_dict())
             average.note()
     step.settle()
     average.note()
-    with average.in_place(steps):
-        of_mean = step.evaluate(log(), "validation").ne
+    with average.in_place(STEPS):
+        of_mean = step.evaluate(log, "validation").ne
     found = {"losses": losses, "metrics": metrics, "finite": step.is_finite(), "weights": step.weights()}
     return found | {"of_mean": of_mean}
 
@@ -149,44 +132,41 @@ def apart(mine: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     return max(float((mine[name] - other[name]).abs().max()) for name in mine if mine[name].numel())
 
 
-def on_a_rank() -> dict[str, Any]:
+def on_a_rank(folder: Path) -> dict[str, Any]:
     """Every strategy beside one process, as rank 0 sees it."""
-    world = dist.get_world_size()
-    ranks = Ranks(dist.get_rank(), *SHAPES[world])
-    cluster = load_cluster("zionex").with_ranks("x".join(map(str, SHAPES[world])))
-    found: dict[str, Any] = {"bf16": bf16(ranks), "exact": exact_metrics(ranks), "torn": notices_nan(ranks)}
-    plain = {steps: one_process(steps) for steps in (FEW, STEPS)} if ranks.first else {}
-    if ranks.first:
-        found["plain"] = {name: plain[STEPS][name] for name in ("losses", "metrics")}
-    for strategy in strategies(world):
-        steps = steps_of(strategy, world)
-        step = DistributedStep(fresh(), job(log()), strategy, ranks, cluster, where=CPU)
-        mine = trained(step, ranks, steps)
-        weights = mine.pop("weights")
+    log, ranks = PreparedLog.open(folder / "log"), Ranks(dist.get_rank(), HOSTS, RANKS_PER_HOST)
+    cluster = load_cluster("zionex").with_ranks(f"{HOSTS}x{RANKS_PER_HOST}")
+    found: dict[str, Any] = {
+        "bf16": bf16(log, ranks, folder),
+        "exact": exact_metrics(log, ranks),
+        "torn": notices_nan(log, ranks),
+    }
+    plain = trained(TrainStep(fresh(log), job(log).training), log, Ranks()) if ranks.first else {}
+    for strategy in strategies():
+        step = DistributedStep(fresh(log), job(log), strategy, ranks, cluster, where=CPU)
+        mine = trained(step, log, ranks)
         held = {kind: sum(len(p.values) for p in each.pieces) for kind, each in step.dense_state().items()}
         mine["held"] = held
-        mine["means_apart"] = mine["of_mean"] - plain[steps]["of_mean"] if ranks.first else None
-        mine["apart"] = apart(weights, plain[steps]["weights"]) if ranks.first else None
-        found[strategy.name] = mine
-    found["mixed"] = beside_one_process(MIXED, ranks, cluster)
-    found["interpolated"] = beside_one_process(INTERPOLATED, ranks, cluster)
-    return found
+        if ranks.first:
+            mine["apart"] = apart(mine["weights"], plain["weights"])
+        found[strategy.dense] = mine
+    for name, model in (("mixed", MIXED), ("interpolated", INTERPOLATED)):
+        found[name] = beside_one_process(model, log, ranks, cluster)
+    return found | {"plain": plain}
 
 
-def one_process(steps: int) -> dict[str, Any]:
-    return trained(TrainStep(fresh(), job(log()).training), Ranks(), steps)
-
-
-def beside_one_process(model: ModelConfig, ranks: Ranks, cluster: Cluster) -> dict[str, Any]:
+def beside_one_process(
+    model: ModelConfig, log: PreparedLog, ranks: Ranks, cluster: Cluster
+) -> dict[str, Any]:
     """Embeddings decay by how often their ids occur: losses of ranks and of one process, how far their weights are
     apart, and the tables' shapes."""
-    fsdp, this = Strategy(dense="fsdp", micro_batches=2), job(log(), model, frequency_decay=FREQUENCY_DECAY)
-    mine = trained(DistributedStep(fresh(model), this, fsdp, ranks, cluster, where=CPU), ranks, FEW)
+    fsdp, this = Strategy(dense="fsdp", micro_batches=2), job(log, model, frequency_decay=FREQUENCY_DECAY)
+    mine = trained(DistributedStep(fresh(log, model), this, fsdp, ranks, cluster, where=CPU), log, ranks)
     if not ranks.first:
         return {}
     plain, without = (
-        trained(DistributedStep(fresh(model), one, Strategy(), Ranks(), where=CPU), Ranks(), FEW)
-        for one in (this, job(log(), model))
+        trained(DistributedStep(fresh(log, model), one, Strategy(), Ranks(), where=CPU), log, Ranks())
+        for one in (this, job(log, model))
     )
     tables = {name: list(w.shape) for name, w in plain["weights"].items() if "tables" in name}
     weights = apart(mine["weights"], plain["weights"])
@@ -195,35 +175,35 @@ def beside_one_process(model: ModelConfig, ranks: Ranks, cluster: Cluster) -> di
     return found | {"decayed": decayed}
 
 
-def bf16(ranks: Ranks) -> dict[str, Any]:
+def bf16(log: PreparedLog, ranks: Ranks, folder: Path) -> dict[str, Any]:
     """Losses; and metrics of the ranks, also when they score saved weights, beside those of a plain model."""
-    found, weights = {}, Path(os.environ["FOLDER"]) / "weights.safetensors"
+    found, weights = {}, folder / "weights.safetensors"
     for dense in ("dp", "fsdp", "zero2", "zero_offload"):
-        this, strategy = job(log(), precision="bf16"), Strategy(dense=dense)
-        step = DistributedStep(fresh(), this, strategy, ranks, where=CPU)
-        mine = trained(step, ranks, FEW)
-        here = step.evaluate(log(), "validation").to_dict()
+        this, strategy = job(log, precision="bf16"), Strategy(dense=dense)
+        step = DistributedStep(fresh(log), this, strategy, ranks, where=CPU)
+        mine = trained(step, log, ranks)
+        here = step.evaluate(log, "validation").to_dict()
         if ranks.first:
             save_weights(mine["weights"], weights)
-        scored = score(this, weights, log(), "validation", ranks=ranks, strategy=strategy, cluster=None)
+        scored = score(this, weights, log, "validation", ranks=ranks, strategy=strategy, cluster=None)
         found[dense] = {"losses": mine["losses"], "here": here, "scored": scored.to_dict()}
         if ranks.first:
-            plain = fresh()
+            plain = fresh(log)
             plain.load_state_dict(mine["weights"])
-            found[dense]["plain"] = evaluate(compute_in(plain, "bf16"), log(), "validation").to_dict()
+            found[dense]["plain"] = evaluate(compute_in(plain, "bf16"), log, "validation").to_dict()
     return found
 
 
-def exact_metrics(ranks: Ranks) -> dict[str, Any]:
+def exact_metrics(log: PreparedLog, ranks: Ranks) -> dict[str, Any]:
     """Of scores that do not depend on how rows are cut into batches."""
 
     def score(features: FeatureBatch) -> Tensor:
         return features.numeric_BK.sum(dim=1).round(decimals=1)
 
-    split = log().split("validation")
+    split = log.split("validation")
     logit_N = torch.from_numpy(np.array(split.numeric)).sum(dim=1).round(decimals=1).double()
     expected = evaluate_predictions(logit_N.sigmoid().numpy(), np.asarray(split.labels, dtype=np.float64))
-    mine = metrics_over_ranks(logits_over_ranks(score, split, ranks), split, log(), ranks)
+    mine = metrics_over_ranks(logits_over_ranks(score, split, ranks), split, log, ranks)
     every = [None] * ranks.world
     dist.all_gather_object(every, mine)
     return {
@@ -234,9 +214,9 @@ def exact_metrics(ranks: Ranks) -> dict[str, Any]:
     }
 
 
-def notices_nan(ranks: Ranks) -> list[bool]:
+def notices_nan(log: PreparedLog, ranks: Ranks) -> list[bool]:
     """A weight that is no number, on the last rank alone, is known to all."""
-    step = DistributedStep(fresh(), job(log()), Strategy(dense="fsdp"), ranks, where=CPU)
+    step = DistributedStep(fresh(log), job(log), Strategy(dense="fsdp"), ranks, where=CPU)
     if ranks.rank == ranks.world - 1:
         with torch.no_grad():
             step.dense_state()["weight"].pieces[0].values[0] = float("nan")
@@ -245,28 +225,25 @@ def notices_nan(ranks: Ranks) -> list[bool]:
     return known  # type: ignore[return-value]
 
 
-@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 4], ids="{} ranks".format)
-def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("ranks")
-    write_log(folder / "log.csv", 3010)
+    write_log(folder / "log.csv", 1510)
     prepare([folder / "log.csv"], out=folder / "log", schema=few_buckets(folder / "log.csv"))
-    found: dict[str, Any] = on_ranks(__file__, request.param, folder)
-    return found | {"ranks": request.param}
+    found: dict[str, Any] = on_ranks(on_a_rank, RANKS, folder)
+    return found
 
 
-def test_every_strategy_follows_one_process(answers: dict[str, Any]) -> None:
-    plain = answers["plain"]
+@pytest.mark.parametrize("dense", DENSE)
+def test_every_strategy_follows_one_process(answers: dict[str, Any], dense: str) -> None:
+    plain, found = answers["plain"], answers[dense]
     assert plain["losses"][-1] < plain["losses"][0] - 0.01
-    for strategy in strategies(answers["ranks"]):
-        found = answers[strategy.name]
-        steps = steps_of(strategy, answers["ranks"])
-        assert found["losses"] == pytest.approx(plain["losses"][:steps], abs=TOLERANCE), strategy.name
-        assert found["apart"] < CLOSE_WEIGHTS, strategy.name
-        assert abs(found["means_apart"]) < TOLERANCE, strategy.name
-        assert found["finite"]
-        assert len(found["metrics"]) == sum(at < steps for at in EVALUATE_AT)
-        for mine, other in zip(found["metrics"], plain["metrics"], strict=False):
-            assert mine == pytest.approx(other, abs=TOLERANCE), strategy.name
+    assert found["losses"] == pytest.approx(plain["losses"], abs=TOLERANCE)
+    assert found["apart"] < CLOSE_WEIGHTS
+    assert found["of_mean"] == pytest.approx(plain["of_mean"], abs=TOLERANCE)
+    assert found["finite"]
+    for mine, other in zip(found["metrics"], plain["metrics"], strict=True):
+        assert mine == pytest.approx(other, abs=TOLERANCE)
 
 
 def test_mixed_dimensions_that_decay_by_frequency_follow_one_process(answers: dict[str, Any]) -> None:
@@ -280,46 +257,31 @@ def test_mixed_dimensions_that_decay_by_frequency_follow_one_process(answers: di
 def test_interpolated_buckets_follow_one_process(answers: dict[str, Any]) -> None:
     found = answers["interpolated"]
     assert found["losses"] == pytest.approx(found["plain"], abs=TOLERANCE)
-    assert found["losses"] != pytest.approx(answers["plain"]["losses"][:FEW], abs=TOLERANCE)
+    assert found["losses"] != pytest.approx(answers["plain"]["losses"], abs=TOLERANCE)
     assert found["apart"] < CLOSE_WEIGHTS
 
 
 def test_ranks_hold_their_parts(answers: dict[str, Any]) -> None:
-    ranks = answers["ranks"]
-    held = {strategy.dense: answers[strategy.name]["held"] for strategy in strategies(ranks)}
-    whole = held["dp"]["weight"]
-    assert held["dp"]["exp_avg"] == whole
-    shards = {
-        "zero1": ranks,
-        "zero2": ranks,
-        "zero_offload": ranks,
-        "shard_grad_op": ranks,
-        "fsdp": ranks,
-        "hsdp": 2,
-    }
-    for dense in held.keys() - {"dp"}:
-        assert held[dense]["exp_avg"] == pytest.approx(whole / shards[dense], rel=0.2)
-        assert held[dense]["exp_avg_sq"] == held[dense]["exp_avg"]
-        assert held[dense]["weight"] == held[dense]["exp_avg"]
+    whole = answers["dp"]["held"]["weight"]
+    for dense in DENSE:
+        held, shards = answers[dense]["held"], {"dp": 1, "hsdp": RANKS_PER_HOST}.get(dense, RANKS)
+        assert held["exp_avg"] == pytest.approx(whole / shards, rel=0.2)
+        assert held["weight"] == held["exp_avg"] == held["exp_avg_sq"]
 
 
 def test_bf16_evaluates_what_it_trains(answers: dict[str, Any]) -> None:
     for dense, found in answers["bf16"].items():
-        assert found["losses"] == pytest.approx(answers["plain"]["losses"][:FEW], abs=3e-2), dense
+        assert found["losses"] == pytest.approx(answers["plain"]["losses"], abs=3e-2), dense
         assert found["here"] == pytest.approx(found["plain"], abs=1e-3), dense
         assert found["scored"] == pytest.approx(found["here"], abs=1e-6), dense
 
 
 def test_metrics_over_ranks_are_exact(answers: dict[str, Any]) -> None:
     exact = answers["exact"]
-    assert exact["rows"] % answers["ranks"]
+    assert exact["rows"] % RANKS
     assert exact["here"] == exact["expected"]
     assert exact["alike"]
 
 
 def test_all_know_of_a_weight_that_is_no_number(answers: dict[str, Any]) -> None:
     assert not any(answers["torn"])
-
-
-if __name__ == "__main__":
-    as_rank(on_a_rank)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gloo_ranks import as_rank, on_ranks
+from gloo_ranks import on_ranks
 from torch import Tensor, nn
 
 from dhen.loss import cross_entropy
@@ -281,8 +281,8 @@ def on_a_rank() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    found: dict[str, Any] = on_ranks(__file__, 2, tmp_path_factory.mktemp("ranks"))
+def two_ranks() -> dict[str, Any]:
+    found: dict[str, Any] = on_ranks(on_a_rank, 2)
     return found
 
 
@@ -299,7 +299,3 @@ def test_on_several_ranks_a_layers_part_leaves_while_backward_goes_on(two_ranks:
     assert sorted(event for event in order if event.endswith("leaves")) == sorted(
         f"{name} leaves" for name in ("features", "layer0", "layer1", "layer2", "head")
     )
-
-
-if __name__ == "__main__":
-    as_rank(on_a_rank)

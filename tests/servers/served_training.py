@@ -48,7 +48,7 @@ def a_job(
     log: PreparedLog, tables: dict[str, Any] | None = None, model: ModelConfig = MODEL, **training: Any
 ) -> Job:
     """With a learning rate that does not amplify rounding."""
-    settings = {"batch_size": BATCH, "precision": "fp32", "epochs": 1, "evaluate_every": 800, "patience": 9}
+    settings = {"batch_size": BATCH, "precision": "fp32", "epochs": 1, "evaluate_every": 400, "patience": 9}
     settings |= {
         "learning_rate": 5e-4,
         "embedding_learning_rate": 0.01,

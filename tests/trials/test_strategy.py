@@ -26,6 +26,9 @@ def test_every_strategy_of_the_ladder_is_found_by_its_name(hosts: int) -> None:
         ("some_checkpointing", "'some_checkpointing' is no memory technique"),
         ("dp+micro_batches=0", "'micro_batches=0' is no memory technique"),
         ("dp+micro_batches", "'micro_batches' is no memory technique"),
+        ("disk_tables", "'disk_tables' is no memory technique"),
+        ("host_tables=10", "'host_tables=10' is no memory technique"),
+        ("host_tables+ssd_tables", "says tables twice"),
         ("tensor", "'tensor' is no memory technique"),
         ("tensor1", "'tensor1' is no memory technique"),
         ("tensor2+tensor4", "says tensor twice"),
@@ -51,4 +54,6 @@ def test_modules_are_split_in_the_stages_of_a_pipeline() -> None:
 def test_micro_batches_make_no_other_way_to_hold_a_model() -> None:
     assert Strategy(dense="fsdp", micro_batches=4).held_as == "fsdp"
     assert Strategy(micro_batches=4).held_as == "dp"
+    assert named("ssd_tables=1.5MiB+micro_batches=4").name == "dp+ssd_tables=1536KiB+micro_batches=4"
+    assert named("ssd_tables=1.5MiB+micro_batches=4").held_as == "dp+ssd_tables"
     assert Strategy(checkpointing="full", micro_batches=2).held_as == "dp+full_checkpointing"

@@ -34,12 +34,12 @@ def test_it_answers_as_a_dictionary_does(history: list[tuple[set[int], set[int]]
         assert rows_of(index, asked) == [known.get(key, 0) for key in asked]
 
 
-@pytest.mark.parametrize("step", [1, 256, 2**32], ids="keys {} apart".format)
+@pytest.mark.parametrize("step", [256, 2**32], ids="keys {} apart".format)
 def test_keys_of_one_bucket_are_all_found_while_it_grows(step: int) -> None:
-    index, keys = KeyIndex(), [1 + step * number for number in range(3 * SMALLEST)]
-    for number, key in enumerate(keys):
-        index.add(torch.tensor([key]), torch.tensor([number + 1]))
-    assert rows_of(index, keys) == list(range(1, len(keys) + 1))
+    index, keys = KeyIndex(), 1 + step * torch.arange(3 * SMALLEST)
+    for part in torch.arange(3 * SMALLEST).split(100):
+        index.add(keys[part], part + 1)
+    assert torch.equal(index.find(keys), torch.arange(3 * SMALLEST) + 1)
 
 
 def test_removed_keys_do_not_fill_it_up() -> None:

@@ -8,7 +8,6 @@ from search.config import read_study_config
 from search.execution import parallelism as module
 from search.execution.parallelism import Parallelism, cluster_parallelism, most_servers, parallelism
 from search.planning import attempts
-from trials.cluster.machine import cores
 from trials.hosts import placement
 from trials.hosts.hosts import Node
 from trials.hosts.placement import Shape, most_at_once
@@ -82,10 +81,6 @@ def test_a_trial_of_no_declared_ranks_has_all_accelerators(monkeypatch: pytest.M
     assert attempts.shapes_here(read_study_config(None, [])) == (8,)
     assert attempts.shapes_here(read_study_config(None, ["ranks=1x1,1x2"])) == (1, 2)
     assert attempts.shapes_here(read_study_config(None, ["cluster=zionex"])) == (1,)
-
-
-def test_there_is_a_core() -> None:
-    assert cores() >= 1
 
 
 def nodes(*cpus_and_gpus: tuple[float, float]) -> list[Node]:

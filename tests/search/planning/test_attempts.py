@@ -17,7 +17,6 @@ from search.planning.attempts import (
     Execution,
     execution,
     learnt_margins,
-    most_ranks,
     next_strategy,
     plan_options,
     ranks_here,
@@ -106,16 +105,6 @@ def test_what_does_not_fit_is_not_next() -> None:
     assert name_of(next_strategy(ladder, (tried("dp"),))) == "fsdp+cpu_offload"
 
 
-def test_a_strategy_that_the_plan_does_not_know_has_no_next() -> None:
-    assert next_strategy(planned(rung("dp", 100), rung("zero1", 50)), (tried("fsdp"),)) is None
-
-
-def test_a_strategy_that_was_tried_is_not_next_though_it_would_need_less() -> None:
-    ladder = planned(rung("dp", 100), rung("zero1", 60), rung("zero2", 80), rung("fsdp", 70))
-    attempts = (tried("zero1", Outcome.INTERRUPTED), tried("dp"))
-    assert name_of(next_strategy(ladder, attempts)) in ("zero2", "fsdp")
-
-
 NAMES = ("dp", "zero1", "zero2", "fsdp", "fsdp+full_checkpointing", "fsdp+cpu_offload")
 
 
@@ -176,15 +165,6 @@ def test_what_was_killed_begins_anew_as_it_was() -> None:
 def test_no_attempt_follows_one_that_ended_otherwise(outcome: Outcome) -> None:
     for cluster in (None, ONE_RANK):
         assert Execution(cluster).next_attempt(attempted(tried("dp", outcome)), JOB) is None
-
-
-def test_the_last_attempt_decides() -> None:
-    record = attempted(tried("dp", Outcome.INTERRUPTED), tried("dp", Outcome.FAILED))
-    assert Execution(ONE_RANK).next_attempt(record, JOB) is None
-
-
-def test_where_plans_are_not_executed_nothing_follows_out_of_memory() -> None:
-    assert Execution().next_attempt(attempted(tried("dp")), JOB) is None
 
 
 def test_out_of_memory_moves_the_plan_to_the_next_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,15 +239,6 @@ def test_keys_of_a_study_are_what_is_asked_of_its_plans() -> None:
     assert plan_options(read_study_config(None, [])) == PlanOptions()
 
 
-def test_a_real_ladder_is_climbed_as_a_made_up_one() -> None:
-    found = plan_of(JOB, ONE_RANK)
-    assert found.chosen is not None
-    following = next_strategy(found, (tried(found.chosen.name),))
-    assert following is not None
-    assert found.best is not None
-    assert following.memory.total < found.best.memory.total
-
-
 def climb(job: Job, cluster: Cluster, options: PlanOptions, first: str) -> list[str]:
     """Every strategy that is tried where each attempt runs out of memory by a byte."""
     attempts: tuple[Attempt, ...] = ()
@@ -325,9 +296,3 @@ def test_a_level_of_tables_is_known_by_whatever_cache_it_had() -> None:
     assert name_of(next_strategy(ladder, (last,))) == "dp+host_tables=700KiB"
     again = tried("dp+host_tables=700KiB", predicted_bytes=85, needed_bytes=101, limit_bytes=100)
     assert name_of(next_strategy(ladder, (last, again))) == "dp+ssd_tables=100KiB"
-
-
-def test_all_ranks_of_all_machines_are_counted() -> None:
-    assert most_ranks(read_study_config(None, ("launcher=ray", "ranks=4x2"))) == 8
-    assert most_ranks(read_study_config(None, ("ranks=1x1,2x2",))) == 4
-    assert most_ranks(read_study_config(None, ())) == 1

@@ -22,7 +22,7 @@ from search.samplers.draw import evenly
 from search.samplers.static_cost import CandidatePricer
 from spaces.catalog_loader import load_space
 from trials.record import Outcome, TrialKind, TrialRecord
-from trials.serving_limits import Limits, ServingConfig, summed_ms
+from trials.serving_limits import Limits, ServingConfig
 
 LIMITS = ("serving.max_flops=10000", "serving.max_bytes=10KiB", "serving.max_ms=1e6", "serving.batch=64")
 FEATURES = FeatureSchema(tables=(Table(name="c0", rows=100), Table(name="c1", rows=100)), numeric=("n0",))
@@ -118,11 +118,6 @@ def test_picks_by_forward_time() -> None:
         pick(front, "ms<=0.1")
     with pytest.raises(UserError, match="no forward time on the front is known"):
         pick([bare(0, ne=0.9, flops=1.0)], "ms<=1")
-
-
-def test_several_networks_take_the_sum_of_their_times() -> None:
-    assert summed_ms([0.5, 1.5]) == 2.0
-    assert summed_ms([0.5, None]) is None
 
 
 def judged(number: int, limits: Limits, asked: Proposals, pricer: CandidatePricer) -> TrialRecord:

@@ -18,7 +18,7 @@ from dhen.errors import UserError
 from dhen.model import parse_model
 from search.config import read_study_config
 from search.execution.jobs import new_record
-from search.planning.attempts import Execution, attempts_in, next_strategy
+from search.planning.attempts import Execution
 from search.planning.plan_trial import declared_clusters, plan_of, planned, with_plan
 from search.read_study import read_study
 from trials.cluster.cluster import Cluster
@@ -166,14 +166,6 @@ def test_a_next_shape_in_which_nothing_fits_is_none() -> None:
     *steps, ended = climbed(1.0, "1x1", "1x2")
     assert {step.plan.ranks for step in steps} == {"1x1"}
     assert str(ended.result.error).endswith("; nor does one fit in a larger shape")
-
-
-def test_attempts_of_another_shape_do_not_count_in_a_climb() -> None:
-    *steps, _ = climbed(64.0)
-    last = steps[-1]
-    its_own = attempts_in("2x2", last)
-    assert [attempt.plan and attempt.plan.ranks for attempt in its_own] == ["2x2"] * len(its_own)
-    assert next_strategy(plan_of(wide_job(LARGE), clusters(64.0, "2x2")), its_own) is not None
 
 
 @pytest.mark.parametrize(

@@ -55,20 +55,6 @@ def test_what_steps_take_is_found_again_however_fast_the_memory_was_found_to_be(
         assert correction.seconds(items) == pytest.approx(step.seconds, rel=0.1)
 
 
-@pytest.mark.parametrize("count", [ENOUGH, 20])
-def test_after_eight_trainings_others_are_off_by_little_more_than_steps_vary(count: int) -> None:
-    correction = fitted(timed(count, noise=0.1), 5e9)
-    off = sorted(
-        abs(
-            correction.seconds({"operations": each.operations, "forward": each.traffic / 5e9}) / each.seconds
-            - 1
-        )
-        for each in timed(60)[20:]
-    )
-    assert off[len(off) // 2] < 0.15
-    assert correction.trainings == count
-
-
 def test_fewer_are_drawn_to_the_roofline_and_say_how_unsure_they_are() -> None:
     none, one, three, many = (fitted(timed(count), 5e9) for count in (0, 1, 3, 40))
     assert none.seconds({"forward": 2.0, "all_reduce": 1.0, "hidden": 0.5, "total": 2.5}) == 2.5

@@ -106,17 +106,8 @@ def test_the_report_tells_what_was_tried_and_what_was_forced(techniques: Path, r
         assert row[6].endswith("iB")  # measured
 
 
-@pytest.mark.parametrize(
-    "technique",
-    [
-        pytest.param("hsdp", marks=pytest.mark.slow),
-        "zero_offload",
-        pytest.param("tensor2+zero1", marks=pytest.mark.slow),
-        pytest.param("cpu_offload+fsdp+full_checkpointing", marks=pytest.mark.slow),
-    ],
-)
-def test_a_technique_can_be_forced(dhen_search: Run, tmp_path: Path, technique: str) -> None:
-    out = tmp_path / "study"
+def test_a_technique_can_be_forced(dhen_search: Run, tmp_path: Path) -> None:
+    out, technique = tmp_path / "study", "zero_offload"
     words = [word for word in WORDS if not word.startswith(("trials=", "hbm="))]
     dhen_search("run", "--out", out, *words, "trials=2", f"technique={technique}")
     forced = read_study(out)
@@ -125,30 +116,20 @@ def test_a_technique_can_be_forced(dhen_search: Run, tmp_path: Path, technique: 
         (attempt,) = trial.attempts
         assert named(attempt.strategy).held_as == asked.held_as
         assert attempt.executed is not None
-        assert named(attempt.executed).offload == asked.offload
-        assert named(attempt.executed).tensor == asked.tensor
-        assert named(attempt.executed).dense in (
-            asked.dense,
-            "shard_grad_op",
-        )  # one layer has nothing to free
+        assert named(attempt.executed).dense == asked.dense
         assert trial.plan.summary is not None
         assert trial.plan.summary.restricted_to == asked.name
     said = dhen_search("status", out).stdout
     assert f"Forced: the ladder is restricted to technique={asked.name}." in re.sub(r"\s+", " ", said)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "split"), [("1x2", ""), pytest.param("2x2", "tensor2+", marks=pytest.mark.slow)]
-)
-def test_a_pipeline_can_be_forced_and_a_baseline_goes_without(
-    dhen_search: Run, tmp_path: Path, ranks: str, split: str
-) -> None:
+def test_a_pipeline_can_be_forced_and_a_baseline_goes_without(dhen_search: Run, tmp_path: Path) -> None:
     space = yaml.safe_load((SPACES / "techniques.yaml").read_text())
     del space["start"]
     (tmp_path / "deep.yaml").write_text(yaml.safe_dump(space | {"depth": [2, 4]}))
     words = [word for word in WORDS if not word.startswith(("trials=", "hbm=", "ranks=", "space="))]
-    words += [f"ranks={ranks}", f"space={tmp_path / 'deep.yaml'}", "hbm=64MiB", "averages=0"]
-    out, technique = tmp_path / "study", f"{split}pipeline2+micro_batches=4"
+    words += ["ranks=1x2", f"space={tmp_path / 'deep.yaml'}", "hbm=64MiB", "averages=0"]
+    out, technique = tmp_path / "study", "pipeline2+micro_batches=4"
     dhen_search("run", "--out", out, *words, "trials=2", f"technique={technique}")
     forced = read_study(out)
     for trial in forced.candidates:
@@ -160,12 +141,9 @@ def test_a_pipeline_can_be_forced_and_a_baseline_goes_without(
         assert planned is not None
         assert 0.97 * planned < peak < 1.02 * planned
     (baseline,) = (trial for trial in forced.trials if trial.kind is TrialKind.BASELINE)
-    assert baseline.attempts[0].executed == (split.rstrip("+") or "dp")
-    said = dhen_search(
-        "run", "--out", tmp_path / "other", *words, f"technique={split}pipeline4", code=2
-    ).stderr
-    stages = " stages of 2 ranks" if split else ""
-    assert f"ranks={ranks} are {2 * int(ranks[0])}, which pipelines of 4{stages} do not divide" in said
+    assert baseline.attempts[0].executed == "dp"
+    said = dhen_search("run", "--out", tmp_path / "other", *words, "technique=pipeline4", code=2).stderr
+    assert "ranks=1x2 are 2, which pipelines of 4 do not divide" in said
 
 
 def test_what_is_forced_is_kept_by_a_climb_and_the_end_of_one_says_what_would_fit(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from trials.data import loader
 from trials.data.cache import PreparedLog, Split
-from trials.data.loader import Batch, eval_batches, feature_batch, train_batches
+from trials.data.loader import Batch, eval_batches, train_batches
 from trials.data.prepare.prepare_log import prepare
 from trials.ranks import rank_slice
 
@@ -91,12 +91,6 @@ def test_the_last_partial_batch_is_dropped_unless_it_is_the_only_one(log: Prepar
     assert not list(train_batches(split, batch_size=100, seed=0, epoch=0, start_batch=9))
 
 
-def test_without_shuffling_rows_keep_their_order(log: PreparedLog) -> None:
-    split = log.split("train")
-    batches = list(train_batches(split, batch_size=60, seed=0, epoch=0, shuffle=False))
-    assert examples(batches) == naive(split)
-
-
 @pytest.mark.parametrize("by_windows", [False, True])
 def test_a_part_of_the_log_is_its_last_rows(
     log: PreparedLog, monkeypatch: pytest.MonkeyPatch, by_windows: bool
@@ -152,13 +146,6 @@ def test_tensors_are_what_models_take(log: PreparedLog) -> None:
             assert table.shape == (8, 2)
             batch.label_B.add_(1.0)  # its own memory, not the cache's
     assert set(np.unique(log.split("train").labels)) == {0.0, 1.0}
-
-
-def test_rows_to_score_become_tensors(log: PreparedLog) -> None:
-    split = log.split("validation")
-    features = feature_batch(split.inputs)
-    assert features.size == split.rows
-    assert torch.equal(features.ids_BT, torch.from_numpy(split.categorical.copy()))
 
 
 def test_a_log_without_weights_has_none(clicks: Columns, write_csv: Callable[..., Path]) -> None:

@@ -104,29 +104,6 @@ def test_one_process_trains_as_without_the_seam(config: dict[str, float]) -> Non
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-@pytest.mark.parametrize("table_decay", [0.0, 0.2])
-@pytest.mark.parametrize("made", [tables, mixed_tables])
-def test_a_loaded_state_goes_on_to_the_bit(
-    made: Callable[[], Tables], table_decay: float, precision: Literal["fp32", "fp16"]
-) -> None:
-    config = TrainingConfig(table_decay=table_decay, table_precision=precision)
-    undisturbed, other = engine(config, made), engine(config, made)
-    train(undisturbed, range(4))
-    train(other, range(2))  # which leaves random bits at another count
-    saved = {name: tensor.clone() for name, tensor in undisturbed.state_dict().items()}
-    state = other.state_dict(saved.keys())
-    assert state.keys() == saved.keys()
-    for name, tensor in state.items():
-        tensor.copy_(saved[name])
-    other.load_state_dict(state)
-    for each in (undisturbed, other):
-        train(each, range(4, 8))
-        each.settle()
-    for name, tensor in undisturbed.state_dict().items():
-        assert torch.equal(tensor, other.state_dict()[name]), name
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_held_bytes_are_what_the_planner_counts(precision: Literal["fp32", "fp16"]) -> None:
     for decay, extra in ((0.0, 0), (0.1, TABLE_DECAY_ROW_BYTES)):
         a_row = NUMBER_BYTES[precision] * DIM + ONE_PROCESS_ROW_STATE_BYTES + extra
@@ -137,29 +114,6 @@ def test_held_bytes_are_what_the_planner_counts(precision: Literal["fp32", "fp16
 
 
 # In fp16
-
-
-def test_fp16_tables_are_looked_up_as_fp32_and_leave_as_what_was_looked_up() -> None:
-    mine, peer = engine(TrainingConfig(table_precision="fp16")), tables()
-    full = full_weight(mine)
-    assert full.dtype == torch.float32
-    assert torch.equal(full, peer.weight.detach().half().float())
-    peer.weight.data.copy_(full)
-    with torch.no_grad():
-        for e, expected in zip(mine.lookup(batch(0)), peer(batch(0)), strict=True):
-            assert e.dtype == torch.float32
-            assert torch.equal(e, expected)
-
-
-@pytest.mark.parametrize("config", [{}, {"embedding_decay": 0.1}, {"table_decay": 0.2}], ids=str)
-def test_fp16_tables_train_as_fp32_ones(config: dict[str, float]) -> None:
-    weights = []
-    for precision in ("fp32", "fp16"):
-        each = engine(TrainingConfig.model_validate(config | {"table_precision": precision}))
-        train(each, range(40))
-        weights.append(full_weight(each))
-    first, second = weights
-    torch.testing.assert_close(second, first, rtol=0, atol=2e-3)
 
 
 def test_updates_below_fp16s_resolution_add_up() -> None:
@@ -180,16 +134,6 @@ def test_updates_below_fp16s_resolution_add_up() -> None:
         moved.append(1 - full[batch(0).ids_BT[:, 0]].mean().item())
     assert moved[1] == pytest.approx(moved[0], rel=0.1)
     assert moved[0] > 3e-3
-
-
-def test_lookups_without_gradients_are_no_leaves() -> None:
-    with torch.no_grad():
-        assert not any(e.requires_grad for e in engine(TrainingConfig()).lookup(batch(0)))
-
-
-def test_no_tables_need_no_engine() -> None:
-    numeric = FeatureSchema(numeric=("x",))
-    assert table_engine(None, numeric, TrainingConfig(), Ranks(0, 2, 2), None, CPU) is None
 
 
 # Blocks
@@ -255,11 +199,6 @@ def placement(ranks: int, columns: int = 12) -> Placement:
     return Placement(
         (), (TableShard("a", 0, 0, columns),), (0,) * ranks, nothing, nothing, nothing, nothing, 0
     )
-
-
-def test_a_placement_for_other_ranks_is_refused() -> None:
-    with pytest.raises(UserError, match="placed on 2 ranks, and 4 are to train"):
-        check_tables(placement(2), Ranks(0, 2, 2))
 
 
 def test_widths_that_kernels_do_not_take_are_refused() -> None:

@@ -62,21 +62,6 @@ def test_saved_weights_are_fp32_and_score_as_the_model_that_trained() -> None:
         assert torch.equal(served(features), trained.model.eval()(features))
 
 
-@pytest.mark.parametrize("table_decay", [0.0, 0.1])
-def test_a_checkpoint_goes_on_to_the_bit(table_decay: float) -> None:
-    undisturbed, resumed = step("fp16", table_decay), step("fp16", table_decay)
-    losses(undisturbed, range(5))
-    tables = {name: tensor.clone() for name, tensor in undisturbed.table_state().items()}
-    state = resumed.table_state(tables.keys())
-    for name, tensor in state.items():
-        tensor.copy_(tables[name])
-    for name, pieces in resumed.dense_state().items():
-        for mine, theirs in zip(pieces.pieces, undisturbed.dense_state()[name].pieces, strict=True):
-            mine.values.copy_(theirs.values)
-    resumed.restored(state, 5)
-    assert torch.equal(losses(undisturbed, range(5, 10)), losses(resumed, range(5, 10)))
-
-
 def test_gradients_are_fp32_where_fp16_has_none_so_small() -> None:
     trained = step("fp16")
     (tables,) = (module for module in trained.model.modules() if isinstance(module, HalfTables))

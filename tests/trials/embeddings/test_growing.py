@@ -150,30 +150,6 @@ def test_lru_takes_the_rows_of_those_not_seen_for_longest() -> None:
     assert [row > 0 for row in tables.found(1, 2, 3, 4)] == [True, False, True, True]
 
 
-def test_what_was_popular_once_does_not_stay_for_ever() -> None:
-    tables = Watched(Growing(capacity=4, admit_after=1, evict="lfu"))
-    for _ in range(20):
-        tables.admit(1)
-    for key in range(100, 160):
-        tables.admit(key, key, key)
-    assert tables.found(1) == [0]
-
-
-@pytest.mark.parametrize("evict", ["lfu", "lru"])
-def test_all_rows_are_looked_at_in_turn(evict: str) -> None:
-    """Of a large table some at a time; the least of them is among the least of all."""
-    tables = Watched(Growing.model_validate({"capacity": 1000, "admit_after": 1, "evict": evict}))
-    tables.admit(*range(1, 1001))
-    for key in range(1, 1001):
-        if key % 8 == 0:
-            tables.admit(*[key] * 3)
-    for key in range(2001, 2251):
-        tables.admit(*[key] * 40)
-    kept = [row > 0 for row in tables.found(*range(8, 1001, 8))]
-    assert sum(kept) >= 0.95 * len(kept)
-    assert all(tables.found(*range(2001, 2251)))
-
-
 def test_ttl_takes_back_the_rows_of_those_not_seen_for_so_many_steps() -> None:
     tables = Watched(Growing(capacity=8, admit_after=1, ttl=3))
     tables.admit(1, 2)
@@ -259,21 +235,6 @@ def test_no_two_keys_have_one_row_and_rows_begin_when_they_change_hands(
         assert all((owners.get(row) != key) <= (row in begun) for row, key in of_key.items())
         owners |= of_key
         assert tables.found(*keys) == rows
-
-
-@given(RULES, HISTORY, HISTORY)
-def test_it_goes_on_alike_from_its_state(
-    rule: Growing, before: list[list[int]], after: list[list[int]]
-) -> None:
-    first, second = Watched(rule), Watched(rule)
-    for hour, keys in enumerate(before):
-        first.admit(*keys, time=hour * HOUR)
-    for name, tensor in first.tables.state().items():
-        second.tables.state()[name].copy_(tensor)
-    second.tables.restored()
-    hours = list(enumerate(after, start=len(before)))
-    goes_on = [[each.admit(*keys, time=hour * HOUR) for hour, keys in hours] for each in (first, second)]
-    assert goes_on[0] == goes_on[1]
 
 
 def batch(*keys: int) -> Batch:

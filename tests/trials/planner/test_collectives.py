@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dhen.values import parse
 from trials.cluster.cluster import Cluster
 from trials.planner.collectives import Collectives, collectives
-from trials.planner.device_constants import BUCKET_BYTES, COLLECTIVE_SECONDS
+from trials.planner.device_constants import COLLECTIVE_SECONDS
 
 MEASURED: dict[str, Any] = {
     "verified": True,  # bandwidths count as they are
@@ -98,46 +98,6 @@ def test_over_nvlink_short_hops_win_for_small_tensors_and_bandwidth_for_large_on
     # one rank per host: nothing hides a hop, so a ring's takes as long as a tree's, and its bandwidth is less
     alone = collectives(cluster(**NCCL_LINKS), 32, 1).all_gather(1e6)
     assert alone == pytest.approx(14e-6 + 31 * 8.5e-6 + 1e6 * 31 / 32 / (0.7 * 0.9 * 25e9))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"verified": True},
-        {"device": "cpu"},
-        {"nvlink": {"bandwidth": 32e9, "latency": 3.4e-6}},
-        {"gpus_per_host": 1, "nvlink": None},
-    ],
-    ids=["measured", "cpu", "pcie", "none"],
-)
-def test_short_hops_are_for_nvlink_by_data_sheet(changes: dict[str, Any]) -> None:
-    on = cluster(**NCCL_LINKS | changes)
-    found = collectives(on, 32, on.gpus_per_host)
-    assert found.all_gather.ll128 is found.ring.ll128 is found.tree.ll128 is None
-
-
-def test_hsdp_sends_no_more_than_fsdp_and_little_of_it_over_the_network() -> None:
-    """Gather and scatter in a host and all-reduce a shard across: as many bytes per rank as all at once."""
-    free = without_latency()
-    everywhere, in_host, across = (collectives(free, *group) for group in ((4, 8), (1, 8), (4, 1)))
-
-    def bytes_sent(of: Collectives, bandwidth: float, kind: str) -> float:
-        beta: float = getattr(of, kind).beta
-        return beta * bandwidth
-
-    fsdp = bytes_sent(everywhere, 200e9, "all_gather") + bytes_sent(everywhere, 200e9, "reduce_scatter")
-    inside = bytes_sent(in_host, 240e9, "all_gather") + bytes_sent(in_host, 240e9, "reduce_scatter")
-    outside = bytes_sent(across, 25e9, "ring") / 8
-    assert inside + outside == pytest.approx(fsdp)
-    assert outside == pytest.approx(2 * 3 / 4 / 8)
-
-
-def test_buckets_grow_with_latency() -> None:
-    many, few = collectives(cluster(), 32, 8), collectives(without_latency(), 1, 8)
-    assert few.bucket_bytes() >= BUCKET_BYTES
-    assert many.bucket_bytes() > BUCKET_BYTES
-    bucket = many.bucket_bytes()
-    assert many.all_reduce(bucket) <= 1.26 * (many.all_reduce(2 * bucket) - many.all_reduce(bucket))
 
 
 @given(GROUPS, SIZES, st.floats(1.0, 8.0), st.booleans())

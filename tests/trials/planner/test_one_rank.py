@@ -77,23 +77,23 @@ def batch(seed: int, *, counted: bool) -> Batch:
     )
 
 
+PLAIN, FULL = Strategy(), Strategy(checkpointing="full")
+HOST = Strategy(tables="host", table_cache=1100)
+SSD = Strategy(tables="ssd", table_cache=700, micro_batches=2)
+MIXED: dict[str, Any] = {"table_dim_exponent": 0.4}
+SMALL: dict[str, Any] = {"layers": [{"modules": ["linear"], "out_embeddings": 2}]}
+"""Beside its tables."""
+CLIPPED, DECAYED = {"clip_norm": 0.1}, {"frequency_decay": 0.1}
+
+
 @pytest.mark.parametrize(
-    "strategy",
+    ("model", "settings", "strategy"),
     [
-        Strategy(),
-        Strategy(checkpointing="full"),
-        Strategy(tables="host", table_cache=1100),
-        Strategy(tables="ssd", table_cache=700, micro_batches=2),
+        *(({}, {}, strategy) for strategy in (PLAIN, FULL, HOST, SSD)),
+        *((MIXED, CLIPPED, strategy) for strategy in (PLAIN, SSD)),
+        *((MIXED, DECAYED, strategy) for strategy in (FULL, HOST)),
+        *((SMALL, DECAYED, strategy) for strategy in (PLAIN, SSD)),
     ],
-    ids=lambda each: each.name,
-)
-@pytest.mark.parametrize(
-    "settings", [{}, {"clip_norm": 0.1}, {"frequency_decay": 0.1}], ids=["plain", "clipped", "decayed"]
-)
-@pytest.mark.parametrize(
-    "model",
-    [{}, {"table_dim_exponent": 0.4}, {"layers": [{"modules": ["linear"], "out_embeddings": 2}]}],
-    ids=["one length", "mixed lengths", "small beside its tables"],
 )
 def test_one_rank_holds_what_was_predicted(
     model: dict[str, Any], settings: dict[str, Any], strategy: Strategy

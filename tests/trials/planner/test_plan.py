@@ -66,7 +66,7 @@ NEEDS = sorted({each.memory.total for each in made(small(10**12)).strategies})
 """Of the strategies, bytes per rank; there are some between which the choice changes."""
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.integers(NEEDS[0] - 10**6, NEEDS[-1] + 10**6))
 def test_the_least_that_fits_is_chosen_and_the_fastest_among_equals(hbm: int) -> None:
     found = made(small(hbm))
@@ -88,7 +88,7 @@ def test_the_least_that_fits_is_chosen_and_the_fastest_among_equals(hbm: int) ->
         assert order(each.strategy) > least or each.time.total >= found.best.time.total
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.integers(NEEDS[0], NEEDS[-1]), st.integers(0, 10**8))
 def test_more_memory_never_loses_a_strategy(hbm: int, more: int) -> None:
     before, after = made(small(hbm)), made(small(hbm + more))
@@ -100,14 +100,14 @@ def test_more_memory_never_loses_a_strategy(hbm: int, more: int) -> None:
 
 
 def test_less_and_less_memory_takes_more_and_more_techniques() -> None:
-    chosen = {found.chosen.techniques for bytes_ in NEEDS if (found := made(small(bytes_))).chosen}
+    chosen = {found.chosen.techniques for bytes_ in NEEDS[::-3] if (found := made(small(bytes_))).chosen}
     assert () in chosen
     assert len(chosen) >= 5
     assert max(map(len, chosen)) >= 2
 
 
 def test_fastest_drops_the_number_of_techniques() -> None:
-    for bytes_ in NEEDS[::8]:
+    for bytes_ in NEEDS[::-20]:
         found = made(small(bytes_), prefer="fastest")
         assert found.best is not None
         assert found.best.time.total == min(each.time.total for each in found.strategies if each.fits)
@@ -127,25 +127,6 @@ def test_reductions_wait_for_the_last_micro_batch_where_memory_allows() -> None:
         assert last.memory.total >= each.memory.total
         assert last.time.total < each.time.total
     assert any(found[s].memory.total > found[s.replace(no_sync=False)].memory.total for s in waiting)
-
-
-def test_the_plan_says_which_way_gradients_are_accumulated() -> None:
-    """It waits as long as whole gradients fit; where memory is scarce it reduces every micro-batch."""
-    fsdp = named("fsdp")
-    all_ways = {each.strategy: each for each in made(small(10**12), technique=fsdp).strategies}
-    two = next(each for each in all_ways if each.micro_batches == 2 and each.no_sync)
-    waits, each = all_ways[two], all_ways[two.replace(no_sync=False)]
-    alone = all_ways[fsdp]
-    assert each.memory.total < waits.memory.total < alone.memory.total
-    assert made(small(waits.memory.total), technique=fsdp).chosen == two
-    assert made(small(waits.memory.total - 1), technique=fsdp).chosen != two
-    least = min(all_ways.values(), key=lambda priced: priced.memory.total)
-    scarce = made(small(least.memory.total), technique=fsdp).chosen
-    assert scarce is not None
-    assert scarce.micro_batches > 1
-    assert not scarce.no_sync
-    assert two.name == "fsdp+micro_batches=2+no_sync"
-    assert named(two.name) == two
 
 
 def test_the_ladder_can_be_restricted_to_one_way_to_hold_the_model() -> None:
@@ -279,19 +260,6 @@ def test_a_module_that_declares_nothing_is_traced_and_said_so(precision: str) ->
             continue
         assert one.memory.parameters == other.memory.parameters
         assert 0.99 < other.memory.total / one.memory.total < 1.15
-
-
-def test_one_rank_has_nothing_to_shard() -> None:
-    found = made(small(10**12, ranks="1x1"))
-    kinds = {each.strategy.dense for each in found.strategies}
-    assert kinds == {"dp", "zero_offload", "fsdp"}
-    assert all(each.strategy.offload for each in found.strategies if each.strategy.dense == "fsdp")
-
-
-def test_pricing_is_for_the_largest_micro_batch() -> None:
-    pricing = Pricing(model(), SCHEMA, TrainingConfig(batch_size=100, precision="fp32"), small(10**12))
-    assert pricing.examples_per_rank == 13
-    assert pricing.micro_batch(Strategy(micro_batches=4)) == 4
 
 
 def test_delayed_updates_are_planned_with_zero_offload_alone_and_the_plan_says_so() -> None:

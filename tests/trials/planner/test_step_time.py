@@ -13,14 +13,11 @@ from dhen.values import parse
 from trials.cluster.cluster import Cluster
 from trials.job import TrainingConfig
 from trials.optim.bf16_adamw import CHUNKS
-from trials.planner.collectives import collectives
 from trials.planner.device_constants import (
     HOST_MEMORY_BANDWIDTH,
     HOST_STEP_SECONDS,
     KERNEL_SECONDS,
     LAUNCH_SECONDS,
-    MEMORY_SHARE,
-    OPERATION_SECONDS,
     OPERATIONS_PER_SEGMENT,
     OVERLAP_SLOWDOWN,
 )
@@ -150,15 +147,6 @@ def test_one_rank_of_dp_is_compute_alone() -> None:
     assert time.backward == pytest.approx(2 * (time.forward - HOST_STEP_SECONDS))
 
 
-@pytest.mark.parametrize("strategy", ladder(1, 1, 256), ids=lambda strategy: strategy.name)
-@pytest.mark.parametrize("depth", range(1, 10))
-def test_rounding_hides_nothing(strategy: Strategy, depth: int) -> None:
-    """One rank without offload sends nothing, and sums its passes in more than one order."""
-    step = prepare(model(depth), cluster(hosts=1, gpus_per_host=1), NO_TABLES, examples=256, training=BF16)
-    hidden = price(step, strategy).hidden
-    assert hidden == 0 or strategy.fully_sharded or strategy.dense == "zero_offload"
-
-
 @pytest.mark.parametrize("dense", DENSE)
 def test_checkpointing_adds_forward_of_the_layers_it_recomputes(dense: Dense) -> None:
     step = prepare(model(5), cluster(), TABLES, examples=256, training=BF16)
@@ -231,33 +219,6 @@ def test_micro_batches_repeat_what_does_not_wait_for_the_last(dense: Dense, no_s
     assert four.reduce_scatter == pytest.approx(repeats * one.reduce_scatter)
     assert four.all_reduce == pytest.approx(one.all_reduce)
     assert four.all_gather == pytest.approx((4 if dense in FULLY_SHARDED else 1) * one.all_gather)
-
-
-@pytest.mark.parametrize("dense", FULLY_SHARDED)
-def test_waiting_for_the_last_micro_batch_saves_time(dense: Dense) -> None:
-    each, last = (timed(Strategy(dense=dense, micro_batches=4, no_sync=wait)) for wait in (False, True))
-    assert last.total < each.total
-    assert last.reduce_scatter < each.reduce_scatter
-
-
-def test_shard_grad_op_gathers_once_and_fsdp_again_in_backward() -> None:
-    head_and_features = timed(Strategy(dense="shard_grad_op"), tables=NO_TABLES).all_gather
-    twice = timed(Strategy(dense="fsdp"), tables=NO_TABLES).all_gather
-    assert 1.9 * head_and_features < twice < 2 * head_and_features
-    assert (
-        timed(Strategy(dense="shard_grad_op")).reduce_scatter == timed(Strategy(dense="fsdp")).reduce_scatter
-    )
-
-
-def test_padding_of_shards_is_gathered_too() -> None:
-    """A weight of 10 rows over 32 ranks travels as 32 rows."""
-    found = []
-    for shapes in ((), ((10, 10**8),)):
-        layer = segment("layer0", 10**9, 2e9, 10**7)._replace(shapes=shapes)
-        step = prepare([layer], cluster(), NO_TABLES, examples=256, training=BF16)
-        found.append(price(step, Strategy(dense="fsdp")).reduce_scatter)
-    whole, padded = found
-    assert padded == pytest.approx(3.2 * whole, rel=0.02)
 
 
 def test_hsdp_moves_an_eighth_more_than_fsdp_in_the_papers_account() -> None:
@@ -334,44 +295,6 @@ def test_gathers_are_one_layer_ahead() -> None:
     assert slow == pytest.approx(4 * 5 + 3 + 24)
 
 
-def test_a_reduce_scatter_waits_for_its_layer_and_the_copy_after_it_waits_in_turn() -> None:
-    passes = Passes((0.0, 0.0), [(0.0, 2.0)] * 3, (0.0, 0.0))
-    assert fully_sharded(passes, unit(0.0), [unit(0.0, 1.0)] * 3, keep=True) == pytest.approx(3 * 2 + 1)
-    assert fully_sharded(passes, unit(0.0), [unit(0.0, 5.0)] * 3, keep=True) == pytest.approx(2 + 3 * 5)
-
-
-def test_the_all_reduce_of_hsdp_has_a_link_of_its_own() -> None:
-    passes = Passes((0.0, 0.0), [(0.0, 2.0)] * 3, (0.0, 0.0))
-    together = fully_sharded(passes, unit(0.0), [unit(0.0, 2.0, 2.0)] * 3, keep=True)
-    assert together == pytest.approx(3 * 2 + 2 + 2)
-
-
-def on_a_cpu(strategy: Strategy, **numbers: Any) -> StepTime:
-    cpu = cluster(device="cpu", hosts=1, gpus_per_host=1, verified=True, **numbers)
-    return step_time(model(), strategy, cpu, NO_TABLES, examples_per_rank=256, training=BF16)
-
-
-def test_operations_on_a_cpu_take_their_time_however_fast_it_computes() -> None:
-    """Forward has each once, backward twice, and what is recomputed once more."""
-    operations = sum(each.operations for each in model())
-    plain, fast = (
-        on_a_cpu(Strategy()),
-        on_a_cpu(Strategy(), memory_bandwidth="1e30B/s", peak_flops={"fp32": 1e30, "bf16": 1e30}),
-    )
-    assert plain.operations == fast.operations == pytest.approx(3 * operations * OPERATION_SECONDS)
-    assert fast.total == pytest.approx(fast.operations)
-    assert plain.forward > 0.0
-    of_layers = sum(each.operations for each in model() if each.name.startswith("layer"))
-    again = on_a_cpu(Strategy(checkpointing="full")).operations - plain.operations
-    assert again == pytest.approx(of_layers * OPERATION_SECONDS)
-    assert timed(Strategy()).operations == 0.0, "on a GPU the passes have them"
-
-
-def test_decay_by_frequency_passes_over_what_was_looked_up() -> None:
-    known = timed(Strategy()).lookup
-    assert timed(Strategy(), training=BF16.replace(frequency_decay=0.1)).lookup == pytest.approx(4 * known)
-
-
 ALONE = {"hosts": 1, "gpus_per_host": 1}
 
 
@@ -398,38 +321,6 @@ def test_zero_offload_moves_gradients_out_and_weights_back_in_what_the_model_com
     assert many.host_transfer == pytest.approx(
         update / 4
     )  # eight ranks of a host share its memory, of 32 in all
-
-
-@pytest.mark.parametrize(("dense", "shards"), [("dp", 1), ("zero1", 32), ("fsdp", 32), ("hsdp", 8)])
-def test_clipping_passes_over_the_gradients_and_sends_one_number(dense: Dense, shards: int) -> None:
-    """Four bytes a gradient are read for the norm, then read and written; dp has all gradients everywhere."""
-    plain, clipped = (
-        step_time(
-            model(), Strategy(dense=dense), cluster(), NO_TABLES, examples_per_rank=256, training=training
-        )
-        for training in (BF16, BF16.replace(clip_norm=1.0))
-    )
-    passes = 12 * 80_101_000 / shards / (MEMORY_SHARE * 1555e9)
-    sent = {"dp": 0.0, "hsdp": collectives(cluster(), 1, 8).all_reduce(4)}
-    number = sent.get(dense, collectives(cluster(), 4, 8).all_reduce(4))
-    assert clipped.optimizer - plain.optimizer == pytest.approx(passes + number)
-    assert clipped.total - plain.total == pytest.approx(passes + number)
-
-
-def test_offloaded_gradients_are_clipped_in_the_hosts_memory_and_no_delay_hides_it() -> None:
-    at_once, delayed = (
-        offloaded(cluster(**ALONE), delayed=delay, clip_norm=1.0).total
-        - offloaded(cluster(**ALONE), delayed=delay).total
-        for delay in (False, True)
-    )
-    assert at_once == pytest.approx(12 * 80_101_000 / HOST_MEMORY_BANDWIDTH)
-    assert delayed == pytest.approx(at_once)
-
-
-def test_copies_of_gradients_hide_behind_backward_but_for_the_last() -> None:
-    slow = offloaded(cluster(**ALONE, memory_bandwidth="1GB/s"))
-    leaving = 2 * 80_101_000 / 32e9
-    assert slow.hidden == pytest.approx((1 - OVERLAP_SLOWDOWN) * leaving, rel=1e-3)
 
 
 def test_with_delay_the_hosts_update_hides_behind_the_next_step() -> None:

@@ -18,8 +18,6 @@ from faulty_ranks import real_training
 from trials.events import EVENTS, EventWriter, Failed, Progress, RankLogs, Trained
 from trials.processes.fork_server import ALLOCATOR_VARIABLES, SERVER_ENVIRONMENT, server_environment
 from trials.processes.launcher import (
-    PRELOADED,
-    PRELOADED_FOR_SEVERAL,
     Launcher,
     Run,
     wait_for,
@@ -164,13 +162,6 @@ def test_segments_of_memory_expand_unless_the_user_has_said_otherwise(
         assert {each: os.environ[each] for each in ALLOCATOR_VARIABLES if each in os.environ} == {
             name: "max_split_size_mb:512"
         }
-
-
-@pytest.mark.parametrize("module", [*PRELOADED, *PRELOADED_FOR_SEVERAL])
-def test_what_is_preloaded_exists(module: str) -> None:
-    """The fork server keeps to itself what it could not import."""
-    __import__(module)
-    assert module in sys.modules
 
 
 def test_the_callers_main_module_stays_where_it_is() -> None:

@@ -225,13 +225,6 @@ def test_what_is_no_database(tmp_path: Path) -> None:
             Ledger(url, "a")
 
 
-def test_no_thread_finds_half_of_what_queries_ask() -> None:
-    """`sqlalchemy.orm` enters itself in SQLAlchemy's registry before it is whole."""
-    program = "import sys, trials.storage.ledger; print('sqlalchemy.orm' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "True\n"
-
-
 @pytest.mark.parametrize(
     ("column", "value", "read"),
     [

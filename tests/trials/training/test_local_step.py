@@ -17,7 +17,6 @@ from dhen.errors import UserError
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.checkpoint.dcp_vectors import LoadPlanner, SavePlanner
-from trials.cluster.machine import Precision
 from trials.data.loader import Batch
 from trials.job import TrainingConfig
 from trials.optim.master_weights import MasterWeights, compute_in, dense_parameters
@@ -157,15 +156,6 @@ def test_the_dense_learning_rate_is_scaled_to_the_batch(scaling: str, times: flo
     assert TrainStep(model(), large).scale_learning_rates(0.5, 0.5) == pytest.approx(0.5 * times * 0.01)
 
 
-def test_the_tables_rate_is_not_warmed_up() -> None:
-    step = TrainStep(model(), config())
-    before = step.weights()
-    step.scale_learning_rates(dense=0.0, tables=1.0)
-    step(batches(1)[0])
-    changed = [name for name, weight in step.weights().items() if not torch.equal(weight, before[name])]
-    assert changed == ["features.tables.weight"]
-
-
 def test_a_warm_up_is_of_the_dense_part_alone() -> None:
     warm = config().replace(warmup_examples=4 * ROWS, batch_size=ROWS)
     assert rate_factors(warm, ROWS, 0.5, 100 * ROWS) == pytest.approx((0.5 * 2 / 4, 0.5))
@@ -220,12 +210,6 @@ def test_a_checkpoint_goes_on_where_weights_are_aligned_otherwise(
     goes_on.restored(tables, 3)
     for batch in batches(6)[3:]:
         assert torch.equal(goes_on(batch), one(batch))
-
-
-def _aligned_too(
-    build: type[MasterWeights], model: nn.Module, precision: Precision, **_: bool
-) -> MasterWeights:
-    return build(model, precision, aligned=True)
 
 
 def table(step: TrainStep) -> Tensor:

@@ -36,10 +36,6 @@ def test_a_rank_at_a_tenth_of_the_speed_is_named_after_three_intervals() -> None
     assert slow.times == pytest.approx(9.5)
 
 
-def test_two_intervals_are_no_verdict() -> None:
-    assert told([([0.2, 0.2, 1.9, 0.2], 2.0)] * 2) == []
-
-
 def test_short_stretches_are_put_together_until_they_are_long_enough() -> None:
     stretch = [0.05, 0.05, 0.45, 0.05], 0.5  # four of them are an interval
     assert told([stretch] * 11) == []
@@ -105,13 +101,13 @@ def seconds_of(body: str) -> OwnSeconds:
 
 
 def test_who_sleeps_waits_for_others() -> None:
-    taken = seconds_of("time.sleep(1.0)")
-    assert taken.wall >= 1.0
+    taken = seconds_of("time.sleep(0.3)")
+    assert taken.wall >= 0.3
     assert taken.own < 0.5 * taken.wall
 
 
 def test_who_computes_takes_the_time_itself() -> None:
-    taken = seconds_of("until = time.perf_counter() + 1.0\nwhile time.perf_counter() < until: pass")
+    taken = seconds_of("until = time.perf_counter() + 0.3\nwhile time.perf_counter() < until: pass")
     assert taken.own > 0.5 * taken.wall  # also where it had to wait for a core
 
 
@@ -121,10 +117,10 @@ def test_who_is_stopped_takes_the_time_itself() -> None:
     code = f"from trials.training.own_time import OwnTime\nown = OwnTime()\n{stop}\nprint(*own.taken())"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     os.waitpid(process.pid, os.WUNTRACED)
-    threading.Timer(1.0, process.send_signal, [signal.SIGCONT]).start()
+    threading.Timer(0.3, process.send_signal, [signal.SIGCONT]).start()
     printed, _ = process.communicate(timeout=60)
     taken = OwnSeconds(*map(float, printed.split()))
-    assert taken.wall > 0.9
+    assert taken.wall > 0.25
     assert taken.own > 0.5 * taken.wall
 
 

@@ -124,18 +124,6 @@ def test_bags(encoding: Encoding) -> None:
     assert bags.offsets.tolist() == [0, 3, 3, 3, 5, 5]
 
 
-def test_lists_encode_as_text_does(
-    clicks: Columns, write_csv: Callable[..., Path], encoding: Encoding
-) -> None:
-    bags = [[tag for tag in tags.split("|") if tag] for tags in clicks["tags"]]
-    table = pa.table({**clicks, "tags": bags, "price": [p or None for p in clicks["price"]]})
-    text = pa.table({name: [str(value) for value in values] for name, values in clicks.items()})
-    one, two = (transform(t.combine_chunks().to_batches()[0], encoding) for t in (table, text))
-    assert np.array_equal(one.categorical, two.categorical)
-    assert np.array_equal(one.numeric, two.numeric)
-    assert np.array_equal(one.bags[0].ids, two.bags[0].ids)
-
-
 def with_columns(schema: LogSchema, **columns: Any) -> LogSchema:
     return schema.replace(columns={**schema.columns, **columns})
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dhen.errors import UserError
 from trials.data.encoding.hashing import hash64
 from trials.data.encoding.vocabulary import UNKNOWN_ID, Vocabulary, hashed_ids, load_vocabulary
 from trials.data.prepare import statistics
@@ -46,18 +45,6 @@ def test_counting_in_batches(batches: list[list[str | None]]) -> None:
     expected = Counter(value for batch in batches for value in batch if value is not None)
     assert {row["value"]: row["count"] for row in counts.table().to_pylist()} == expected
     assert counts.total == expected.total()
-
-
-def test_saved_and_loaded(tmp_path: Path) -> None:
-    vocabulary = Vocabulary.fit(counted(["b", "a", "b", "", "é"]), 1)
-    vocabulary.save(tmp_path / "v.parquet")
-    loaded = load_vocabulary(tmp_path / "v.parquet")
-    assert loaded.values.to_pylist() == ["b", "", "a", "é"]
-    assert loaded.counts.tolist() == [2, 1, 1, 1]
-    assert loaded.checksum() == vocabulary.checksum()
-    (tmp_path / "v.parquet").write_bytes(b"PAR1")
-    with pytest.raises(UserError, match="cannot be read"):
-        load_vocabulary(tmp_path / "v.parquet")
 
 
 def test_the_hash_never_changes() -> None:

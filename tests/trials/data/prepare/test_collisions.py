@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from command_line import write_log
 
-from trials.data.encoding.hashing import hash64, second_hash
+from trials.data.encoding.hashing import hash64
 from trials.data.prepare.collisions import HashCollisions
 from trials.data.prepare.prepare_log import prepare
 from trials.data.read_options import GivenGrowing, ReadOptions
@@ -19,16 +19,6 @@ def twins(first: str, second: str) -> list[str]:
     """Two values of one hash: a Thue-Morse sequence and its complement, equal polynomials modulo 2 ** 64."""
     ones = [number.bit_count() % 2 for number in range(1024)]
     return ["".join((first, second)[one ^ flip] for one in ones) for flip in (0, 1)]
-
-
-def test_the_second_hash_tells_twins_apart() -> None:
-    pair = pa.array(twins("a", "b"))
-    assert len(set(hash64(pair).tolist())) == 1
-    assert len(set(second_hash(pair).tolist())) == 2
-    many = pa.array([f"value {number}" for number in range(3000)])
-    assert len(set(second_hash(many).tolist())) == 3000
-    sliced = pa.array(["x", *many.to_pylist()]).slice(1)
-    assert (second_hash(sliced) == second_hash(many)).all()
 
 
 @pytest.mark.parametrize("most", [1 << 20, 200])

@@ -65,14 +65,6 @@ def test_fractions_are_met_where_stamps_are_fine() -> None:
     np.testing.assert_allclose(shares, [0.7, 0.1, 0.2], atol=0.001)
 
 
-def test_three_days() -> None:
-    counts = StampCounts()
-    days = np.repeat([10, 20, 30], 100)
-    counts.add(days)
-    plan = plan_splits(SplitRule(by="timestamp"), 300, counts)
-    assert np.bincount(plan.of("", 0, 300, days, None)).tolist() == [100, 100, 100]
-
-
 @given(st.integers(3, 500), fractions)
 def test_order(rows: int, parts: tuple[float, float]) -> None:
     plan = plan_splits(SplitRule(by="order", validation=parts[0], test=parts[1]), rows, None)
@@ -85,16 +77,6 @@ def test_order(rows: int, parts: tuple[float, float]) -> None:
         np.concatenate([plan.of("a", 0, half, None, None), plan.of("a", half, rows - half, None, None)]),
         whole,
     )
-
-
-def test_files() -> None:
-    rule = SplitRule(by="files", validation=("b.csv",), test=("c.csv",))
-    plan = plan_splits(rule, 0, None)
-    splits = [int(plan.of(name, 0, 1, None, None)[0]) for name in ("a.csv", "b.csv", "c.csv", "d.csv")]
-    assert splits == [0, 1, 2, 0]
-    check_names(rule, ["a.csv", "b.csv", "c.csv"], None, ())
-    with pytest.raises(UserError, match=r"split: unknown file 'b\.csv'.* Known: a\.csv, c\.csv"):
-        check_names(rule, ["a.csv", "c.csv"], None, ())
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), min_size=20, max_size=80), st.floats(0.05, 0.6))
@@ -116,19 +98,6 @@ def test_a_fraction_is_of_the_files_that_are_not_listed(
     assert splits == sorted(splits)
     assert set(splits) == {0, 1}
     assert abs(splits.count(1) - fraction * open_rows) <= 1
-
-
-def test_a_fraction_by_time_looks_at_no_listed_row() -> None:
-    """The given test rows are earlier than all others; validation is the latest of the others."""
-    stamps, files = np.arange(100, 200), ["old.csv"] * 20 + ["new.csv"] * 80
-    counts, is_open = StampCounts(), np.array([file == "new.csv" for file in files])
-    counts.add(stamps, is_open)
-    plan = plan_splits(SplitRule(by="timestamp", validation=0.25, test=("old.csv",)), 80, counts)
-    assert set(plan.of("old.csv", 0, 20, stamps[:20], None)) == {2}
-    assert np.bincount(plan.of("new.csv", 0, 80, stamps[20:], None)).tolist() == [60, 20]
-    turned = plan_splits(SplitRule(by="timestamp", validation=("old.csv",), test=0.25), 80, counts)
-    assert set(turned.of("old.csv", 0, 20, stamps[:20], None)) == {1}
-    assert np.bincount(turned.of("new.csv", 0, 80, stamps[20:], None)).tolist() == [60, 0, 20]
 
 
 def test_values_of_a_column() -> None:
@@ -160,10 +129,6 @@ def test_values_of_a_column() -> None:
 def test_rules_that_do_not_go_together_say_what_would(rule: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         parse(SplitRule, rule, "schema.yaml: split")
-
-
-def test_numbers_of_folds_are_values() -> None:
-    assert SplitRule(by="column", validation=[3], test=["4"]).names("validation") == ("3",)  # type: ignore[arg-type]
 
 
 def test_too_little_to_split() -> None:

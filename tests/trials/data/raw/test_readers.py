@@ -5,12 +5,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dhen.errors import UserError
 from trials.data.raw import readers
-from trials.data.raw.readers import BadRows, ahead, read_batches
+from trials.data.raw.readers import BadRows, read_batches
 from trials.data.raw.sources import open_log
 
 
@@ -105,8 +103,3 @@ def test_parquet_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [batch.first_row for batch in batches] == [0, 2]
     assert batches[0].table.to_pydict() == {"t": [["x"], []], "a": [1, None]}
     assert batches[1].where(0) == f"{path}, row 3"
-
-
-@given(st.lists(st.integers()))
-def test_reading_ahead_changes_nothing(items: list[int]) -> None:
-    assert list(ahead(iter(items))) == items

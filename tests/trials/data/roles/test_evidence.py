@@ -15,7 +15,6 @@ from trials.data.prepare.prepare_log import prepare
 from trials.data.raw.sources import open_log
 from trials.data.read_options import ReadOptions
 from trials.data.roles.infer import InferredSchema, infer
-from trials.data.roles.leaks import auc_out_of_fold
 
 WriteCsv = Callable[..., Path]
 Columns = dict[str, Any]
@@ -186,12 +185,6 @@ def test_outcomes_of_the_event_are_left_out(inferred: Callable[..., InferredSche
     assert roles(kept)["dwell_ms"] == "numeric"
     with pytest.raises(UserError, match=r"columns.dwel_ms: unknown column.*Did you mean 'dwell_ms'"):
         inferred(columns, columns={"dwel_ms": "numeric"})
-
-
-def test_an_id_that_is_nearly_distinct_tells_nothing_out_of_fold() -> None:
-    labels = CLICK.astype(float)
-    assert abs(auc_out_of_fold(np.arange(ROWS), labels) - 0.5) < 0.1
-    assert auc_out_of_fold(CLICK.astype(np.int64), labels) == 1.0
 
 
 def test_ids_in_columns_whose_names_say_nothing(inferred: Callable[..., InferredSchema]) -> None:

@@ -108,17 +108,6 @@ def test_two_time_stamps_cannot_split(clicks: Columns, write_csv: Callable[..., 
     assert (schema.timestamp, schema.split.by) == (None, "auto")
 
 
-def test_only_the_first_rows_are_looked_at(
-    clicks: Columns, write_csv: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trials.data.raw.readers.BLOCK_BYTES", 4096)
-    columns = open_log([path := write_csv(clicks)]).columns
-    drawn = sample.draw_sample(open_log([path]), columns, skip_bad_rows=False, limit=100)
-    assert 100 <= drawn.rows < 300
-    assert not drawn.complete
-    assert sample.draw_sample(open_log([path]), columns, skip_bad_rows=False).complete
-
-
 def test_folders_of_days_and_countries_are_time_stamps_and_categories(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,18 +152,6 @@ def test_min_count_and_buckets_grow_with_the_log() -> None:
     assert [default_buckets(rows) for rows in (10, 600, 5_000, 10**7)] == [2, 6, 50, 256]
     counts = [default_min_count(rows) for rows in (10, 999_999, 1_000_000, 9_999_999, 45_000_000)]
     assert counts == [2, 2, 5, 5, 10]
-
-
-def test_names_suggest() -> None:
-    from trials.data.roles.names import suggests_amount, suggests_code, suggests_time, words_of
-
-    assert words_of("userID_lastSeen at-home") == {"user", "id", "last", "seen", "at", "home"}
-    assert suggests_code("adgroupid")
-    assert not suggests_code("bid")
-    assert suggests_amount("numClicks")
-    assert not suggests_amount("country")
-    assert suggests_time("signupDate")
-    assert not np.any([suggests_time(name) for name in ("price", "device", "runtime_kind")[:2]])
 
 
 def test_parquet_files_of_one_log_may_differ_in_types(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from trials.job import Synchrony, TablesConfig, TrainingConfig
 from trials.planner.options import PlanOptions
 from trials.planner.plan import Plan, plan
 from trials.planner.pricing import Pricing
-from trials.planner.servers.served import different_rows
 from trials.strategy import Strategy, named
 
 MODEL = parse_model({"embedding_dim": 128, "layers": [{"modules": ["dlrm"]}] * 2}, "test")
@@ -149,14 +148,6 @@ def test_semi_hides_what_it_can_and_sync_nothing() -> None:
     assert time.total < alone.total
 
 
-def test_the_items_of_a_step_add_up_to_it() -> None:
-    for synchrony in ("semi", "sync", "async"):
-        time = pricing(synchrony).time(Strategy(servers=4))
-        items = time.model_dump(exclude={"hidden", "total"})
-        assert sum(items.values()) - time.hidden == pytest.approx(time.total)
-        assert time.servers > 0
-
-
 def test_ranks_that_train_alone_reduce_nothing_and_have_a_batch_each() -> None:
     found = made(10**8, "async")
     assert found.best is not None
@@ -165,31 +156,6 @@ def test_ranks_that_train_alone_reduce_nothing_and_have_a_batch_each() -> None:
     assert found.best.batches_at_once == 128
     assert found.best.seconds_per_batch == found.best.time.total / 128
     assert found.best.memory.optimizer_state == 0
-
-
-def test_more_servers_or_a_faster_network_never_take_longer_in_bytes() -> None:
-    model = parse_model({"embedding_dim": 512, "layers": [{"modules": ["linear"]}]}, "test")
-    slow = zionex()
-    assert slow.network is not None
-    fast = slow.replace(network=slow.network.replace(bandwidth=2 * slow.network.bandwidth))
-    pulls = {
-        (name, servers): Pricing(model, schema(10**8), training(), cluster)
-        .servers_time(Strategy(servers=servers))
-        .pull
-        for name, cluster in (("slow", slow), ("fast", fast))
-        for servers in (1, 4)
-    }
-    assert pulls["fast", 1] < pulls["slow", 1]
-    assert pulls["slow", 4] < pulls["slow", 1]
-
-
-def test_rows_are_pulled_once_each() -> None:
-    table = Table(name="t", rows=100)
-    assert different_rows(table, 1) == pytest.approx(1, rel=0.2)
-    assert different_rows(table, 10**6) == pytest.approx(100, rel=1e-3)
-    counted = Table(name="c", rows=4, repeats=(0.9, 0.9, 0.9))
-    assert different_rows(counted, 10) == pytest.approx(1 + 1, rel=0.01)
-    assert different_rows(table, 50) < 50
 
 
 def test_the_reason_says_room_bytes_and_what_is_hidden() -> None:

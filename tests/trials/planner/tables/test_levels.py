@@ -10,7 +10,6 @@ from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
 from dhen.values import parse
 from trials.cluster.cluster import CUDA_CONTEXT_BYTES, Cluster
-from trials.cluster.quantity import parse_bytes
 from trials.data.prepare.statistics import repeats
 from trials.job import Job, TrainingConfig
 from trials.planner.device_constants import (
@@ -186,17 +185,6 @@ def test_hits_are_those_of_the_most_frequent_rows_after_their_first_time(
         assert hits_of(tables).share(cached) == pytest.approx(float(again[:cached].sum()) / 400_000, abs=0.01)
 
 
-def test_ids_that_were_not_counted_follow_zipfs_law() -> None:
-    tables = Table(name="a", rows=10_000), Table(name="b", rows=300, multi_hot=True, mean_ids=2.0)
-    shares = [1.0 / torch.arange(1, table.rows + 1) for table in tables]
-    of_all = torch.cat(
-        [table.mean_ids * each / each.sum() for table, each in zip(tables, shares, strict=True)]
-    )
-    of_all = (of_all / of_all.sum()).sort(descending=True).values
-    for cached in (100, 1000, 5000, len(of_all)):
-        assert hits_of(tables).share(cached) == pytest.approx(float(of_all[:cached].sum()), abs=0.02)
-
-
 def test_counts_of_ids_change_what_a_plan_says_and_not_the_job() -> None:
     counted = Table(name="user", rows=200_000, repeats=repeats(drawn(200_000, 0.8, 300_000).numpy()))
     known = SCHEMA.replace(
@@ -224,30 +212,3 @@ def test_counts_of_ids_change_what_a_plan_says_and_not_the_job() -> None:
         for features in (SCHEMA, known)
     ]
     assert jobs[0].fingerprint == jobs[1].fingerprint
-
-
-def test_shares_that_do_not_fit_the_rows_are_refused() -> None:
-    with pytest.raises(ValueError, match="repeats of 300 rows are 10 shares"):
-        Table(name="user", rows=300, repeats=(0.5, 0.7))
-
-
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("disk_tables", "'disk_tables' is no memory technique"),
-        ("host_tables=10", "'host_tables=10' is no memory technique"),
-        ("host_tables=much", "'host_tables=much' is no memory technique"),
-        ("host_tables+ssd_tables", "says tables twice"),
-    ],
-)
-def test_levels_that_there_are_not_are_refused(word: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        named(word)
-
-
-def test_a_name_says_level_and_cache() -> None:
-    strategy = named("ssd_tables=1.5MiB+micro_batches=4")
-    assert strategy.name == "dp+ssd_tables=1536KiB+micro_batches=4"
-    assert named(strategy.name) == strategy
-    assert strategy.held_as == "dp+ssd_tables"
-    assert strategy.table_cache * KIB == parse_bytes("1.5MiB")

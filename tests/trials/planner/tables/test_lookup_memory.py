@@ -9,7 +9,7 @@ from dhen.batch import FeatureBatch
 from dhen.inputs.features import EmbeddingTables
 from dhen.schema import FeatureSchema, Table
 from trials.memory.counter import MemoryCounter
-from trials.planner.tables.lookup_memory import Lookup, kept_bytes, lookup_bytes, update_bytes
+from trials.planner.tables.lookup_memory import Lookup, update_bytes
 from trials.planner.tables.placement import Placement, TableShard
 
 SHARDED, BAG, SMALL = (
@@ -35,34 +35,6 @@ def lookup(*, sent_bytes: int = 4, repeats_rows: bool = False) -> Lookup:
         replicated_gradient_bytes=4 * 10 * DIM,
     )
     return Lookup((SHARDED, BAG, SMALL), (DIM,) * 3, placement, RANKS, EXAMPLES, sent_bytes, 0, repeats_rows)
-
-
-def test_the_rank_with_most_ids_keeps_them_and_where_each_bag_begins() -> None:
-    received = 8 * 3 * BATCH + 8 * BATCH
-    own = 8 * EXAMPLES  # row numbers in the table that all ranks have
-    assert kept_bytes(lookup()) == received + own
-
-
-def test_a_decay_looks_distinct_rows_up_once_more_and_keeps_all_that_was_looked_up() -> None:
-    distinct = 3 * BATCH
-    bags = BATCH + distinct
-    received = 8 * (3 * BATCH + distinct) + 8 * bags + 4 * bags * DIM
-    assert kept_bytes(lookup(repeats_rows=True)) == received + 8 * EXAMPLES
-
-
-def test_the_update_holds_embeddings_gradients_and_three_forms_of_those_of_the_shards() -> None:
-    embeddings, here = 4 * EXAMPLES * 3 * DIM, 4 * EXAMPLES * 2 * DIM
-    assert update_bytes(lookup()) == embeddings + 3 * here
-
-
-def test_gradients_sent_in_fewer_bytes_take_less_until_they_are_fp32_again() -> None:
-    assert update_bytes(lookup(sent_bytes=2)) <= update_bytes(lookup())
-
-
-def test_a_lookup_holds_what_it_pools_what_it_sends_and_what_arrives() -> None:
-    pooled, arrived = 4 * BATCH * DIM, 4 * EXAMPLES * 2 * DIM
-    assert lookup_bytes(lookup()) == 2 * pooled + arrived
-    assert lookup_bytes(lookup(sent_bytes=2)) == 2 * pooled + arrived
 
 
 def test_tables_that_all_ranks_have_join_gradients_of_both_kinds_as_backward_does() -> None:

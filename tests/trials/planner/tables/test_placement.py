@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dhen.errors import UserError
 from dhen.schema import Table
 from trials.cluster.cluster import Cluster
 from trials.cluster.load import load_cluster
@@ -21,12 +18,9 @@ from trials.planner.tables.lpt import NARROWEST, narrowest_width
 from trials.planner.tables.placement import Placement, PlacementError, place
 from trials.planner.tables.table_cost import (
     ONE_PROCESS_ROW_STATE_BYTES,
-    ROW_STATE_BYTES,
     TABLE_DECAY_ROW_BYTES,
     Workload,
-    gradient_bytes,
     rates,
-    replicated_cost,
     sharded_cost,
 )
 
@@ -107,8 +101,7 @@ def test_memory_is_kept_and_what_lacks_is_what_would_do(
     place(tables, dim, cluster, global_batch=batch, memory_bytes=memory + 1)
 
 
-@pytest.mark.parametrize("ranks", ["2x8", "16x8"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("ranks", "seed"), [("2x8", 0), ("16x8", 1)])
 def test_balance_of_many_zipf_tables(ranks: str, seed: int) -> None:
     cluster, dim, batch = ZIONEX.with_ranks(ranks), 128, 65_536
     tables = zipf_tables(500, seed)
@@ -180,38 +173,6 @@ def test_small_tables_are_replicated() -> None:
     assert {shard.table for shard in found.shards} == {"t2", "t3"}
 
 
-def test_replicating_is_cheaper_where_it_is_chosen() -> None:
-    cluster, work = ZIONEX.with_ranks("4x8"), Workload(65_536, 4)
-    for rows in (3, 100, 1000, 2048, 10**5, 10**7):
-        table = _table(0, rows)
-        found = place((table,), 64, cluster, global_batch=work.global_batch)
-        whole = sharded_cost(table, 64, work, rates(cluster)).seconds / cluster.ranks
-        copied = replicated_cost(table, 64, work, rates(cluster)).seconds
-        if found.replicated:
-            assert copied <= whole
-            assert found.cost_per_rank == (copied,) * cluster.ranks
-
-
-def test_cost_of_a_shard_by_hand() -> None:
-    cluster = ZIONEX.with_ranks("2x8")
-    work, table = Workload(1000, 4), _table(0, 10**6, 2.0)
-    cost = sharded_cost(table, 16, work, rates(cluster))
-    ids, row, pooled = 2000, 64, 1000 * 64
-    assert cost.held_bytes == 10**6 * (64 + 4)
-    assert cost.lookup_bytes == ids * (row + 8) + pooled + ids * (row + 8) + ids * 2 * (row + 32)
-    assert (cost.pooled_bytes, cost.id_bytes) == (pooled, ids * 8)
-    transfers = (2 * pooled + ids * 8) * rates(cluster).all_to_all
-    assert cost.seconds == pytest.approx(cost.lookup_bytes * rates(cluster).memory + transfers)
-    few = sharded_cost(_table(0, 10, 2.0), 16, work, rates(cluster))
-    assert few.lookup_bytes == cost.lookup_bytes - (ids - 10) * 2 * (row + 32), "a row is updated once"
-
-
-def test_rows_narrower_than_a_sector_are_read_as_one() -> None:
-    cluster, work, table = ZIONEX.with_ranks("2x8"), Workload(1000, 4), _table(0, 10**6)
-    narrow, wide = (sharded_cost(table, columns, work, rates(cluster)) for columns in (4, 8))
-    assert wide.lookup_bytes - narrow.lookup_bytes == 1000 * 4 * 4
-
-
 def test_the_compact_placement_where_only_that_fits() -> None:
     cluster, dim, batch = ZIONEX.with_ranks("1x8"), 64, 65_536
     tables = zipf_tables(40, 1, largest=1e7)
@@ -248,13 +209,6 @@ def test_placements_are_deterministic_and_kept() -> None:
     assert again == first
 
 
-def test_no_tables() -> None:
-    found = place((), 16, ZIONEX, global_batch=1024, memory_bytes=0)
-    assert found.shards == found.replicated == ()
-    assert found.heaviest_bytes == 0
-    assert found.imbalance == 1.0
-
-
 @pytest.mark.parametrize(
     ("ranks", "words"), [("1x1", "it takes"), ("1x8", "a shard of 8 of its 64 columns takes")]
 )
@@ -277,40 +231,3 @@ def test_tables_that_do_not_fit_together() -> None:
         place(tables, 64, ZIONEX.with_ranks("1x8"), global_batch=4096, memory_bytes=2**30)
     assert "More ranks" in str(caught.value)
     assert 2 * 2**30 < caught.value.lacking_bytes < 3 * 2**30
-
-
-@pytest.mark.parametrize(("dim", "batch", "name"), [(0, 8, "embedding_dim"), (8, 0, "batch_size")])
-def test_sizes_below_one_are_refused(dim: int, batch: int, name: str) -> None:
-    with pytest.raises(UserError, match=f"{name}: expected at least 1, received 0"):
-        place((_table(0, 10),), dim, ZIONEX, global_batch=batch)
-
-
-def test_placing_needs_no_torch() -> None:
-    left_out = "'torch' in sys.modules or 'numpy' in sys.modules"
-    code = f"import sys, trials.planner.tables.placement; sys.exit({left_out})"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_two_bytes_a_number_where_tables_are_stored_or_sent_so() -> None:
-    cluster, table = ZIONEX.with_ranks("2x8"), _table(0, 10**6)
-    plain, stored, sent = (
-        sharded_cost(table, 32, Workload(1000, 4, *numbers), rates(cluster))
-        for numbers in ((4, 4), (2, 4), (4, 2))
-    )
-    assert plain.held_bytes == sent.held_bytes == 10**6 * (32 * 4 + 4)
-    assert stored.held_bytes == 10**6 * (32 * 2 + 4)
-    assert plain.lookup_bytes - stored.lookup_bytes == 1000 * 3 * 64, (
-        "read by the lookup, and read and written"
-    )
-    assert sent.lookup_bytes - plain.lookup_bytes == 4 * 1000 * 32 * 6, (
-        "rounded and back, forward and backward"
-    )
-    assert plain.pooled_bytes == stored.pooled_bytes == 2 * sent.pooled_bytes
-    assert stored.seconds < plain.seconds
-    tables = zipf_tables(30, 2)
-    both = [place(tables, 64, cluster, global_batch=4096, weight_bytes=size) for size in (4, 2)]
-    a_row = [64 * size + ROW_STATE_BYTES for size in (4, 2)]
-    assert both[1].heaviest_bytes / both[0].heaviest_bytes == pytest.approx(a_row[1] / a_row[0], rel=0.1)
-    copied = replicated_cost(table, 64, Workload(1000, 4, 2, 2), rates(cluster))
-    assert gradient_bytes(table, 64) == 10**6 * 64 * 4, "gradients are fp32"
-    assert copied.held_bytes == 10**6 * (64 * 2 + 4)
