@@ -117,8 +117,7 @@ FOLDERS = {
     },
     "search.execution": {"search.planning"},
     "search.growth": {"search.execution", "search.planning"},
-    "search.http": set(),
-    "search.live": {"search.http"},
+    "search.live": set(),
     "search.notebook": {"search.budget", "search.bundles", "search.planning", "search.study"},
     "search.online": {"search.bundles"},
     "search.optuna": {"search.growth"},
@@ -126,7 +125,7 @@ FOLDERS = {
     "search.proposals": {"search.execution", "search.planning"},
     "search.reuse": {"search.execution", "search.samplers"},
     "search.samplers": set(),
-    "search.serving": {"search.bundles", "search.http"},
+    "search.serving": {"search.bundles"},
     "search.stopping": set(),
     "search.study": {
         *("search.analysis", "search.averages", "search.budget", "search.bundles", "search.drivers"),
@@ -145,7 +144,7 @@ FOLDERS = {
     "search.tracking": {"search.bundles"},
     "search.verbs": {
         *("search.analysis", "search.budget", "search.bundles", "search.drivers", "search.execution"),
-        *("search.http", "search.live", "search.online", "search.optuna", "search.planning"),
+        *("search.live", "search.online", "search.optuna", "search.planning"),
         *("search.serving", "search.study"),
         "search.tracking",
     },
@@ -219,14 +218,14 @@ def test_the_root_holds_the_rooms() -> None:
     assert loose == []
 
 
-def test_mlflow_is_imported_in_two_folders() -> None:
+def test_mlflow_is_imported_in_three_folders() -> None:
     users = {
         path.parent.relative_to(ROOT).as_posix()
         for room in ROOMS
         for path in files_of(room)
         if any(module.split(".")[0] == "mlflow" for module in imports_of(path))
     }
-    assert users == {"trials/mlflow", "search/tracking"}
+    assert users == {"trials/mlflow", "search/live", "search/tracking"}
 
 
 def test_every_package_is_installed() -> None:
@@ -260,7 +259,6 @@ HEAVY = ("torch", "mlflow", "optuna", "plotly", "pyarrow", "numpy")
         ("search.verbs.clusters", HEAVY),
         ("search.config", ("mlflow", "plotly", "pyarrow")),
         ("search", (*HEAVY, "pandas", "rich")),
-        ("search.live.sources", HEAVY),
         ("search.live.app", ("torch", "mlflow", "optuna")),
     ],
 )

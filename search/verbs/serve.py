@@ -8,8 +8,7 @@ import click
 
 from dhen.errors import UserError
 from search.bundles.manifest import check_is_bundle
-from search.http.listener import LOCAL, LOOPBACK, listening, shown_address
-from search.http.token import VARIABLE, needed_token
+from search.http import LOCAL, LOOPBACK, TOKEN_VARIABLE, listening, needed_token, shown_address
 from search.serving.settings import ServeSettings
 from trials.cluster.quantity import parse_bytes
 
@@ -49,7 +48,7 @@ Examples:
 )
 @click.option(
     "--token",
-    envvar=VARIABLE,
+    envvar=TOKEN_VARIABLE,
     help="What clients must show, as `Authorization: Bearer TOKEN`; with --host one is made where none is given.",
 )
 def command(

@@ -9,8 +9,6 @@ ROOMS = ("dhen", "spaces", "trials", "dashboards", "search")
 ENDS = {
     "trials/processes/launcher.py": ("trials/processes/worker.py", "end_with_parent("),
     "search/serving/workers.py": ("search/serving/worker.py", "target=_end_with_parent"),
-    "search/live/start.py": ("search/live/start.py", "end_with_parent.__file__"),
-    "search/live/end_with_parent.py": ("search/live/end_with_parent.py", "target=_end_with_parent"),
     "trials/hosts/slurm.py": ("trials/hosts/slurm.py", "srun"),  # Slurm ends the steps of a job with it
 }
 """Of each file that starts processes: the file that has them end with their parent, and by which words."""
