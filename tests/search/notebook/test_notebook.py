@@ -18,9 +18,8 @@ from records import judged, trial
 
 import search
 from dhen.errors import UserError
-from search.notebook.frames import winners_frame
 from search.notebook.run import _console, _flat, _written
-from search.notebook.study import Study
+from search.notebook.study import Study, winners_frame
 from search.read_study import read_study
 from trials.record import TrialKind
 from trials.study_record import Better, Comparison
