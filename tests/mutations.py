@@ -418,10 +418,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "no token is as good as the right one",
-        "search/http/token.py",
+        "search/http.py",
         "return hmac.compare_digest(digest(given), expected_digest)",
         "return hmac.compare_digest(digest(given), expected_digest) or not given",
-        "tests/search/http/test_token.py",
+        "tests/search/test_http.py::test_only_the_whole_token_opens",
     ),
     Mutation(
         "a start point is proposed twice",

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from dhen.errors import ScoreError, UserError
-from search.http.token import bearer, digest, is_token
+from search.http import bearer, digest, is_token
 from search.serving.live_model import LiveModel, Served
 from search.serving.requests import ContentTypeError, rows_of
 

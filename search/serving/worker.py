@@ -1,33 +1,80 @@
-"""A process that answers requests: it reads the bundle itself, and ends when it is told, or its parent is gone."""
+"""A process that answers requests: it reads the bundle itself, and ends when it is told, or its parent is gone.
+
+Connections that send no whole request end in time, or sooner if there are too many. uvicorn itself answers 503 to
+everybody once it has as many connections as it may, so that they shut others out.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import multiprocessing
+import resource
 import signal
 import socket
 import sys
 import threading
+from collections import OrderedDict
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import FrameType
+from typing import Any, ClassVar, NamedTuple
 
-import torch
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dhen.errors import UserError
-from search.serving.app import make_app
-from search.serving.connections import ClientConnection, allow_open_files
-from search.serving.live_model import LiveModel
-from search.serving.settings import GRACE_SECONDS, Ready, Refused, ServeSettings
 from trials.processes.logs import DATE_FORMAT, FORMAT
 
 BACKLOG = 128
 """Connections that wait to be accepted. All are accepted in one turn, before anybody is answered, so this bounds
 how much a flood of new ones slows others down (`docs/benchmarks/serving.md`)."""
+REQUEST_SECONDS = 30.0
+"""Seconds in which header and body of a request have to be whole."""
+MOST_CONNECTIONS = 1000
+"""Connections of a worker at a time. Beyond them the one ends that has waited for its request the longest; those
+that were answered before come last."""
+OPEN_FILES = 4096
+"""File descriptors of a worker: uvicorn may take 2,048 connections more before the first of them can end."""
+GRACE_SECONDS = 30.0
+"""Seconds that requests which are being answered may still take when the server ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    """How a bundle is served."""
+
+    bundle: Path
+    mapped: bool
+    """Whether the weights stay in their files."""
+    threads: int
+    """Torch's threads in each worker."""
+    max_body_bytes: int
+    token: str | None
+    """What clients must show; None where this machine alone is answered."""
+
+
+class Ready(NamedTuple):
+    """A worker has the model, and is about to answer."""
+
+    version: str
+
+
+class Refused(NamedTuple):
+    """A worker cannot serve the bundle."""
+
+    reason: str
 
 
 def main(settings: ServeSettings, listener: socket.socket, parent: Connection) -> None:
     """Answers until it is told to end; tells the parent the version that it serves, or why it serves none."""
+    import torch  # the parent needs none of these
+
+    from search.serving.app import make_app
+    from search.serving.live_model import LiveModel
+
     _log()
     allow_open_files()
     torch.set_num_threads(settings.threads)
@@ -72,3 +119,62 @@ def _log() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(FORMAT, DATE_FORMAT))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
+class ClientConnection(H11Protocol):
+    """A connection that ends if a request is not whole in time."""
+
+    _unanswered: ClassVar[OrderedDict[ClientConnection, None]] = OrderedDict()
+    """This process's connections that wait for their first request, the longest waiting first."""
+    _answered: ClassVar[OrderedDict[ClientConnection, None]] = OrderedDict()
+    """Those that wait for a later one."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._deadline: asyncio.TimerHandle | None = None  # none while a whole request is answered
+        self._queue = self._unanswered
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Takes it in; if it is one too many, another ends."""
+        super().connection_made(transport)
+        if len(self.connections) > MOST_CONNECTIONS and (waiting := self._unanswered or self._answered):
+            next(iter(waiting))._end()
+        self._wait(True)
+
+    def handle_events(self) -> None:
+        """Takes what has come; the time for the rest of a request does not begin anew."""
+        super().handle_events()
+        self._wait(self.conn.their_state in (h11.IDLE, h11.SEND_BODY) and not self.transport.is_closing())
+
+    def on_response_complete(self) -> None:
+        """Goes on to the next request."""
+        self._wait(False)
+        self._queue = self._answered
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Leaves no timer behind."""
+        self._wait(False)
+        super().connection_lost(exc)
+
+    def _wait(self, waits: bool) -> None:
+        if waits and self._deadline is None:
+            self._deadline = self.loop.call_later(REQUEST_SECONDS, self._end)
+            self._queue[self] = None
+        elif not waits and self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+            del self._queue[self]
+
+    def _end(self) -> None:
+        self._wait(False)
+        self.connections.discard(self)  # now: if several come at once, each has another one end
+        self.transport.abort()
+
+
+def allow_open_files() -> None:
+    """Raises this process's limit of file descriptors to what connections take, as far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft not in (resource.RLIM_INFINITY, hard) and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -17,11 +17,11 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any, NamedTuple
 
 from dhen.errors import UserError
-from search.serving.settings import GRACE_SECONDS, Refused, ServeSettings
+from search.serving.worker import GRACE_SECONDS, Refused, ServeSettings, main
 from trials.processes.fork_server import server_environment
 from trials.without_main import without_main
 
-PRELOADED = ("search.serving.worker", "pandas")
+PRELOADED = ("search.serving.app", "search.serving.worker", "pandas")
 RESTART_SECONDS = 1.0
 """Pause before a worker that died is started again, so that one that dies at once does not take a core."""
 
@@ -80,17 +80,11 @@ class Workers:
     def _start(self) -> None:
         here, there = multiprocessing.Pipe(duplex=False)
         arguments = (self._settings, self._listener, there)
-        process: Any = self._context.Process(target=_work, args=arguments, daemon=True)
+        process: Any = self._context.Process(target=main, args=arguments, daemon=True)
         with server_environment(), without_main():
             process.start()
         there.close()
         self._workers.append(_Worker(process, here))
-
-
-def _work(settings: ServeSettings, listener: socket.socket, parent: Connection) -> None:
-    from search.serving.worker import main  # the parent needs none of what it imports
-
-    main(settings, listener, parent)
 
 
 def _heard(worker: _Worker) -> str:

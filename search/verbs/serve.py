@@ -8,9 +8,9 @@ import click
 
 from dhen.errors import UserError
 from search.bundles.manifest import check_is_bundle
-from search.http.listener import LOCAL, LOOPBACK, listening, shown_address
-from search.http.token import VARIABLE, needed_token
-from search.serving.settings import ServeSettings
+from search.http import LOCAL, LOOPBACK, TOKEN_VARIABLE, listening, needed_token, shown_address
+from search.serving.worker import ServeSettings
+from search.serving.workers import Workers
 from trials.cluster.quantity import parse_bytes
 
 MAX_BODY = "16MiB"
@@ -49,7 +49,7 @@ Examples:
 )
 @click.option(
     "--token",
-    envvar=VARIABLE,
+    envvar=TOKEN_VARIABLE,
     help="What clients must show, as `Authorization: Bearer TOKEN`; with --host one is made where none is given.",
 )
 def command(
@@ -68,8 +68,6 @@ def command(
     When the bundle changes on disk (replaced by a newer export, or by an increment) the new version answers
     without a restart; the header X-Model-Version says which one has. One that is damaged is refused.
     """
-    from search.serving.workers import Workers
-
     check_is_bundle(bundle)
     clients_token = needed_token(token, made=host not in LOCAL)
     settings = ServeSettings(

@@ -8,24 +8,27 @@ import html
 import os
 import sys
 import tempfile
+import threading
 import webbrowser
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import click
 
 from dhen.errors import UserError
-from search.http.listener import LOCAL, LOOPBACK, listening, shown_address
-from search.http.token import VARIABLE, needed_token
-from search.live.settings import TOKEN, UiSettings
-from search.live.start import Server, names_of, started
-from search.read_study import stored_studies
+from search.http import LOCAL, LOOPBACK, TOKEN_VARIABLE, listening, needed_token, shown_address
 from search.run_directory import STUDY_FILE, is_driven
 from trials.mlflow.store import check_store, database
 from trials.mlflow.view import VIEW, view_link
 
+if TYPE_CHECKING:
+    from search.live.app import MlflowPages
+
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 """Variables one of which is set on Linux where a browser can be opened."""
+GRACE_SECONDS, LONGEST_END_SECONDS = 2, 5.0
+"""Seconds that answers under way are given at the end, and those after which they are cut short in any case."""
 
 
 @click.command(
@@ -41,11 +44,7 @@ Example: dhen-search ui runs/demo --port 5001
 @click.option(
     "--host", default=LOOPBACK, help="Address to listen on. Default: 127.0.0.1, this machine alone."
 )
-@click.option(
-    "--token",
-    envvar=VARIABLE,
-    help="What readers must show; one is made where none is given.",
-)
+@click.option("--token", envvar=TOKEN_VARIABLE, help="What readers must show; by default, one is made.")
 @click.option(
     "--no-token",
     "open_to_all",
@@ -70,44 +69,56 @@ def command(
     files. Without --host it answers this machine alone; it reports to no one. Open the whole address that it
     prints: it ends with a token, which the browser then keeps in a cookie. Programs take MLFLOW_TRACKING_TOKEN.
     """
-    _check(directory, study, name)
+    place = _place(directory, study, name)
     if open_to_all and (token is not None or host not in LOCAL):
-        reason = (
-            f"--host {host} lets other machines in" if token is None else f"--token or ${VARIABLE} gives one"
-        )
+        admits = f"--host {host} lets other machines in"
+        reason = admits if token is None else f"--token or ${TOKEN_VARIABLE} gives one"
         raise UserError(f"--no-token asks nobody for a token, but {reason}: leave one of the two out.")
-    if study is not None:
-        stored_studies(study, name)
     readers_token = needed_token(token, made=not open_to_all)
     try:
         with listening(host, port) as listener:
-            settings = UiSettings(
-                directory=directory,
-                database=study,
-                study=name,
-                host=host,
-                port=listener.getsockname()[1],
-                token=readers_token,
-                host_names=names_of(host),
-            )
             click.echo("the server starts, this takes some seconds ...")
-            with started(settings, listener) as server:
-                _say_where(settings, server, opens=opens)
-                server.process.wait()
+            # whole before there are threads: plotly would take what another has imported of it so far
+            import pandas  # noqa: F401
+            import uvicorn
+
+            from search.live.app import Gate, web_app
+
+            app, mlflow = web_app(place, name)
+            port = listener.getsockname()[1]
+            config = uvicorn.Config(
+                Gate(app, host=host, port=port, token=readers_token),
+                lifespan="off",
+                ws="none",
+                access_log=False,  # the first request's address holds the token
+                log_level="warning",
+                server_header=False,
+                timeout_graceful_shutdown=GRACE_SECONDS,
+            )
+            server = uvicorn.Server(config)
+            # in this process, so that nothing can outlive the command
+            thread = threading.Thread(target=server.run, args=([listener],), daemon=True, name="server")
+            thread.start()
+            try:
+                _show_addresses(host, port, readers_token, mlflow, opens)
+                thread.join()
+            finally:
+                server.should_exit = True
+                thread.join(LONGEST_END_SECONDS)
     except KeyboardInterrupt:
         click.echo("\nended.")
-        return
-    raise RuntimeError(
-        f"the server at {server.address} ended by itself with exit code {server.process.returncode}"
-    )
+        # the interpreter would wait for answers under way, and take seconds to unload MLflow
+        atexit._run_exitfuncs()
+        os._exit(0)
+    raise RuntimeError(f"the server on port {port} ended by itself; what it printed says why")
 
 
-def _check(directory: Path | None, study: str | None, name: str | None) -> None:
-    """Checks that there is something to show."""
-    if (directory is None) == (study is None):
+def _place(directory: Path | None, study: str | None, name: str | None) -> Path | str:
+    """Returns the run directory, or the URL of a database, with something to show."""
+    if directory is None and study is not None:
+        return study
+    if directory is None or study is not None:
         raise UserError("give the directory of a run, e.g. runs/demo, or --study with the URL of a database.")
-    if directory is None:
-        return
     if name is not None:
         raise UserError(f"--name names a study of a database (--study); {directory} holds one alone.")
     if not directory.is_dir():
@@ -118,34 +129,33 @@ def _check(directory: Path | None, study: str | None, name: str | None) -> None:
             f"`dhen-search run --out {directory}` starts a study there."
         )
     check_store(directory)
+    return directory
 
 
-def _say_where(settings: UiSettings, server: Server, *, opens: bool | None) -> None:
+def _show_addresses(host: str, port: int, token: str | None, mlflow: MlflowPages, opens: bool | None) -> None:
     """Prints the addresses, and opens a browser at the first where it is wanted."""
-    address = shown_address(settings.host, settings.port)
-    query = f"?{TOKEN}={quote(settings.token)}" if settings.token else ""
-    if settings.host not in LOCAL:
+    address, query = shown_address(host, port), f"?token={quote(token)}" if token else ""
+    if host not in LOCAL:
         click.echo(
             "whoever has the token can look and change runs in MLflow, and it travels unencrypted: "
-            f"`ssh -L {settings.port}:localhost:{settings.port} {address.split('/')[-1].split(':')[0]}` and no "
-            "--host is safer."
+            f"`ssh -L {port}:localhost:{port} {address[7:].rpartition(':')[0]}` and no --host is safer."
         )
     page = f"{address}/study{query}"
     click.echo(f"the study, as it goes on: {page}")
-    if opens or (opens is None and sys.stdout.isatty() and _has_desktop()):
+    has_desktop = sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in DISPLAYS)
+    if opens or (opens is None and sys.stdout.isatty() and has_desktop):
         _open(page)
     try:
-        experiments = server.experiments()
-    except RuntimeError as error:
+        if mlflow.load() is None:
+            click.echo("MLflow has no store of the study on this machine (yet). Ctrl-C ends the server.")
+            return
+    except UserError as error:
         click.echo(f"MLflow does not start: {error}", err=True)
         return
-    if experiments is None:
-        click.echo("MLflow has no store of the study on this machine (yet). Ctrl-C ends the server.")
-        return
-    for name, identity in experiments:
+    for name, identity in mlflow.experiments:
         click.echo(f"study {name}, by NE: {address}/{query}{view_link(identity, VIEW)}")
-    if settings.token:
-        click.echo(f"programs: MLFLOW_TRACKING_URI={address} MLFLOW_TRACKING_TOKEN={settings.token}")
+    if token:
+        click.echo(f"programs: MLFLOW_TRACKING_URI={address} MLFLOW_TRACKING_TOKEN={token}")
     click.echo(f"MLflow answers at {address}{f'/{query}' if query else ''} (Ctrl-C ends it)")
 
 
@@ -162,8 +172,3 @@ def _open(page: str) -> None:
         opened = webbrowser.open(Path(name).as_uri())
     if not opened:
         click.echo("no browser could be opened here; open the address above in one.")
-
-
-def _has_desktop() -> bool:
-    """Whether a browser with a window can be expected."""
-    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in DISPLAYS)

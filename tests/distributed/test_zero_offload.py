@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -250,9 +251,9 @@ def test_an_error_in_the_thread_is_raised_where_the_step_waits(monkeypatch: pyte
 # on two ranks
 
 
+@patch.object(zero_offload, "DELAY_AFTER", AFTER)
 def on_a_rank() -> dict[str, Any]:
     """How far two ranks are from one, with and without delay; what leaves when; whether replicas are equal."""
-    zero_offload.DELAY_AFTER = AFTER
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mesh = device_mesh("zero_offload", 1, ranks, "cpu")
     found: dict[str, Any] = {}

@@ -15,10 +15,10 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
-from search.live import end_with_parent
-
 START_SECONDS = 120.0
 MLFLOW = (sys.executable, "-m", "mlflow")
+GUARDED = ("sh", "-c", '"$0" "$@" & read _; kill -9 0')
+"""Runs a command until its input is closed, which this process's death does too, and ends the process group."""
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def _server(command: list[str], health: str, variables: Mapping[str, str]) -> It
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     quiet = {"PATH": path, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     process = subprocess.Popen(
-        [sys.executable, end_with_parent.__file__, *command],
+        [*GUARDED, *command],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -1,12 +1,10 @@
 // Follows the study while the page is open: a strip says what trains now and whether the server is still there.
-// A page that takes in news by itself (data-reload="no") is left to do so; any other is loaded anew, where the
-// browser keeps the place that the reader has scrolled to.
+// A report takes in news by itself. A page without a version shows a problem; it is loaded anew once there is a report.
 (() => {
   if (window.studyLiveStrip) return;
   window.studyLiveStrip = true;
   const POLL_MS = 2000;
   const hook = document.querySelector('meta[name="study-live"]');
-  const reloads = document.getElementById("study-live-strip").dataset.reload === "yes";
   const strip = document.createElement("aside");
   strip.id = "study-trains";
   strip.setAttribute("aria-label", "Live");
@@ -36,7 +34,7 @@
       const state = await answer.json();
       failures = 0;
       say(state.problem ? [state.problem] : ["live", ...training(state.training)], "note");
-      if (reloads && !state.problem && state.version !== hook.dataset.version) location.reload();
+      if (!hook.dataset.version && state.version && !state.problem) location.reload();
     } catch (error) {
       failures += 1;
       if (failures > 1) say(["dhen-search ui does not answer; this page stands as it was"], "status");

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -21,11 +22,10 @@ from tools import needs
 
 from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
-from search.live.page import StudyPage, problem_page
-from search.live.sources import StudySource
+from search.live.study_page import StudyPage, problem_page
 from search.read_study import HEAD, ledger_of, read_study
 from search.run_directory import only_driver, trial_folder
-from search.verbs.ui import _check, _open, command
+from search.verbs.ui import _open, _place, command
 from trials.events import EVENTS, Evaluated, EventWriter, Progress
 from trials.mlflow.store import artifacts, local_path, open_store
 from trials.record import Outcome, TrialRecord
@@ -104,8 +104,12 @@ def get(address: str, data: bytes | None = None, **headers: str) -> tuple[int, s
 
 @needs("chromium")
 def test_a_trial_appears_while_the_page_is_open(driver: Driver, tmp_path: Path) -> None:
+    database = driver.directory / "study.db"
+    away = database.rename(tmp_path / "study.db")
     with served(driver.directory) as (_, page), Chromium(tmp_path / "profile") as browser:
         browser.open(page)
+        browser.wait_for("document.body?.textContent.includes('database with their results is lost')")
+        away.rename(database)
         browser.wait_for("document.getElementById('study-trains')?.textContent === 'live'")
         assert REMARK not in browser.evaluate("document.body.textContent")
         driver.begin()
@@ -119,7 +123,7 @@ def test_a_trial_appears_while_the_page_is_open(driver: Driver, tmp_path: Path) 
 
 @pytest.fixture
 def page_of(driver: Driver) -> StudyPage:
-    return StudyPage(StudySource(driver.directory), "/study")
+    return StudyPage("/study", driver.directory)
 
 
 def changes(page: StudyPage, do: Callable[[], None]) -> bool:
@@ -159,10 +163,8 @@ def test_a_page_is_rendered_once_and_at_most_a_tenth_of_the_time(driver: Driver,
     assert REMARK not in first
 
 
-def test_a_page_that_says_why_there_is_none_is_loaded_anew(page_of: StudyPage) -> None:
-    assert 'data-reload="no"' in page_of.html()[0]
+def test_a_page_that_says_why_there_is_none_has_no_version() -> None:
     problem = problem_page("study", "not begun", "/study")
-    assert 'data-reload="yes"' in problem
     assert '<meta name="study-live" content="/study/state" data-version="">' in problem
 
 
@@ -191,6 +193,16 @@ def test_everybody_needs_the_token_and_other_sites_are_refused(study: Path, host
         assert get(state, Host="localhost:9000")[0] == 200, "a tunnel has another port"
         assert get(state, Origin="http://evil.example")[0] == 403
         assert get(state, Origin=base)[0] == 200
+
+
+def test_nothing_is_left_of_a_command_that_is_killed(study: Path) -> None:
+    process = start_ui(study, "--no-token")
+    with process.stdout:
+        port = int(re.search(r":(\d+)/", read_until(process, "the study, as it goes on"))[1])
+        process.kill()
+        process.wait(60)
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 def test_mlflow_serves_and_writes_files_of_the_study_alone(tmp_path: Path) -> None:
@@ -293,7 +305,7 @@ def test_a_study_that_has_not_begun_is_said_and_appears(driver: Driver, tmp_path
     directory = tmp_path / "new"
     directory.mkdir()
     shutil.copy(driver.directory / "study.yaml", directory)
-    page = StudyPage(StudySource(directory), "/study")
+    page = StudyPage("/study", directory)
     text, version = page.html()
     assert "has not started a trial yet" in text
     assert (version, page.state()["version"]) == ("", "")
@@ -306,10 +318,10 @@ def test_a_study_that_has_not_begun_is_said_and_appears(driver: Driver, tmp_path
 
 def test_a_study_that_a_driver_prepares_has_a_page(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing to browse"):
-        _check(tmp_path, None, None)
+        _place(tmp_path, None, None)
     with only_driver(tmp_path):
-        _check(tmp_path, None, None)
-        page = StudyPage(StudySource(tmp_path), "/study")
+        _place(tmp_path, None, None)
+        page = StudyPage("/study", tmp_path)
         assert "a study begins here" in page.html()[0]
         assert page.state()["version"] == ""
 
@@ -318,7 +330,7 @@ def test_a_study_of_another_version_is_said(driver: Driver) -> None:
     ledger = Ledger(*ledger_of(driver.directory))
     facts = ledger.facts()
     ledger.change_facts(lambda _: facts | {HEAD: facts[HEAD] | {"of_tomorrow": 1}})
-    text, _ = StudyPage(StudySource(driver.directory), "/study").html()
+    text, _ = StudyPage("/study", driver.directory).html()
     assert "another version of dhen-search" in text
     with pytest.raises(UserError, match="another version"):
         read_study(driver.directory)
@@ -329,7 +341,7 @@ def test_a_study_whose_files_are_gone_but_the_ledger_is_shown(driver: Driver) ->
     for folder in ("trials", "artifacts", "best"):
         shutil.rmtree(driver.directory / folder, ignore_errors=True)
     (driver.directory / "mlflow.db").unlink()
-    page = StudyPage(StudySource(driver.directory), "/study")
+    page = StudyPage("/study", driver.directory)
     assert driver.directory.name in page.html()[0]
     assert page.state()["problem"] is None
 

@@ -1,3 +1,5 @@
+"""The socket and the token that servers share: a port is taken once, and only the whole token opens."""
+
 from __future__ import annotations
 
 import socket
@@ -5,9 +7,10 @@ import socket
 import pytest
 
 from dhen.errors import UserError
-from search.http.listener import listening, shown_address
+from search.http import bearer, digest, is_token, listening, shown_address
 
 HERE = "127.0.0.1"
+TOKEN = "correct horse battery"
 
 
 def test_servers_that_start_together_get_ports_of_their_own() -> None:
@@ -31,3 +34,16 @@ def test_an_address_can_be_asked_at() -> None:
     assert shown_address("::1", 5000) == "http://[::1]:5000"
     for everywhere in ("0.0.0.0", "::"):
         assert shown_address(everywhere, 5000) == f"http://{socket.gethostname()}:5000"
+
+
+@pytest.mark.parametrize(
+    "given", ["", TOKEN[:-1], f"{TOKEN}x", TOKEN.upper(), TOKEN[::-1], digest(TOKEN), "wrong horse battery"]
+)
+def test_only_the_whole_token_opens(given: str) -> None:
+    assert is_token(TOKEN, digest(TOKEN))
+    assert not is_token(given, digest(TOKEN))
+
+
+def test_a_header_gives_its_token_under_its_own_scheme_alone() -> None:
+    assert bearer(f"Bearer {TOKEN}") == bearer(f"bearer  {TOKEN} ") == TOKEN
+    assert bearer(f"Basic {TOKEN}") == bearer(TOKEN) == bearer("") == ""
