@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dhen.errors import UserError
 from search.live.page import problem_page
-from trials.mlflow.store import database
+from search.mlflow.store import database
 from trials.mlflow.web_app import mlflow_web_app
 
 LOG = logging.getLogger(__name__)

@@ -19,10 +19,10 @@ from search.http.listener import LOCAL, LOOPBACK, listening, shown_address
 from search.http.token import VARIABLE, needed_token
 from search.live.settings import TOKEN, UiSettings
 from search.live.start import Server, names_of, started
+from search.mlflow.store import check_store, database
+from search.mlflow.views import VIEW, view_link
 from search.read_study import stored_studies
 from search.run_directory import STUDY_FILE, is_driven
-from trials.mlflow.store import check_store, database
-from trials.mlflow.view import VIEW, view_link
 
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 """Variables one of which is set on Linux where a browser can be opened."""

@@ -37,7 +37,7 @@ from search.cli import main
 from search.execution.reduce_events import reduce_event
 from search.read_study import HEAD, read_study
 from trials.events import EventReader, EventWriter, Trained
-from trials.mlflow.runs import trial_sheet
+from search.mlflow.contents import trial_contents
 from trials.record import Measured, Outcome, TrialKind
 from trials.storage.database import sqlite_url
 from trials.storage.ledger import Ledger, Setting
@@ -61,7 +61,7 @@ ledger.save_retraining(record.replace(kind=TrialKind.RETRAINING).with_origin(of=
 of_retrainings, = ledger.retrainings()
 ledger.close()
 study = read_study(out)
-(reading,) = trial_sheet(study.trials[0], study).series["measured/" + name]
+(reading,) = trial_contents(study.trials[0], study).series["measured/" + name]
 print(trials.record.__file__)
 print(getattr(of_ledger.result.measured, name), getattr(of_retrainings.result.measured, name), reading.value)
 print(getattr(record.result.taken_over().measured, name))

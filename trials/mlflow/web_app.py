@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from trials.mlflow.store import ENVIRONMENT, artifacts, check_store, store_uri
+from search.mlflow.store import ENVIRONMENT, artifacts, check_store, store_uri
 
 Message = MutableMapping[str, Any]
 WebApp = Callable[

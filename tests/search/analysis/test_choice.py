@@ -12,11 +12,11 @@ from search.analysis.choice.choose import choice_of, choice_with_origins
 from search.analysis.choice.judge import Evidence, judge
 from search.analysis.choice.winners import winners_of
 from search.analysis.statistics.selection import optimism_percent, relative_percent, standard_errors
+from search.mlflow.contents import study_contents, trial_contents
 from search.pareto import pareto_front, picked
 from search.study_state import StudyState
 from trials.choice import MOST_WINNERS
 from trials.data.example_weights import Floats
-from trials.mlflow.runs import study_sheet, trial_sheet
 from trials.record import TrialKind, TrialRecord
 from trials.serving_limits import ServingConfig
 from trials.study_record import StudyRecord
@@ -228,8 +228,8 @@ def test_mlflow_has_the_choice() -> None:
     trials = [record.trial(number) for number in (0, *record.front)]
     record = record.replace(choice=choice_of(record, evidence(trials, [10.0, 9.9, 9.8, 9.7, 9.6, 9.0])))
     assert record.choice is not None
-    tags = trial_sheet(record.trial(6), record).tags
+    tags = trial_contents(record.trial(6), record).tags
     assert tags["winner"] == "best, best average"
     assert (tags["choice.close"], tags["choice.worse_periods"]) == ("true", "0")
-    assert "winner" not in trial_sheet(record.trial(1), record).tags
-    assert float(study_sheet(record).tags["optimism_percent"]) == record.choice.optimism_percent
+    assert "winner" not in trial_contents(record.trial(1), record).tags
+    assert float(study_contents(record).tags["optimism_percent"]) == record.choice.optimism_percent

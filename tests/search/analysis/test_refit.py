@@ -17,11 +17,11 @@ from search.bundles.export import study_log
 from search.bundles.lost_weights import lost_weights
 from search.config import read_study_config
 from search.execution.jobs import trained_job
+from search.mlflow.store import open_client, store_uri
 from search.read_study import read_study
 from search.run_directory import TEACHERS, folder_of
 from trials.data.origin import LogWithValidation
 from trials.events import WEIGHTS
-from trials.mlflow.store import open_client, store_uri
 from trials.record import Outcome, Refit, TrialRecord
 from trials.storage.weights_file import read_weights
 from trials.study_record import Refitted, StudyRecord
