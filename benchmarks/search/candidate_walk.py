@@ -8,9 +8,9 @@ class. `dhen/`, `trials/planner/` and `search/samplers/ranker/`, whose insides a
 count once each.
 
 Of the files that take the candidate as it passes (one of their functions was given, or gave back, its point,
-record, job, plan, task, processes, events, or the contents of its MLflow run) two lists are printed. *The walk*
-is those that make it, change it or keep it: a function there gave back a form of the candidate that it had not
-been given, or the file is one of the three in which the candidate stays (`KEEPERS`). *Files that are asked or told*
+record, job, plan, task, processes, events, or its MLflow run) two lists are printed. *The walk* is those
+that make it, change it or keep it: a function there gave back a form of the candidate that it had not been
+given, or the file is one of the three in which the candidate stays (`KEEPERS`). *Files that are asked or told*
 took it and left it as it was: a rule that lets it go on, a limit that it meets, the folder it has. After them
 stand the files that look on (the terminal, the report), and those that were called meanwhile without being
 handed the candidate: units, the clock, the machine's cores. What the ranks do is not here: they are other

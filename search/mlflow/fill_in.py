@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -46,7 +46,7 @@ from search.mlflow.store import (
     artifacts,
     check_store,
     database,
-    keeps_files_elsewhere,
+    is_database,
     local_path,
     mlflow_errors,
     open_client,
@@ -152,7 +152,9 @@ class StudyRuns:
             with mlflow_errors(self._uri, own=self._server is None):
                 if self._study != record.name:
                     self._read(record)
-                study = self._log(STUDY, study_contents(record), {}, record)
+                contents = study_contents(record)
+                begun = replace(contents, status="RUNNING", end_ms=None)
+                study = self._runs.get(STUDY) or self._log(STUDY, begun, {}, record)
                 for trial in (*record.trials, *record.retrainings):
                     if self._server and time.monotonic() > deadline:
                         raise UserError(
@@ -160,10 +162,11 @@ class StudyRuns:
                             f"{SERVER_SECONDS:.0f} s follows later."
                         )
                     parent = self._runs.get(str(trial.origin.of), study)
-                    contents = trial_contents(trial, record)
                     files = partial(trial_files, trial, record)
-                    self._log(run_key(trial), contents, {PARENT: parent.id}, record, files)
+                    above = {PARENT: parent.id}
+                    self._log(run_key(trial), trial_contents(trial, record), above, record, files)
                 self._describe(record, study)
+                self._log(STUDY, contents, {}, record)  # its status last of all: see `is_behind`
         except UserError:
             # a request whose answer was lost may have been done: the next call reads what is there
             self._study = ""
@@ -198,19 +201,20 @@ class StudyRuns:
 
     def _read(self, record: StudyRecord) -> None:
         """Finds or makes the study's experiment, and reads what its runs hold."""
+        from mlflow.entities import ViewType
+
         if self._server is None:
             check_store(self._directory)
         client = self._client = open_client(self._uri)
-        # of a database MLflow would put the files into the working directory
-        location = (
-            artifacts(self._directory).absolute().as_uri() if keeps_files_elsewhere(self._uri) else None
-        )
+        location = None
+        if is_database(self._uri):  # of which MLflow would put the files into the working directory
+            location = artifacts(self._directory).absolute().as_uri()
         known_by = (record.name, record.seed, record.log.fingerprint, record.created_at or _began(record))
         identity = sha256(repr(known_by).encode()).hexdigest()[:16]
         experiment = named = client.get_experiment_by_name(record.name)
         if self._server:  # others use it too, so that names say nothing
-            all_kinds, condition = 3, f"tags.`{STUDY_ID}` = '{identity}'"
-            experiment = next(iter(client.search_experiments(all_kinds, 1, condition)), None)
+            condition = f"tags.`{STUDY_ID}` = '{identity}'"
+            experiment = next(iter(client.search_experiments(ViewType.ALL, 1, condition)), None)
         if experiment is None:
             name = record.name if named is None else f"{record.name} {identity[:6]}"
             made = client.create_experiment(name, location, {STUDY_ID: identity})
@@ -228,11 +232,8 @@ class StudyRuns:
             )
             token = page.token or None
             for run in map(_Run.read, page):
-                key = (
-                    STUDY
-                    if run.tags.get("kind") == STUDY
-                    else run.tags.get(KEY, run.tags.get("trial.number"))
-                )
+                kind, number = run.tags.get("kind"), run.tags.get("trial.number")
+                key = STUDY if kind == STUDY else run.tags.get(KEY, number)
                 if key in self._runs:  # the answer to its making was lost, and it was made once more
                     client.delete_run(run.id)
                 elif key is not None:
@@ -280,9 +281,8 @@ class StudyRuns:
         run.last |= {each.key: MetricValue(each.step, each.value, each.timestamp) for each in metrics}
         run.params |= contents.params.keys()
         run.tags |= tags
-        while (
-            metrics or params or changed
-        ):  # MLflow takes 1000 entries at once, of them 100 params and 100 tags
+        # MLflow takes 1000 entries at once, of them 100 params and 100 tags
+        while metrics or params or changed:
             client.log_batch(run.id, metrics[:800], params[:100], changed[:100])
             metrics, params, changed = metrics[800:], params[100:], changed[100:]
         if run.status != contents.status:

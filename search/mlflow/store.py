@@ -172,8 +172,8 @@ def without_secrets(uri: str) -> str:
     return "?".join(filter(None, (address, "&".join(words))))
 
 
-def keeps_files_elsewhere(uri: str) -> bool:
-    """Tells whether MLflow keeps runs in a database of its own there; their files then need another place."""
+def is_database(uri: str) -> bool:
+    """Tells whether MLflow keeps runs in a database there; their files then need another place."""
     return _kind(uri) in DATABASES
 
 
@@ -184,7 +184,7 @@ def open_client(uri: str) -> MlflowClient:
         given = os.environ.get(name, "")
         os.environ[name] = str(min(int(given), bound) if given.isdecimal() else bound)
     address = _with_secrets(uri)
-    if _kind(uri) in DATABASES:  # reached once, because MLflow itself would try for minutes
+    if is_database(uri):  # reached once, because MLflow itself would try for minutes
         file = sqlite_file(address)
         if file is not None:
             _make_store(file)
