@@ -325,6 +325,8 @@ def mlflow_errors(uri: str, *, own: bool = False) -> Iterator[None]:
     """
     try:
         yield
+    except UserError:
+        raise
     except Exception as error:
         kind, file = _kind(uri), sqlite_file(uri)
         remedy = " Or move it away: it is made anew from the study. No trial is lost." if own else ""
@@ -334,7 +336,7 @@ def mlflow_errors(uri: str, *, own: bool = False) -> Iterator[None]:
         if file is not None and is_disk_full(error):
             raise disk_full(file) from error
         foreign = type(error).__module__.split(".")[0] in LIBRARIES
-        if not foreign and (isinstance(error, UserError) or not isinstance(error, OSError)):
+        if not foreign and not isinstance(error, OSError):
             raise
         if not foreign and not isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
             raise UserError(

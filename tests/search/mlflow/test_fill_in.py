@@ -148,6 +148,18 @@ def test_a_study_that_grows_ends_as_one_written_at_once(tmp_path: Path) -> None:
     assert contents(tmp_path / "grown") == contents(tmp_path / "whole")
 
 
+def test_a_training_that_begins_anew_logs_no_step_twice(tmp_path: Path) -> None:
+    record = study(1)
+    last = record.trials[-1]
+    running = last.with_result(outcome=Outcome.RUNNING, validation=None, seconds=None)
+    cut = [running.with_result(curve=last.result.curve[:count]) for count in (4, 0, 2)]
+    steps = [without(record, 1).replace(trials=(*record.trials[:-1], trial)) for trial in (*cut, last)]
+    fill_in(tmp_path, *steps[:1])
+    fill_in(tmp_path, *steps[1:])
+    history = client(tmp_path).get_metric_history(by_number(tmp_path)[last.number].info.run_id, "ne")
+    assert [entry.step for entry in history] == [point.examples for point in last.result.curve]
+
+
 def test_a_choice_is_written_of_trials_that_it_leaves_as_they_are(tmp_path: Path) -> None:
     """Also of one that is no winner, and whose run had all else before."""
     record = study(4)
