@@ -120,7 +120,7 @@ def _starter(_: int) -> socket.socket:
 def serve() -> str:
     """Forks a process for each request; returns in such a one alone, with the code that it is to run."""
     starter = socket.socket(fileno=int(sys.argv[1]))
-    os.environ |= import_module("trials.mlflow.store").ENVIRONMENT
+    os.environ |= import_module("search.mlflow.store").ENVIRONMENT
     for module in HEAVY:
         import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

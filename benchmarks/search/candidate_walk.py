@@ -8,7 +8,7 @@ class. `dhen/`, `trials/planner/` and `search/samplers/ranker/`, whose insides a
 count once each.
 
 Of the files that take the candidate as it passes (one of their functions was given, or gave back, its point,
-record, job, plan, task, processes, events, or its sheet for MLflow) two lists are printed. *The walk* is those
+record, job, plan, task, processes, events, or its MLflow run) two lists are printed. *The walk* is those
 that make it, change it or keep it: a function there gave back a form of the candidate that it had not been
 given, or the file is one of the three in which the candidate stays (`KEEPERS`). *Files that are asked or told*
 took it and left it as it was: a rule that lets it go on, a limit that it meets, the folder it has. After them
@@ -32,10 +32,10 @@ from typing import Any
 
 from search.cli import main as command
 from search.execution.running import Training
+from search.mlflow.contents import RunContents
 from spaces.space import Candidate
 from trials.events import Evaluated, Progress, Trained
 from trials.job import Job
-from trials.mlflow.runs import RunContents
 from trials.planner.plan import Plan
 from trials.processes.supervisor import Run
 from trials.processes.task import Task
@@ -59,13 +59,13 @@ FOLLOWED = 3
 """Number of the trial that is followed: the last candidate. The first ones start from settings that are given."""
 PARTS = (Job, JobSummary, Candidate, Plan, TrialPlan, Task, Training, Run, Result, Attempt, RunContents)
 EVENTS = (Progress, Evaluated, Trained)
-KEEPERS = ("trials/storage/ledger.py", "search/study_state.py", "trials/mlflow/tracker.py")
+KEEPERS = ("trials/storage/ledger.py", "search/study_state.py", "search/mlflow/fill_in.py")
 """Files in which the candidate stays."""
 ASKED, TAKEN_IN, WATCHED, IN_MLFLOW = (
     "Proposals.ask",
     "TrialRunner.take_in",
     "StudyState.tell",
-    "Tracker.sync",
+    "StudyRuns.fill_in",
 )
 """Functions at which the walk begins and ends in the driver's thread, turns aside, and goes on in another."""
 

@@ -29,8 +29,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from dhen.errors import UserError
 from search.http import ANY, LOOPBACK, bearer, digest, is_token
 from search.live.study_page import StudyPage, plain_page, problem_page
+from search.mlflow.store import artifacts, database, mlflow_errors, open_client, store_uri
 from search.read_study import run_directory_of, stored_studies
-from trials.mlflow.store import artifacts, database, open_store, store_errors, store_uri
 
 STUDY = "/study"
 HEADERS = {
@@ -172,9 +172,11 @@ class MlflowPages:
         with self._loading:
             if self._app or directory is None or not database(directory).exists():
                 return self._app
-            with store_errors(directory), warnings.catch_warnings():
+            with mlflow_errors(store_uri(directory), own=True), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found = open_store(directory).search_experiments(filter_string="name != 'Default'")
+                found = open_client(store_uri(directory)).search_experiments(
+                    filter_string="name != 'Default'"
+                )
                 self.experiments = [(experiment.name, experiment.experiment_id) for experiment in found]
                 store, files = store_uri(directory), artifacts(directory).absolute().as_uri()
                 # the variables that `mlflow server` sets; the gate has checked the host names

@@ -18,10 +18,10 @@ from dashboards.report.page import write_report
 from dhen.errors import UserError
 from search.config import StudyConfig
 from search.drivers.sharing import POLL_SECONDS, Sharing
+from search.mlflow.fill_in import StudyRuns
 from search.optuna.mirror import OptunaMirror
 from search.run_directory import REPORT
 from search.study_state import StudyState
-from search.tracking.follower import MlflowFollower
 from trials.study_record import StudyRecord
 
 PAUSE_SECONDS = 2.0
@@ -39,7 +39,7 @@ class ReportWriter:
         """This driver's share in the study, of whose drivers one at a time writes; None where there is one."""
         self._on_duty = False
         self._asks_at = 0.0
-        self._mlflow = MlflowFollower(directory, config, console)
+        self._mlflow = StudyRuns(directory, config, console)
         self._mirror = OptunaMirror(config.optuna) if config.optuna is not None else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="report-writer")
         self._writing: Future[None] | None = None
@@ -109,7 +109,7 @@ class ReportWriter:
         if self._on_duty:
             self._on_duty = False
             # what the next driver writes is not in what was read of MLflow, nor of Optuna's storage
-            self._mlflow = MlflowFollower(self._directory, self._config, self._console)
+            self._mlflow = StudyRuns(self._directory, self._config, self._console)
             if self._mirror is not None:
                 self._thread.submit(self._mirror.close)
             sharing.leave_report()
@@ -126,7 +126,7 @@ class ReportWriter:
         write_report(record, self._directory / REPORT)
         self._write_mirror(record)
         written = time.monotonic()
-        synced = self._mlflow.sync(record, at_once=last)
+        synced = self._mlflow.follow(record, at_once=last)
         if last and synced:
             self._mlflow.register_best(record)
         ended = time.monotonic()

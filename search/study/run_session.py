@@ -16,6 +16,7 @@ from search.config import StudyConfig, as_begun, check_directory, read_study_con
 from search.dataset import log_name
 from search.drivers.join import Joined
 from search.log_config import DEMO
+from search.mlflow.store import server_of, store_uri, with_destination
 from search.run_directory import BEST, REPORT, STUDY_FILE, database_url, network_file_system
 from search.samplers import check_sampler
 from search.session import Session, open_session
@@ -24,9 +25,7 @@ from search.study.baseline import read_baseline
 from search.study.open_study import open_study
 from search.study.report_writer import ReportWriter
 from search.terminal import StudyView, resumable
-from search.tracking.destination import server_of, with_destination
 from spaces.catalog_loader import load_space
-from trials.mlflow.store import store_uri
 from trials.processes.launcher import Launcher
 from trials.storage.database import sqlite_file
 from trials.storage.disk_full import is_disk_full

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import click
 
+from search.mlflow.model import ALIAS, register_bundle, registry
 from search.run_directory import BEST
-from search.tracking.destination import registry
-from search.tracking.register import register_bundle
 from search.verbs.output import RegisteredModel, json_option, print_json
-from trials.mlflow.registry import ALIAS
 
 OUTPUT = RegisteredModel
 

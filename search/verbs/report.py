@@ -14,13 +14,12 @@ from dashboards.sentences.summary import sentences
 from dashboards.terminal.tables import accuracy_table, winners_table
 from dhen.values import load_yaml
 from search.bundles.lost_weights import lost_weights
+from search.mlflow.fill_in import StudyRuns, is_behind
+from search.mlflow.store import LOCAL, database, server_of
 from search.read_study import read_study
 from search.run_directory import REPORT, STUDY_FILE
 from search.terminal import print_table
 from search.verbs.output import WrittenReport, json_option, print_json
-from trials.mlflow.server import LOCAL
-from trials.mlflow.store import database
-from trials.mlflow.tracker import lacks_runs
 from trials.study_record import StudyRecord
 
 OUTPUT = WrittenReport
@@ -90,17 +89,16 @@ def _catch_up(directory: Path, record: StudyRecord, *, json_on_stdout: bool) -> 
     """Writes to MLflow what it has missed, on the study's tracking server or in the directory's own store; the
     study's driver does so while there is one."""
     runs_go_to = load_yaml(directory / STUDY_FILE).get("tracking")
-    if record.running or (runs_go_to in (None, LOCAL) and not lacks_runs(directory, record)):
+    own = runs_go_to in (None, LOCAL)
+    if record.running or not record.trials or (own and not is_behind(directory, record)):
         return
     from search.config import written_config  # late: with torch, which a report needs for nothing else
-    from search.tracking.destination import server_of
-    from search.tracking.follower import MlflowFollower
 
     config = written_config(directory)
     server = server_of(config)
-    mlflow = MlflowFollower(directory, config, Console(stderr=json_on_stdout))
-    if mlflow.sync(record):
-        mlflow.register_best(record)
+    runs = StudyRuns(directory, config, Console(stderr=json_on_stdout))
+    if runs.follow(record):
+        runs.register_best(record)
         click.echo(f"MLflow: {server or database(directory)} is up to date", err=json_on_stdout)
 
 

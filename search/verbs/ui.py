@@ -18,9 +18,9 @@ import click
 
 from dhen.errors import UserError
 from search.http import LOCAL, LOOPBACK, TOKEN_VARIABLE, listening, needed_token, shown_address
+from search.mlflow.store import check_store, database
+from search.mlflow.views import VIEW, view_link
 from search.run_directory import STUDY_FILE, is_driven
-from trials.mlflow.store import check_store, database
-from trials.mlflow.view import VIEW, view_link
 
 if TYPE_CHECKING:
     from search.live.app import MlflowPages

@@ -11,10 +11,10 @@ from chaos import processes
 from chaos.scenes import Scene
 
 from search.bundles.manifest import first_fault
+from search.mlflow.contents import study_contents, trial_contents
+from search.mlflow.store import open_client, store_uri
 from search.pareto import eligible, front_of
 from search.read_study import read_study
-from trials.mlflow.runs import study_sheet, trial_sheet
-from trials.mlflow.store import open_client, store_uri
 from trials.record import Outcome, TrialKind, TrialRecord
 from trials.study_record import StudyRecord
 
@@ -130,24 +130,24 @@ def _mlflow(scene: Scene, record: StudyRecord) -> list[str]:
     client = open_client(scene.mlflow() or store_uri(scene.out))
     experiment = client.get_experiment_by_name(record.name)
     runs = client.search_runs([experiment.experiment_id], max_results=1000)
-    wanted = {str(trial.number): trial_sheet(trial, record) for trial in record.trials}
-    wanted["study"] = study_sheet(record)
+    wanted = {str(trial.number): trial_contents(trial, record) for trial in record.trials}
+    wanted["study"] = study_contents(record)
     problems, seen = [], list[str]()
     for run in runs:
         key = run.data.tags.get("trial.number", run.data.tags.get("kind", ""))
         seen.append(key)
-        sheet = wanted.get(key)
-        if sheet is None:
+        contents = wanted.get(key)
+        if contents is None:
             problems.append(f"MLflow has a run of {key!r}")
             continue
-        for name, text in sheet.tags.items():
+        for name, text in contents.tags.items():
             if name not in NAMED_BY_THE_MODEL and run.data.tags.get(name) != text:
                 problems.append(f"MLflow's run {key}: {name} is {run.data.tags.get(name)!r}, not {text!r}")
-        for name, readings in sheet.series.items():
+        for name, readings in contents.series.items():
             if readings and run.data.metrics.get(name) != readings[-1].value:
                 problems.append(f"MLflow's run {key}: {name} is {run.data.metrics.get(name)}")
-        if run.info.status != sheet.status:
-            problems.append(f"MLflow's run {key} is {run.info.status}, not {sheet.status}")
+        if run.info.status != contents.status:
+            problems.append(f"MLflow's run {key} is {run.info.status}, not {contents.status}")
     if sorted(seen) != sorted(wanted):
         problems.append(f"MLflow has runs of {sorted(seen)}")
     return problems

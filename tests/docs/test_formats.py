@@ -14,6 +14,7 @@ from dhen.schema import FeatureSchema, Table
 from search import run_directory
 from search.bundles import bundle, increments, pt2
 from search.execution.trainer import SERVING
+from search.mlflow.store import artifacts, database
 from search.online.online_training import CHECKPOINTS
 from search.optuna.mirror import study_attributes
 from search.optuna.rows import attributes_of
@@ -26,7 +27,6 @@ from trials.data.cache import MANIFEST
 from trials.events import EVENTS, RENDEZVOUS, WEIGHTS, Event
 from trials.hosts.hosts import MARK
 from trials.job import TrainingConfig
-from trials.mlflow.store import artifacts, database
 from trials.planner.plan import plan
 from trials.processes.task import Task
 from trials.record import Attempt, CurvePoint, Measured, Metrics, TrialRecord

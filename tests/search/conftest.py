@@ -27,7 +27,7 @@ from command_line import (
 )
 from shared_studies import shared
 
-from trials.mlflow.store import check_store
+from search.mlflow.store import check_store
 
 
 @pytest.fixture(scope="session", autouse=True)

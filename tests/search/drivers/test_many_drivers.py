@@ -15,10 +15,10 @@ from command_line import EARLY_CHECKPOINTS, EARLY_CHECKPOINTS_CODE, TIMEOUT_SECO
 from postgresql import Server, served
 from tools import needs
 
+from search.mlflow.store import open_client, store_uri
 from search.pareto import front_of
 from search.read_study import read_study
 from search.run_directory import CHECKPOINTS, only_driver, only_writer, trial_folder
-from trials.mlflow.store import open_client, store_uri
 from trials.record import Outcome, TrialKind
 from trials.storage.ledger import Ledger
 from trials.study_record import StudyRecord

@@ -16,9 +16,9 @@ from chaos.scenes import Scene
 from faulty_hosts import MARKS
 from tools import needs
 
+from search.mlflow.store import open_client, store_uri
 from search.read_study import read_study
 from trials.events import EVENTS, Evaluated, EventReader
-from trials.mlflow.store import open_client, store_uri
 from trials.record import MOVED, CurvePoint, Outcome
 
 pytestmark = MARKS

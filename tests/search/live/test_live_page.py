@@ -23,11 +23,11 @@ from tools import needs
 from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
 from search.live.study_page import StudyPage, problem_page
+from search.mlflow.store import artifacts, local_path, open_client, store_uri
 from search.read_study import HEAD, ledger_of, read_study
 from search.run_directory import only_driver, trial_folder
 from search.verbs.ui import _open, _place, command
 from trials.events import EVENTS, Evaluated, EventWriter, Progress
-from trials.mlflow.store import artifacts, local_path, open_store
 from trials.record import Outcome, TrialRecord
 from trials.storage.ledger import Ledger, Setting
 
@@ -210,7 +210,7 @@ def test_mlflow_serves_and_writes_files_of_the_study_alone(tmp_path: Path) -> No
     secret, elsewhere, run_folder = tmp_path / "secret", tmp_path / "elsewhere", tmp_path / "run"
     secret.write_text("private")
     elsewhere.mkdir()
-    client = open_store(run_folder)
+    client = open_client(store_uri(run_folder))
     own, foreign = (
         client.create_run(client.create_experiment(folder.name, folder.as_uri())).info
         for folder in (artifacts(run_folder), elsewhere)

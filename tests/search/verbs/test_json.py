@@ -33,7 +33,7 @@ ELSEWHERE = {
     "fidelity": "tests/search/analysis/test_fidelity.py",
     "reproduce": "tests/search/analysis/test_reproduce.py",
     "clusters": "tests/search/verbs/test_clusters.py",
-    "register": "tests/search/tracking/test_registered_model.py",
+    "register": "tests/search/mlflow/test_registered_model.py",
     "worker": "tests/search/drivers/test_many_drivers.py",
 }
 """Files that run a verb with `--json` on what it needs, which takes its time to make."""

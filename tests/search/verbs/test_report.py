@@ -11,10 +11,10 @@ from pathlib import Path
 from command_line import Run, run_process
 
 from search.bundles.lost_weights import lost_weights
+from search.mlflow.fill_in import is_behind
+from search.mlflow.store import database
 from search.read_study import read_study
 from trials.events import WEIGHTS
-from trials.mlflow.store import database
-from trials.mlflow.tracker import REVISION, lacks_runs
 
 
 def test_the_report_is_opened_in_the_browser(
@@ -78,20 +78,27 @@ def test_weights_that_are_gone_are_said(dhen_search: Run, study: Path, tmp_path:
     dhen_search("report", copy)
 
 
-def test_a_store_of_mlflow_that_is_behind_is_brought_up_to_date(dhen_search: Run, study: Path) -> None:
-    """As after a full disk, when its last writing was cut short."""
+def test_a_store_of_mlflow_that_is_behind_is_filled_in(dhen_search: Run, study: Path) -> None:
+    """As after a full disk, when the last run's writing was cut short; a deleted store is made anew."""
     assert "MLflow" not in dhen_search("report", study).stdout
     record, store = read_study(study), database(study)
-    assert not lacks_runs(study, record)
+    assert not is_behind(study, record)
     with closing(sqlite3.connect(store)) as connection, connection:
         (latest,) = connection.execute(
-            "select run_uuid from tags where key = ? limit 1", (REVISION,)
+            "select run_uuid from runs order by start_time desc limit 1"
         ).fetchone()
-        for table in ("tags", "metrics", "latest_metrics"):
-            names = ("kind", "trial.number")  # by which a run is found again
-            kept = f" and key not in {names}" if table == "tags" else ""
-            connection.execute(f"delete from {table} where run_uuid = ?{kept}", (latest,))
-    assert lacks_runs(study, record)
-    assert f"MLflow: {store} is up to date" in dhen_search("report", study).stdout
-    assert not lacks_runs(study, record)
-    assert "MLflow" not in dhen_search("report", study).stdout
+        for table in ("metrics", "latest_metrics"):
+            connection.execute(f"delete from {table} where run_uuid = ?", (latest,))
+        connection.execute("update runs set status = 'RUNNING' where run_uuid = ?", (latest,))
+    for _ in range(2):
+        assert is_behind(study, record)
+        assert f"MLflow: {store} is up to date" in dhen_search("report", study).stdout
+        assert not is_behind(study, record)
+        assert "MLflow" not in dhen_search("report", study).stdout
+        with closing(sqlite3.connect(store)) as connection:
+            lacking = "select count(*) from runs where run_uuid not in (select run_uuid from latest_metrics)"
+            assert connection.execute(lacking).fetchone() == (0,)
+        store.unlink()
+    dhen_search("report", study)
+    store.write_bytes(b"no database" * 100)
+    assert is_behind(study, record)

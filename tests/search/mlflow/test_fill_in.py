@@ -1,25 +1,29 @@
-"""The MLflow store against the record: complete, idempotent, resumable, rebuilt at will, honest about trouble."""
+"""MLflow's runs against the record: complete, idempotent, filled in after trouble, a user's own left alone."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from records import metrics, started, study
+from rich.console import Console
 
-from dashboards.sentences.study_note import study_note
+from dashboards.names import trial_name
 from dhen.errors import UserError
+from search.config import StudyConfig
+from search.mlflow.fill_in import StudyRuns
+from search.mlflow.store import artifacts, check_store, database, open_client, store_uri
 from trials.choice import Choice, Judged, Winner
-from trials.mlflow.store import artifacts, check_store, database, store_uri
-from trials.mlflow.tracker import LOGGED, REVISION, Tracker, _identity
 from trials.record import Outcome, TrialKind
 from trials.study_record import StudyRecord
 
@@ -30,6 +34,14 @@ def client(directory: Path) -> Any:
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri=store_uri(directory))
+
+
+def fill_in(directory: Path, *records: StudyRecord, **settings: Any) -> StudyRuns:
+    """Fills in one record after the other, as one driver does."""
+    writer = StudyRuns(directory, StudyConfig(**settings), Console(file=io.StringIO()))
+    for record in records:
+        writer.fill_in(record)
+    return writer
 
 
 def runs(directory: Path, name: str = "ads-march") -> list[Any]:
@@ -50,22 +62,21 @@ def parent(directory: Path) -> Any:
 
 
 def without(record: StudyRecord, count: int) -> StudyRecord:
-    """The study before its last trials, with the same verdicts (of numbers that are not there yet)."""
-    return record.replace(trials=record.trials[:-count], finished=False)
+    """The study before its last trials, with nothing judged yet."""
+    return record.replace(trials=record.trials[:-count], finished=False, front=(), best=None, knee=None)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StudyRecord]:
     directory = tmp_path_factory.mktemp("a run")
     record = study(12)
-    report = directory / "report.html"
-    report.write_text("<p>report</p>")
-    Tracker.open(directory, name_model=lambda trial: trial.job.model["family"]).sync(record, report=report)
+    (directory / "report.html").write_text("<p>report</p>")
+    fill_in(directory, record)
     return directory, record
 
 
-def test_importing_the_tracker_does_not_import_mlflow() -> None:
-    code = "import sys, trials.mlflow.tracker; sys.exit('mlflow' in sys.modules)"
+def test_importing_it_does_not_import_mlflow() -> None:
+    code = "import sys, search.mlflow.fill_in; sys.exit('mlflow' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -83,7 +94,7 @@ def test_runs_hold_what_the_record_says(finished: tuple[Path, StudyRecord]) -> N
         trial = record.trial(number)
         assert run.data.tags["outcome"] == trial.result.outcome.value
         assert run.data.tags["front"] == ("true" if number in record.front else "false")
-        assert run.data.tags["model"] == trial.job.model["family"]
+        assert run.data.tags["model"] == trial_name(trial)
         assert run.data.metrics["cost/flops"] == trial.job.flops
         assert run.data.metrics.get("best_ne") == (
             trial.result.validation.ne if trial.result.validation else None
@@ -106,7 +117,7 @@ def test_files_lie_beside_the_store(finished: tuple[Path, StudyRecord]) -> None:
 
 
 def state(directory: Path) -> list[tuple[Any, ...]]:
-    """Every row that a sync could have written."""
+    """Every row that could have been written."""
     with closing(sqlite3.connect(database(directory))) as connection:
         tables = ("runs", "metrics", "params", "tags", "latest_metrics")
         return [
@@ -114,12 +125,10 @@ def state(directory: Path) -> list[tuple[Any, ...]]:
         ]
 
 
-def test_a_second_sync_and_a_restart_write_nothing(finished: tuple[Path, StudyRecord]) -> None:
+def test_a_second_call_and_a_restart_write_nothing(finished: tuple[Path, StudyRecord]) -> None:
     directory, record = finished
     before = state(directory)
-    tracker = Tracker.open(directory, name_model=lambda trial: trial.job.model["family"])
-    tracker.sync(record)
-    tracker.sync(record)
+    fill_in(directory, record, record)
     assert state(directory) == before
 
 
@@ -128,17 +137,27 @@ def test_a_study_that_grows_ends_as_one_written_at_once(tmp_path: Path) -> None:
     last = record.trials[-1].with_result(outcome=Outcome.RUNNING, validation=None, seconds=None)
     partial = last.with_result(curve=last.result.curve[:4])
     steps = [
-        record.replace(trials=(), finished=False),
+        record.replace(trials=(), finished=False, front=(), best=None, knee=None),
         without(record, 2),
         without(record, 1).replace(trials=(*record.trials[:-1], partial)),
         without(record, 1).replace(trials=(*record.trials[:-1], last)),
     ]
-    tracker = Tracker.open(tmp_path / "grown")
-    for step in steps:
-        tracker.sync(step)
-    Tracker.open(tmp_path / "grown").sync(record)
-    Tracker.open(tmp_path / "whole").sync(record)
+    fill_in(tmp_path / "grown", *steps)
+    fill_in(tmp_path / "grown", record)
+    fill_in(tmp_path / "whole", record)
     assert contents(tmp_path / "grown") == contents(tmp_path / "whole")
+
+
+def test_a_training_that_begins_anew_logs_no_step_twice(tmp_path: Path) -> None:
+    record = study(1)
+    last = record.trials[-1]
+    running = last.with_result(outcome=Outcome.RUNNING, validation=None, seconds=None)
+    cut = [running.with_result(curve=last.result.curve[:count]) for count in (4, 0, 2)]
+    steps = [without(record, 1).replace(trials=(*record.trials[:-1], trial)) for trial in (*cut, last)]
+    fill_in(tmp_path, *steps[:1])
+    fill_in(tmp_path, *steps[1:])
+    history = client(tmp_path).get_metric_history(by_number(tmp_path)[last.number].info.run_id, "ne")
+    assert [entry.step for entry in history] == [point.examples for point in last.result.curve]
 
 
 def test_a_choice_is_written_of_trials_that_it_leaves_as_they_are(tmp_path: Path) -> None:
@@ -158,10 +177,8 @@ def test_a_choice_is_written_of_trials_that_it_leaves_as_they_are(tmp_path: Path
         winners=(Winner(trial=record.best, reasons=("best",)),),
         judged=judged,
     )
-    tracker = Tracker.open(tmp_path / "grown")
-    tracker.sync(record)
-    tracker.sync(record.replace(choice=choice))
-    Tracker.open(tmp_path / "whole").sync(record.replace(choice=choice))
+    fill_in(tmp_path / "grown", record, record.replace(choice=choice))
+    fill_in(tmp_path / "whole", record.replace(choice=choice))
     assert contents(tmp_path / "grown") == contents(tmp_path / "whole")
     assert all(run.data.tags["choice.close"] == "true" for run in by_number(tmp_path / "grown").values())
 
@@ -189,39 +206,86 @@ def contents(directory: Path) -> dict[int, Any]:
 
 
 def test_a_writing_that_broke_off_is_finished_by_the_next_driver(tmp_path: Path) -> None:
+    """At any request, under the same run ids and without what was there once more."""
     record = study(2)
-    Tracker.open(tmp_path).sync(record)
-    before = contents(tmp_path)
-    own = client(tmp_path)
-    for run in runs(tmp_path):
-        for tag in (REVISION, LOGGED):  # written last of all, so that they are missing then
-            own.delete_tag(run.info.run_id, tag)
-    Tracker.open(tmp_path).sync(record)
-    assert contents(tmp_path) == before
-    assert len(runs(tmp_path)) == len(record.trials) + 1
+    fill_in(tmp_path / "whole", record)
+    broken, requests = tmp_path / "broken", 0
+    while True:
+        writer = StudyRuns(broken, StudyConfig(), Console(file=io.StringIO()))
+        requests += 1
+        try:
+            with breaking_off(after=requests):
+                writer.fill_in(record)
+            break
+        except KeyboardInterrupt:
+            continue
+    assert requests > len(record.trials)
+    assert contents(broken) == contents(tmp_path / "whole")
+    assert len(runs(broken)) == len(record.trials) + 1
 
 
-def test_what_the_record_contradicts_is_written_anew(tmp_path: Path) -> None:
+@contextmanager
+def breaking_off(*, after: int) -> Iterator[None]:
+    """Lets so many requests to MLflow through; the next one is a Ctrl-C."""
+    from mlflow import MlflowClient
+
+    left = after
+
+    def counted(request: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*args: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            return request(*args, **options)
+
+        return counting
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("create_run", "log_inputs", "log_batch", "log_text", "set_terminated", "set_tag"):
+            patch.setattr(MlflowClient, name, counted(getattr(MlflowClient, name)))
+        yield
+
+
+def test_a_users_own_tags_and_runs_survive(tmp_path: Path) -> None:
+    """Also one that has the names of ours, and whatever becomes of the record."""
+    record = study(6)
+    fill_in(tmp_path, record)
+    own, run = client(tmp_path), parent(tmp_path).info
+    mine = own.create_run(
+        run.experiment_id, tags={"trial.number": "3", "kind": "study", "mlflow.note": "mine"}
+    )
+    own.set_tag(run.run_id, "note", "mine")
+    own.set_tag(by_number(tmp_path)[4].info.run_id, "winner", "mine")
+    before = own.get_run(mine.info.run_id).to_dictionary()
+    fill_in(tmp_path, record, record.replace(front=(), best=None, knee=None))
+    assert own.get_run(mine.info.run_id).to_dictionary() == before
+    own.delete_run(mine.info.run_id)
+    assert "front" not in parent(tmp_path).data.tags
+    assert parent(tmp_path).data.tags["note"] == "mine"
+    assert by_number(tmp_path)[4].data.tags["winner"] == "mine"
+
+
+def test_what_the_record_contradicts_is_logged_again_under_the_same_run_ids(tmp_path: Path) -> None:
     record = study(2)
-    tracker = Tracker.open(tmp_path)
-    tracker.sync(record)
+    fill_in(tmp_path, record)
     before = by_number(tmp_path)
     other = next(number for number in (0, 1, 2) if number != record.baseline)
-    tracker.sync(record.replace(baseline=other))
-    after = by_number(tmp_path)
-    assert sorted(after) == sorted(before)
-    assert before[3].info.run_id != after[3].info.run_id
-    assert client(tmp_path).get_run(before[3].info.run_id).info.lifecycle_stage == "deleted"
+    fill_in(tmp_path, record.replace(baseline=other))
+    fill_in(tmp_path / "whole", record.replace(baseline=other))
+    after, whole = by_number(tmp_path), by_number(tmp_path / "whole")
+    for number, run in after.items():
+        assert run.info.run_id == before[number].info.run_id
+        assert run.data.metrics == pytest.approx(whole[number].data.metrics)
     assert after[other].data.metrics["best_ne_vs_baseline_percent"] == 0.0
     assert parent(tmp_path).data.tags["baseline"] == str(other)
 
 
 def test_a_new_verdict_changes_tags_alone(tmp_path: Path) -> None:
     record = study(3)
-    tracker = Tracker.open(tmp_path)
-    tracker.sync(record)
+    fill_in(tmp_path, record)
     before = by_number(tmp_path)
-    tracker.sync(record.replace(front=(), best=None, knee=None))
+    fill_in(tmp_path, record.replace(front=(), best=None, knee=None))
     after = by_number(tmp_path)
     assert {number: run.info.run_id for number, run in after.items()} == {
         number: run.info.run_id for number, run in before.items()
@@ -232,10 +296,9 @@ def test_a_new_verdict_changes_tags_alone(tmp_path: Path) -> None:
 def test_the_test_split_is_added_when_it_is_scored(tmp_path: Path) -> None:
     record = study(2)
     unscored = tuple(trial.with_result(test=None) for trial in record.trials)
-    tracker = Tracker.open(tmp_path)
-    tracker.sync(record.replace(trials=unscored, finished=False))
+    writer = fill_in(tmp_path, record.replace(trials=unscored, finished=False))
     first = by_number(tmp_path)[record.best]
-    tracker.sync(record)
+    writer.fill_in(record)
     second = by_number(tmp_path)[record.best]
     assert "test/ne" not in first.data.metrics
     assert second.data.metrics["test/ne"] == record.trial(record.best).result.test.ne
@@ -252,7 +315,7 @@ def test_hundreds_of_points_and_params_fit(tmp_path: Path) -> None:
     )
     point = {f"axis{number}": number for number in range(230)}
     big = base.replace(point=point).with_result(curve=curve, outcome=Outcome.COMPLETED)
-    Tracker.open(tmp_path).sync(record.replace(trials=(*record.trials[:-1], big)))
+    fill_in(tmp_path, record.replace(trials=(*record.trials[:-1], big)))
     run = by_number(tmp_path)[big.number]
     assert len(client(tmp_path).get_metric_history(run.info.run_id, "training/loss")) == 300
     assert run.data.params["axis229"] == "229"
@@ -261,15 +324,17 @@ def test_hundreds_of_points_and_params_fit(tmp_path: Path) -> None:
 def test_a_deleted_store_is_rebuilt_by_the_next_driver(tmp_path: Path) -> None:
     """In a process of its own, as a restart is: MLflow keeps a deleted store open as long as it lives."""
     record = study(3)
-    Tracker.open(tmp_path).sync(record)
+    fill_in(tmp_path, record)
     (tmp_path / "record.json").write_text(record.model_dump_json())
     database(tmp_path).unlink()
     code = """
 from pathlib import Path
 from trials.study_record import StudyRecord
-from trials.mlflow.tracker import Tracker
+from rich.console import Console
+from search.config import StudyConfig
+from search.mlflow.fill_in import StudyRuns
 record = StudyRecord.model_validate_json(Path("record.json").read_text())
-Tracker.open(Path()).sync(record)
+StudyRuns(Path(), StudyConfig(), Console()).fill_in(record)
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), *sys.path]))}
     command = [sys.executable, "-c", code]
@@ -283,8 +348,8 @@ Tracker.open(Path()).sync(record)
 
 def test_a_driver_killed_while_it_makes_the_store_leaves_none(tmp_path: Path) -> None:
     code = (
-        "from pathlib import Path; from trials.mlflow.tracker import Tracker; "
-        f"Tracker.open(Path({str(tmp_path)!r}))"
+        "from search.mlflow.store import open_client, store_uri; from pathlib import Path; "
+        f"open_client(store_uri(Path({str(tmp_path)!r})))"
     )
     nothing_kept = os.environ | {"DHEN_SEARCH_CACHE": str(tmp_path / "cache")}
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=nothing_kept) as process:
@@ -293,7 +358,7 @@ def test_a_driver_killed_while_it_makes_the_store_leaves_none(tmp_path: Path) ->
         process.kill()
     assert not database(tmp_path).exists()
     record = study(3)
-    Tracker.open(tmp_path).sync(record)
+    fill_in(tmp_path, record)
     assert len(by_number(tmp_path)) == len(record.trials)
     assert not list(tmp_path.glob(".mlflow*"))
 
@@ -301,16 +366,16 @@ def test_a_driver_killed_while_it_makes_the_store_leaves_none(tmp_path: Path) ->
 def test_an_empty_store_is_kept_for_later_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of it is a store like the first; one that was damaged is made anew."""
     monkeypatch.setenv("DHEN_SEARCH_CACHE", str(tmp_path / "cache"))
-    Tracker.open(tmp_path / "first")
+    open_client(store_uri(tmp_path / "first"))
     (kept,) = (tmp_path / "cache").rglob("*.db")
     whole = schema_of(kept)
     with monkeypatch.context() as patch:
         patch.setattr("mlflow.store.db.utils._initialize_tables", unexpected)
-        Tracker.open(tmp_path / "second").sync(study(2))
+        fill_in(tmp_path / "second", study(2))
     assert len(by_number(tmp_path / "second")) == len(study(2).trials)
     assert schema_of(database(tmp_path / "second")) == schema_of(database(tmp_path / "first")) == whole
     kept.write_bytes(kept.read_bytes()[:5000] + b"damaged" * 1000)
-    Tracker.open(tmp_path / "third")
+    open_client(store_uri(tmp_path / "third"))
     assert schema_of(database(tmp_path / "third")) == schema_of(kept) == whole
 
 
@@ -319,7 +384,7 @@ def test_a_cache_that_cannot_be_written_costs_time_alone(
 ) -> None:
     (tmp_path / "cache").write_text("a file")
     monkeypatch.setenv("DHEN_SEARCH_CACHE", str(tmp_path / "cache"))
-    Tracker.open(tmp_path / "study").sync(study(2))
+    fill_in(tmp_path / "study", study(2))
     assert len(by_number(tmp_path / "study")) == len(study(2).trials)
 
 
@@ -338,48 +403,35 @@ def unexpected(*_: object) -> None:
 
 def test_a_damaged_store_is_told_with_the_remedy_and_left_alone(tmp_path: Path) -> None:
     database(tmp_path).write_bytes(b"no database at all" * 100)
-    with pytest.raises(UserError, match=r"mlflow\.db.*[Dd]elete it.*No trial is lost"):
-        Tracker.open(tmp_path)
+    with pytest.raises(UserError, match=r"mlflow\.db.*move it away.*No trial is lost"):
+        fill_in(tmp_path, study(2))
     assert database(tmp_path).read_bytes().startswith(b"no database")
 
 
 def test_a_locked_store_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trials.mlflow.store.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("search.mlflow.store.LOCK_SECONDS", 0.1)
     with closing(sqlite3.connect(database(tmp_path), isolation_level=None)) as holder:
         holder.execute("create table t (x)")
         holder.execute("begin exclusive")
-        with pytest.raises(UserError, match="Another process holds it"):
+        with pytest.raises(UserError, match="another process holds it"):
             check_store(tmp_path)
     check_store(tmp_path)
 
 
 def test_a_store_damaged_while_open_is_told_at_the_next_sync(tmp_path: Path) -> None:
     record = study(2)
-    tracker = Tracker.open(tmp_path)
-    tracker.sync(without(record, 1))
+    writer = fill_in(tmp_path, without(record, 1))
     with closing(sqlite3.connect(database(tmp_path))) as connection:
         connection.execute("drop table params")
         connection.commit()
-    with pytest.raises(UserError, match="MLflow's store cannot be used"):
-        tracker.sync(record)
+    with pytest.raises(UserError, match=r"mlflow\.db cannot be used"):
+        writer.fill_in(record)
 
 
 def test_a_directory_that_is_a_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file"):
-        Tracker.open(tmp_path / "file")
-
-
-def test_a_tag_that_a_run_has_no_more_is_deleted_and_a_users_own_stays(tmp_path: Path) -> None:
-    record = study(6)
-    assert record.front
-    Tracker.open(tmp_path, name_model=lambda trial: "a model").sync(record)
-    assert "front" in parent(tmp_path).data.tags
-    client(tmp_path).set_tag(parent(tmp_path).info.run_id, "note", "mine")
-    without_front = record.replace(front=(), best=None, knee=None)
-    Tracker.open(tmp_path, name_model=lambda trial: "a model").sync(without_front)
-    assert "front" not in parent(tmp_path).data.tags
-    assert parent(tmp_path).data.tags["note"] == "mine"
+        fill_in(tmp_path / "file", study(2))
 
 
 def test_retrainings_are_runs_below_their_trial(tmp_path: Path) -> None:
@@ -391,9 +443,7 @@ def test_retrainings_are_runs_below_their_trial(tmp_path: Path) -> None:
         .with_job(seed=number + 1)
         for number in range(2)
     )
-    tracker = Tracker.open(tmp_path)
-    tracker.sync(record.replace(retrainings=seeds[:1]))
-    tracker.sync(record.replace(retrainings=seeds))
+    fill_in(tmp_path, *(record.replace(retrainings=seeds[:count]) for count in (1, 2)))
     trial_run = by_number(tmp_path)[best.number]
     below = [run for run in runs(tmp_path) if run.data.tags["kind"] == "retraining"]
     assert len(below) == 2
@@ -402,23 +452,16 @@ def test_retrainings_are_runs_below_their_trial(tmp_path: Path) -> None:
     assert trial_run.data.tags["mlflow.parentRunId"] == parent(tmp_path).info.run_id
     assert trial_run.data.metrics["seeds/count"] == 2
     assert trial_run.data.metrics["seeds/best_ne.mean"] == pytest.approx(best.result.validation.ne)
-    # where the trial's run is written anew, its retrainings follow it
-    other = next(trial.number for trial in record.trials[:3] if trial.number != record.baseline)
-    tracker.sync(record.replace(retrainings=seeds, baseline=other))
-    again = by_number(tmp_path)[best.number]
-    assert again.info.run_id != trial_run.info.run_id
-    below = [run for run in runs(tmp_path) if run.data.tags["kind"] == "retraining"]
-    assert {run.data.tags["mlflow.parentRunId"] for run in below} == {again.info.run_id}
 
 
 def test_the_study_is_described_and_its_log_is_a_dataset(tmp_path: Path) -> None:
     record = study(3)
     log = record.log.replace(columns={"click": "label", "price": "numeric", "site": "categorical"})
     record = record.replace(log=log)
-    tracker = Tracker.open(tmp_path, describe=study_note, files=["/data/ads.csv"])
-    tracker.sync(record.replace(front=(), best=None, knee=None, finished=False))
+    unjudged = record.replace(front=(), best=None, knee=None, finished=False)
+    writer = fill_in(tmp_path, unjudged, data=("/data/ads.csv",))
     before = parent(tmp_path).data.tags["mlflow.note.content"]
-    tracker.sync(record)
+    writer.fill_in(record)
     note = parent(tmp_path).data.tags["mlflow.note.content"]
     assert note != before
     best = by_number(tmp_path)[record.best]
@@ -442,12 +485,12 @@ def test_the_study_is_described_and_its_log_is_a_dataset(tmp_path: Path) -> None
 def test_a_copied_run_directory_has_files_of_its_own(tmp_path: Path) -> None:
     """MLflow keeps absolute paths: it would write the copy's files to the place of the original."""
     record, original, copy = study(1), tmp_path / "100 % original", tmp_path / "copy"
-    Tracker.open(original).sync(record)
+    fill_in(original, record)
     before = {path: path.read_bytes() for path in artifacts(original).rglob("*") if path.is_file()}
     shutil.copytree(original, copy)
     report = copy / "report.html"
     report.write_text("the copy's")
-    Tracker.open(copy).sync(record, report=report)
+    fill_in(copy, record)
     assert {path: path.read_bytes() for path in artifacts(original).rglob("*") if path.is_file()} == before
     here = artifacts(copy).as_uri()
     assert client(copy).get_experiment(parent(copy).info.experiment_id).artifact_location == here
@@ -458,11 +501,12 @@ def test_a_copied_run_directory_has_files_of_its_own(tmp_path: Path) -> None:
     assert parent(original).info.artifact_uri.startswith(artifacts(original).as_uri())
 
 
-def test_a_study_is_known_by_when_it_was_created_not_by_when_its_first_trial_began() -> None:
-    """Its first training may be broken off and begin anew."""
+def test_a_study_is_known_by_when_it_was_created_not_by_when_its_first_trial_began(tmp_path: Path) -> None:
+    """On a place that others use too; its first training may be broken off and begin anew."""
     record = study(3, finished=False).replace(created_at=1_795_000_000.0)
     again = record.replace(trials=(record.trials[0].with_origin(started_at=started(500)), *record.trials[1:]))
-    first = min(str(trial.origin.started_at) for trial in record.trials)
-    assert first != min(str(trial.origin.started_at) for trial in again.trials)
-    assert _identity(record) == _identity(again)
-    assert _identity(record) != _identity(record.replace(created_at=1_795_000_001.0))
+    place = {"tracking": f"sqlite:///{database(tmp_path)}"}
+    for each in (record, again, record.replace(created_at=1_795_000_001.0)):
+        fill_in(tmp_path / "run", each, **place)
+    names = [experiment.name for experiment in client(tmp_path).search_experiments()]
+    assert len([name for name in names if name.startswith("ads-march")]) == 2

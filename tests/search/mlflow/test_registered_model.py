@@ -15,8 +15,8 @@ import pytest
 from command_line import Run, free_port
 
 from search.bundles.bundle import read_bundle
-from search.tracking.model_files import requirements
-from trials.mlflow.store import open_client, store_uri
+from search.mlflow.model import requirements
+from search.mlflow.store import open_client, store_uri
 
 ROWS = 40
 

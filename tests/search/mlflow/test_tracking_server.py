@@ -20,11 +20,9 @@ from rich.console import Console
 
 from dhen.errors import UserError
 from search.config import StudyConfig, written_config
+from search.mlflow.fill_in import StudyRuns
+from search.mlflow.store import VARIABLE, database, local_path, open_client, with_destination
 from search.read_study import read_study
-from search.tracking.destination import with_destination
-from search.tracking.follower import MlflowFollower
-from trials.mlflow.server import VARIABLE
-from trials.mlflow.store import database, local_path, open_client
 from trials.study_record import StudyRecord
 
 Serve = Callable[..., AbstractContextManager[str]]
@@ -48,12 +46,12 @@ def test_a_server_that_is_killed_and_comes_back_misses_nothing(
     with ExitStack() as until_killed:
         server = until_killed.enter_context(tracking_server(tmp_path, port))
         config = StudyConfig(tracking=server)
-        follower = MlflowFollower(tmp_path / "made-up", config, Console(file=said, width=400))
-        assert follower.sync(part)
+        follower = StudyRuns(tmp_path / "made-up", config, Console(file=said, width=400))
+        assert follower.follow(part)
         process = start(click_log, out, environment | {VARIABLE: server}, "trials=2")
         wait_for_trials(out, 1)
     for _ in range(2):  # away: said once
-        assert not follower.sync(whole, at_once=True)
+        assert not follower.follow(whole, at_once=True)
     output, errors = process.communicate(timeout=300)
     assert (process.returncode, errors) == (0, "")
     assert output.count("MLflow is behind") == 1
@@ -64,7 +62,7 @@ def test_a_server_that_is_killed_and_comes_back_misses_nothing(
     assert "MLflow is behind" in late.stdout
 
     with tracking_server(tmp_path, port):
-        assert follower.sync(whole, at_once=True)
+        assert follower.follow(whole, at_once=True)
         assert len(runs(server, "ads-march")) == 1 + len(whole.trials)
         assert f"MLflow: {server} is up to date" in dhen_search("report", out).stdout
         record = read_study(out)
@@ -78,7 +76,7 @@ def test_a_server_that_is_killed_and_comes_back_misses_nothing(
         ]
         # another study of the same name is kept apart
         again = made_up(2, seed=5, name="ads")
-        assert MlflowFollower(tmp_path / "b", config, Console(file=said)).sync(again)
+        assert StudyRuns(tmp_path / "b", config, Console(file=said)).follow(again)
         assert len(runs(server, "ads")) == 1 + len(record.trials)
         assert len(client.search_experiments(filter_string="name LIKE 'ads %'")) == 1
     assert said.getvalue().count("MLflow is behind") == 1
@@ -123,10 +121,10 @@ def test_a_server_that_refuses_is_told_without_its_words(
     status: int, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     said = io.StringIO()
-    with answering(status) as server, caplog.at_level("DEBUG", "trials.mlflow"):
-        follower = MlflowFollower(tmp_path, StudyConfig(tracking=server), Console(file=said, width=400))
+    with answering(status) as server, caplog.at_level("DEBUG", "search.mlflow"):
+        follower = StudyRuns(tmp_path, StudyConfig(tracking=server), Console(file=said, width=400))
         for _ in range(2):
-            assert not follower.sync(made_up(2), at_once=True)
+            assert not follower.follow(made_up(2), at_once=True)
     assert said.getvalue().count(told) == 1
     assert "tok-3n" not in said.getvalue() + caplog.text
     assert f"status {status}" in caplog.text
@@ -138,8 +136,8 @@ def test_a_server_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "7")
     said = io.StringIO()
     with answering(200, after_seconds=1.5) as server:
-        follower = MlflowFollower(tmp_path, StudyConfig(tracking=server), Console(file=said, width=400))
-        assert not follower.sync(made_up(2))
+        follower = StudyRuns(tmp_path, StudyConfig(tracking=server), Console(file=said, width=400))
+        assert not follower.follow(made_up(2))
         assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "1"
     assert "does not answer" in said.getvalue()
 
@@ -204,8 +202,8 @@ def test_a_database_or_a_folder_has_the_runs_of_all_studies(
     for name in "ab":
         record = made_up(1, name=name)
         config = with_destination(StudyConfig(), tmp_path / name)
-        follower = MlflowFollower(tmp_path / name, config, Console(file=said, width=400))
-        assert follower.sync(record), said.getvalue()
+        follower = StudyRuns(tmp_path / name, config, Console(file=said, width=400))
+        assert follower.follow(record), said.getvalue()
         written = 1 + len(record.trials) + len(record.retrainings)
         assert len(runs(str(config.tracking), name)) == written
         if place != "mlruns":  # files lie with the study, and not in the working directory
@@ -218,7 +216,7 @@ def test_a_database_elsewhere_takes_addresses_along_if_the_files_were_moved(tmp_
 
     def synced(directory: Path, record: StudyRecord) -> str:
         said = io.StringIO()
-        assert MlflowFollower(directory, config, Console(file=said)).sync(record), said.getvalue()
+        assert StudyRuns(directory, config, Console(file=said)).follow(record), said.getvalue()
         return said.getvalue()
 
     def places(name: str) -> set[Path]:
@@ -262,7 +260,7 @@ def test_what_cannot_be_reached_is_told_at_once(
     monkeypatch.setenv(VARIABLE, uri.replace("ada@", "ada:s3cret@"))
     said = io.StringIO()
     config = with_destination(StudyConfig(), tmp_path)
-    assert not MlflowFollower(tmp_path, config, Console(file=said, width=800)).sync(made_up(1))
+    assert not StudyRuns(tmp_path, config, Console(file=said, width=800)).follow(made_up(1))
     assert told in said.getvalue()
     assert "s3cret" not in said.getvalue()
     assert len(said.getvalue().splitlines()) == 1

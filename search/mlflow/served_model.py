@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dhen.errors import UserError
 from search.bundles.bundle import read_bundle
 from search.bundles.scorer import Scorer
-from search.tracking.model_files import ARTIFACT
+from search.mlflow.model import ARTIFACT
 
 
 class ServedModel(PythonModel):

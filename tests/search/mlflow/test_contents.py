@@ -9,8 +9,9 @@ import pytest
 import yaml
 from records import changed, judged, metrics, started, study, trial, with_result
 
-from trials.mlflow.runs import PARAM_LENGTH, TAG_LENGTH, study_sheet, trial_sheet
-from trials.mlflow.view import COLUMNS, FOLDED, OPEN
+from dashboards.names import trial_name
+from search.mlflow.contents import PARAM_LENGTH, TAG_LENGTH, study_contents, trial_contents, trial_files
+from search.mlflow.views import FOLDED, METRICS, OPEN
 from trials.record import Attempt, Outcome, PlanSummary, StudyTrial, TrialKind, TrialRecord
 from trials.study_record import StudyRecord, relative_ne_percent
 
@@ -22,7 +23,7 @@ def alone(outcome: Outcome = Outcome.COMPLETED, **changes) -> TrialRecord:
 def test_metrics_stand_against_training_examples_seen() -> None:
     record = study()
     best = record.trial(record.best)
-    series = trial_sheet(best, record).series
+    series = trial_contents(best, record).series
     assert [(r.step, r.value) for r in series["ne"]] == [
         (p.examples, p.validation.ne) for p in best.result.curve
     ]
@@ -47,7 +48,7 @@ def test_a_trial_stands_beside_the_baseline_of_as_many_rows() -> None:
     record = part.replace(trials=(*part.trials, *on_all), baseline=1001, best=1000)
 
     def relative(trial: TrialRecord, record: StudyRecord) -> float | None:
-        found = trial_sheet(trial, record).series.get("best_ne_vs_baseline_percent")
+        found = trial_contents(trial, record).series.get("best_ne_vs_baseline_percent")
         return found[0].value if found else None
 
     assert relative(on_all[0], record) == pytest.approx(relative_ne_percent(0.70, 0.75))
@@ -58,7 +59,7 @@ def test_a_trial_stands_beside_the_baseline_of_as_many_rows() -> None:
 
 def test_final_metrics_come_with_the_end_of_a_trial() -> None:
     record = study()
-    best = trial_sheet(record.trial(record.best), record).series
+    best = trial_contents(record.trial(record.best), record).series
     finals = {
         "best_ne",
         "best_ne_vs_baseline_percent",
@@ -71,7 +72,7 @@ def test_final_metrics_come_with_the_end_of_a_trial() -> None:
     assert finals <= set(best)
     assert best["best_ne"][0].value == record.trial(record.best).result.validation.ne
     running = study(finished=False)
-    assert not finals & set(trial_sheet(running.trials[-1], running).series)
+    assert not finals & set(trial_contents(running.trials[-1], running).series)
 
 
 @pytest.mark.parametrize(
@@ -88,19 +89,19 @@ def test_final_metrics_come_with_the_end_of_a_trial() -> None:
     ],
 )
 def test_status_follows_the_outcome(outcome: Outcome, status: str) -> None:
-    sheet = trial_sheet(alone(outcome), judged([]))
-    assert sheet.status == status
-    assert (sheet.end_ms is None) == (outcome is Outcome.RUNNING)
+    contents = trial_contents(alone(outcome), judged([]))
+    assert contents.status == status
+    assert (contents.end_ms is None) == (outcome is Outcome.RUNNING)
 
 
 def test_tags_say_what_a_trial_is() -> None:
     record = study()
-    tags = trial_sheet(record.trial(record.best), record, model_name="2x[cross]").tags
+    tags = trial_contents(record.trial(record.best), record).tags
     assert tags["outcome"] == "completed"
     assert tags["kind"] == "candidate"
     assert (tags["front"], tags["best"], tags["knee"]) == ("true", "true", "false")
     assert {"technique.planned", "technique.executed", "fingerprint", "trial.number"} <= set(tags)
-    assert tags["model"] == "2x[cross]"
+    assert tags["model"] == trial_name(record.trial(record.best))
     assert "reused_from" not in tags
 
 
@@ -108,18 +109,20 @@ def test_a_runs_name_says_which_trial_and_which_architecture() -> None:
     """What tells runs apart comes first: MLflow's table shows some twenty characters."""
     record = study()
     best, baseline = record.trial(record.best), record.trial(record.baseline)
-    sheet = trial_sheet(best, record, model_name="2x[cross]")
-    assert (sheet.name, sheet.tags["configuration"]) == (f"#{best.number} 2x[cross]",) * 2
-    name = trial_sheet(baseline, record, model_name="advanced_dlrm d16").name
-    assert name == f"#{baseline.number} advanced_dlrm d16 baseline"
-    again = trial_sheet(retrained(best, 0, seed=3), record, model_name="2x[cross]")
-    assert again.name == f"#{best.number} seed 3 2x[cross]"
-    assert again.tags["configuration"] == sheet.tags["configuration"]
+    contents, model = trial_contents(best, record), trial_name(best)
+    assert (contents.name, contents.tags["configuration"]) == (f"#{best.number} {model}",) * 2
+    name = trial_contents(baseline, record).name
+    assert name == f"#{baseline.number} {trial_name(baseline)} baseline"
+    again = trial_contents(retrained(best, 0, seed=3), record)
+    assert again.name == f"#{best.number} seed 3 {model}"
+    assert again.tags["configuration"] == contents.tags["configuration"]
     without = retrained(best, 0, seed=3, removed="layer 1")
-    assert trial_sheet(without, record, model_name="m").name == f"#{best.number} without layer 1 seed 3 m"
-    long = [trial_sheet(trial, record, model_name="[" + 999 * "x+").name for trial in record.trials]
-    assert len(set(long)) == len(long)
-    assert max(map(len, long)) == 250
+    assert trial_contents(without, record).name == f"#{best.number} without layer 1 seed 3 {model}"
+    long = {"family": "f" * 999}
+    names = [trial_contents(trial.with_job(model=long), record).name for trial in record.trials]
+    assert len(set(names)) == len(names)
+    assert max(map(len, names)) == 250
+    assert names[baseline.number].endswith(" baseline")
 
 
 def test_a_trial_has_mean_and_spread_over_its_seeds() -> None:
@@ -132,31 +135,30 @@ def test_a_trial_has_mean_and_spread_over_its_seeds() -> None:
         retrained(best, 5, seed=4, ne=0.9).with_result(outcome=Outcome.RUNNING, validation=None, test=None),
     )
     record = record.replace(retrainings=seeds + others)
-    series = trial_sheet(best, record).series
-    means = series["seeds/best_ne.mean"]
-    assert [reading.step for reading in means] == [1, 2, 3]
-    assert [reading.value for reading in means] == pytest.approx([0.70, 0.705, 0.71])
-    assert [r.step for r in series["seeds/best_ne.std"]] == [2, 3]
-    assert series["seeds/best_ne.std"][-1].value == pytest.approx(0.01)
-    assert series["seeds/test_ne.mean"][-1].value == pytest.approx(0.72)
-    assert series["seeds/count"][-1].value == 3
-    assert not any(key.startswith("seeds/") for key in trial_sheet(seeds[0], record).series)
-    # one seed more only adds readings
-    fewer = trial_sheet(best, record.replace(retrainings=seeds[:2])).series
-    assert all(series[key][: len(readings)] == readings for key, readings in fewer.items())
+    series = trial_contents(best, record).series
+    numbers = {key: readings[-1].value for key, readings in series.items() if key.startswith("seeds/")}
+    assert numbers == pytest.approx(
+        {
+            "seeds/count": 3,
+            "seeds/best_ne.mean": 0.71,
+            "seeds/best_ne.std": 0.01,
+            "seeds/test_ne.mean": 0.72,
+            "seeds/test_ne.std": 0.01,
+        }
+    )
+    assert not any(key.startswith("seeds/") for key in trial_contents(seeds[0], record).series)
 
 
 def test_the_page_of_charts_begins_with_few() -> None:
     """Metrics without a prefix are MLflow's first section; every other has a section of its own in the views."""
     record = study()
     seeds = tuple(retrained(record.trial(record.best), number, seed=number + 1) for number in range(2))
-    sheets = [trial_sheet(trial, record.replace(retrainings=seeds)) for trial in record.trials]
-    keys = {key for sheet in (*sheets, study_sheet(record)) for key in sheet.series}
+    runs = [trial_contents(trial, record.replace(retrainings=seeds)) for trial in record.trials]
+    keys = {key for contents in (*runs, study_contents(record)) for key in contents.series}
     alone = {key for key in keys if "/" not in key}
     assert alone == {"ne", "ne_vs_baseline_percent", "best_ne", "best_ne_vs_baseline_percent"}
     assert {key.partition("/")[0] for key in keys - alone} <= {*OPEN, *FOLDED}
-    shown = [column.split("`")[1] for column in COLUMNS if column.startswith("metrics.")]
-    assert set(shown) <= keys
+    assert set(METRICS) <= keys
 
 
 def retrained(
@@ -179,9 +181,9 @@ def test_every_attempt_is_there() -> None:
         replaced="rank 1 was killed",
         slow_rank="rank 0 is slow",
     )
-    sheet = trial_sheet(alone(attempts=(short, done)), judged([]))
-    assert sheet.tags["attempts"] == "2"
-    told = {key: value for key, value in sheet.tags.items() if key.startswith("attempt.")}
+    contents = trial_contents(alone(attempts=(short, done)), judged([]))
+    assert contents.tags["attempts"] == "2"
+    told = {key: value for key, value in contents.tags.items() if key.startswith("attempt.")}
     assert told == {
         "attempt.0.strategy": "dp",
         "attempt.0.outcome": "out_of_memory",
@@ -191,7 +193,7 @@ def test_every_attempt_is_there() -> None:
         "attempt.1.replaced": "rank 1 was killed",
         "attempt.1.slow_rank": "rank 0 is slow",
     }
-    numbers = {key: rest[0].value for key, rest in sheet.series.items() if key.startswith("attempts/")}
+    numbers = {key: rest[0].value for key, rest in contents.series.items() if key.startswith("attempts/")}
     assert numbers == {
         "attempts/0.predicted_bytes": 5,
         "attempts/1.predicted_bytes": 4,
@@ -208,30 +210,30 @@ def test_what_was_forced_is_what_was_asked_of_the_first_plan() -> None:
         Attempt(strategy="fsdp", plan=first, outcome=Outcome.OUT_OF_MEMORY, predicted_bytes=5),
         Attempt(strategy="fsdp", plan=second, outcome=Outcome.COMPLETED, predicted_bytes=4),
     )
-    tags = trial_sheet(alone(attempts=attempts, summary=second), judged([])).tags
+    tags = trial_contents(alone(attempts=attempts, summary=second), judged([])).tags
     assert (tags["technique.forced"], tags["memory_margin"]) == ("fsdp", "-1048576")
 
 
 def test_a_result_of_another_study_says_so() -> None:
     taken = alone(reused_from_study=StudyTrial(study="a-1", directory="/runs/a", trial=7))
-    tags = trial_sheet(taken, judged([])).tags
+    tags = trial_contents(taken, judged([])).tags
     assert tags["reused_from_study"] == "/runs/a trial 7"
     assert tags["attempts"] == "0"
 
 
 def test_long_and_odd_values_are_made_to_fit() -> None:
     odd = alone(point={"axis (new)": "x" * 9000, "none": None}, error="y" * 9000, model={"a": {"b": [1, 2]}})
-    sheet = trial_sheet(odd, judged([]))
-    assert sheet.params["axis _new_"].endswith("…")
-    assert len(sheet.params["axis _new_"]) == PARAM_LENGTH
-    assert len(sheet.tags["error"]) == TAG_LENGTH
-    assert sheet.params["model.a.b"] == "[1, 2]"
-    assert "none" not in sheet.params
+    contents = trial_contents(odd, judged([]))
+    assert contents.params["axis _new_"].endswith("…")
+    assert len(contents.params["axis _new_"]) == PARAM_LENGTH
+    assert len(contents.tags["error"]) == TAG_LENGTH
+    assert contents.params["model.a.b"] == "[1, 2]"
+    assert "none" not in contents.params
 
 
 def test_values_that_are_no_numbers_are_left_out() -> None:
     diverged = alone(Outcome.DIVERGED, validation=metrics(math.nan), flops=math.inf)
-    series = trial_sheet(diverged, judged([])).series
+    series = trial_contents(diverged, judged([])).series
     assert "best_ne" not in series
     assert "cost/flops" not in series
     assert all(math.isfinite(reading.value) for readings in series.values() for reading in readings)
@@ -239,7 +241,7 @@ def test_values_that_are_no_numbers_are_left_out() -> None:
 
 def test_files_hold_configuration_and_cost_whole() -> None:
     own = alone()
-    files = trial_sheet(own, judged([])).artifacts
+    files = dict(trial_files(own, judged([])))
     assert yaml.safe_load(files["config.yaml"]) == {"model": own.job.model, "training": own.job.training}
     rows = list(csv.DictReader(io.StringIO(files["cost.csv"])))
     assert [(row["name"], float(row["flops"])) for row in rows] == [
@@ -247,35 +249,35 @@ def test_files_hold_configuration_and_cost_whole() -> None:
     ]
 
 
-def test_a_later_sheet_only_adds_readings() -> None:
+def test_a_later_run_only_adds_readings() -> None:
     record = study(finished=False)
     running = record.trials[-1]
     ended = running.with_result(outcome=Outcome.COMPLETED, validation=metrics(0.78), seconds=60.0)
-    early = trial_sheet(running.with_result(curve=running.result.curve[:3]), record).series
-    late = trial_sheet(ended, record).series
+    early = trial_contents(running.with_result(curve=running.result.curve[:3]), record).series
+    late = trial_contents(ended, record).series
     assert all(late[key][: len(readings)] == readings for key, readings in early.items())
 
 
 def test_the_study_has_its_best_after_each_candidate() -> None:
     record = study()
-    sheet = study_sheet(record)
-    values = [reading.value for reading in sheet.series["study/best_ne"]]
+    contents = study_contents(record)
+    values = [reading.value for reading in contents.series["study/best_ne"]]
     assert values == sorted(values, reverse=True)
     assert values[-1] == record.trial(record.best).result.validation.ne
-    assert sheet.series["study/best_ne"][-1].step == len(record.candidates)
-    assert sheet.params["log.rows.train"] == "400000"
-    assert sheet.tags["front"] == ", ".join(map(str, record.front))
+    assert contents.series["study/best_ne"][-1].step == len(record.candidates)
+    assert contents.params["log.rows.train"] == "400000"
+    assert contents.tags["front"] == ", ".join(map(str, record.front))
 
 
-def test_an_empty_study_has_a_sheet() -> None:
-    assert study_sheet(judged([], finished=False)).series == {"study/best_ne": ()}
+def test_an_empty_study_has_a_run() -> None:
+    assert study_contents(judged([], finished=False)).series == {"study/best_ne": ()}
     baseline_only = judged([trial(0, Random(0), kind=TrialKind.BASELINE)], finished=False)
-    assert study_sheet(baseline_only).status == "RUNNING"
+    assert study_contents(baseline_only).status == "RUNNING"
 
 
 def test_a_trial_that_goes_on_later_is_no_reading_of_the_best_so_far() -> None:
     record = study(6)
     last = record.candidates[-1].number
-    ended = study_sheet(record).series["study/best_ne"]
+    ended = study_contents(record).series["study/best_ne"]
     cut = with_result(record, last, outcome=Outcome.INTERRUPTED, validation=None, seconds=None)
-    assert study_sheet(cut).series["study/best_ne"] == ended[:-1]
+    assert study_contents(cut).series["study/best_ne"] == ended[:-1]
