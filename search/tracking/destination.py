@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dashboards.names import trial_name
-from dashboards.sentences.study_note import study_note
+from dashboards.sentences.summary import study_note
 from dhen.errors import UserError
 from search.config import StudyConfig
 from search.log_config import DEMO
