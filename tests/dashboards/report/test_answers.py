@@ -8,8 +8,7 @@ import pytest
 from records import judged, study, trial
 from reports.planned import confirmed, plan, planned_study
 
-from dashboards.report.answers import Answers, answers
-from dashboards.report.commands import export_line, next_commands
+from dashboards.report.answers import Answers, answers, export_line, next_commands
 from dashboards.rows import trial_rows
 from search.cli import cli
 from trials.record import TrialKind

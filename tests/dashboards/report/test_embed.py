@@ -8,13 +8,10 @@ import pytest
 from records import judged, study, trial
 from reports.planned import MIB, cost, planned, planned_study
 
-from dashboards.report.architecture import architecture
-from dashboards.report.columns import columns_of
-from dashboards.report.cost_tree import folded
-from dashboards.report.embed import as_json, study_data
-from dashboards.report.held import held
-from dashboards.report.thin_curves import MOST_POINTS, with_thin_curves
-from dashboards.rows import trial_rows
+from dashboards.plans import held
+from dashboards.report.embed import architecture, as_json, folded, study_data
+from dashboards.report.page import MOST_DRAWN_POINTS, with_thin_curves
+from dashboards.rows import columns_of, trial_rows
 from dhen.cost import headline_flops
 from trials.record import TrialKind, TrialPlan, TrialRecord
 from trials.study_record import StudyRecord, relative_ne_curve
@@ -123,22 +120,26 @@ def test_equal_layers_are_drawn_once() -> None:
 
 
 def test_cost_is_folded_by_layer_and_module_and_nothing_is_lost() -> None:
-    layers = {layer.name: {module.name: module for module in layer.modules} for layer in folded(cost())}
+    data = study_data(judged([planned(1).with_job(cost=cost())]))
+    layers = {
+        layer: {data["costs"][place]["name"]: data["costs"][place] for place in places}
+        for layer, places in data["trials"][0]["cost"]
+    }
     assert list(layers) == ["features", "layer 1", "layer 2", "head"]
     assert list(layers["layer 1"]) == ["attention", "dlrm", "shortcut"]
-    assert layers["layer 1"]["attention"].flops == 50_000
-    assert layers["layer 1"]["attention"].other_flops == 500
-    assert len(layers["features"]["embedding tables"].rows) == 10
-    assert layers["features"]["embedding tables"].bytes == 640
+    assert layers["layer 1"]["attention"]["flops"] == 50_000
+    assert layers["layer 1"]["attention"]["other"] == 500
+    assert len(layers["features"]["embedding tables"]["rows"]) == 10
+    assert layers["features"]["embedding tables"]["bytes"] == 640
     modules = [module for layer in layers.values() for module in layer.values()]
-    assert sum(module.flops for module in modules) == headline_flops(cost())
-    assert sum(module.parameters for module in modules) == sum(row.parameters for row in cost())
+    assert sum(module["flops"] for module in modules) == headline_flops(cost())
+    assert sum(module["parameters"] for module in modules) == sum(row.parameters for row in cost())
 
 
 def test_two_modules_of_a_kind_are_told_apart() -> None:
     names = ["layer0.cross0.product", "layer0.cross1.product"]
-    (layer,) = folded([cost()[0].__class__(name, "matmul", 1.0) for name in names])
-    assert [module.name for module in layer.modules] == ["cross 1", "cross 2"]
+    (modules,) = folded([cost()[0].__class__(name, "matmul", 1.0) for name in names]).values()
+    assert list(modules) == ["cross 1", "cross 2"]
 
 
 def test_the_ladder_has_each_technique_with_the_reason_that_it_failed() -> None:
@@ -175,7 +176,7 @@ def test_curves_are_thinned_where_a_figure_could_not_show_them() -> None:
             assert after == before
             continue
         points = after.result.curve
-        assert len(points) <= MOST_POINTS // 300 + 2
+        assert len(points) <= MOST_DRAWN_POINTS // 300 + 2
         assert set(points) <= set(before.result.curve)
         assert (points[0], points[-1]) == (before.result.curve[0], before.result.curve[-1])
         assert min(p.validation.ne for p in points) == min(p.validation.ne for p in before.result.curve)

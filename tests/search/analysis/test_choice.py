@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from records import bare, judged
 
-from dashboards.figures.front import front_figure, front_info
+from dashboards.figures.plane import front_figure
 from dashboards.sentences.summary import sentences
 from search.analysis.choice.choose import choice_of, choice_with_origins
 from search.analysis.choice.judge import Evidence, judge
@@ -214,13 +214,11 @@ def test_the_front_alone_is_that_of_candidates() -> None:
 
 
 def test_the_figure_has_the_front_with_and_without_averages() -> None:
-    info = front_info(a_study())
-    assert tuple(point.number for point in info.networks_front) == (1, 2, 3, 4)
-    names = [trace.name for trace in front_figure(info).data]
-    assert "front of single networks" in names
-    assert {"Pareto front", "averages"} <= set(names)
-    without = a_study().replace(front=(1, 2, 3, 4))
-    assert front_info(without).networks_front == ()
+    traces = {trace.name: trace for trace in front_figure(a_study()).data}
+    assert traces["front of single networks"].customdata == (1, 2, 3, 4)
+    assert {"Pareto front", "averages"} <= set(traces)
+    without = front_figure(a_study().replace(front=(1, 2, 3, 4)))
+    assert "front of single networks" not in {trace.name for trace in without.data}
 
 
 def test_mlflow_has_the_choice() -> None:

@@ -13,7 +13,7 @@ import pytest
 from command_line import COMMAND, TIMEOUT_SECONDS, Run
 from rich.console import Console
 
-from dashboards.figures.milestones import MilestoneLine, milestones_figure, milestones_info
+from dashboards.figures.curves import milestones_figure
 from dhen.blocks.conv import ConvConfig
 from dhen.blocks.dcn import DcnConfig
 from dhen.config import DhenConfig
@@ -307,13 +307,8 @@ def test_equal_jobs_are_trained_once(dhen_search: Run, click_log: Path, tmp_path
 
 
 def test_the_chart_leaves_out_rows_without_values() -> None:
-    lines = [
-        MilestoneLine(name="<b>", values=((-1.0, 0.2), (-2.0, None))),
-        MilestoneLine(name="diverged", values=(None, None)),
-    ]
-    info = milestones_info(lines, [10, 20], title="t", reference="DCN")
-    assert [line.name for line in info.lines] == ["<b>"]
-    (trace,) = milestones_figure(info).data
+    lines = {"<b>": ((-1.0, 0.2), (-2.0, None)), "diverged": (None, None)}
+    (trace,) = milestones_figure(lines, [10, 20], title="t", reference="DCN").data
     assert trace.y == (-1.0, -2.0)
     assert trace.name == "&lt;b&gt;"
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from records import metrics, started, study
 
-from dashboards.sentences.study_note import study_note
+from dashboards.sentences.summary import study_note
 from dhen.errors import UserError
 from trials.choice import Choice, Judged, Winner
 from trials.mlflow.store import artifacts, check_store, database, store_uri
