@@ -64,7 +64,7 @@ def curves_figure(record: StudyRecord) -> go.Figure:
     traces = []
     # many curves are one trace with gaps: one entry in the legend, and quick to draw for hundreds
     for group, name, color, width in (
-        (others, "candidates", PALE_GREY, 1.0),
+        (others, "candidates", PALE_GREY, 1),
         (front, "Pareto front", PALE_BLUE, 1.5),
     ):
         if group:
