@@ -1,4 +1,4 @@
-"""A model in short, from its configuration: `3x[attention+dlrm] concat d16`.
+"""A model in short, from its configuration: `3x[attention+dlrm] concat d16`; and outcomes in words.
 
 The functions read plain data and are tolerant on purpose: a report must also show what they do not know.
 """
@@ -10,9 +10,19 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-from trials.record import TrialRecord
+from trials.record import Outcome, TrialRecord
 
 UNNAMED = "model"
+IN_WORDS = {
+    Outcome.RUNNING: "running",
+    Outcome.COMPLETED: "completed",
+    Outcome.STOPPED: "stopped early",
+    Outcome.INFEASIBLE: "infeasible",
+    Outcome.OUT_OF_MEMORY: "out of memory",
+    Outcome.DIVERGED: "diverged",
+    Outcome.FAILED: "failed",
+    Outcome.INTERRUPTED: "interrupted",
+}
 _LAYER = re.compile(r"\blayer(\d+)")
 
 
@@ -39,7 +49,7 @@ def short_name(model: Mapping[str, Any]) -> str:
     where they are not summed, and `4 members` where the model has several; a family without layers is called by
     its own name, with the widths of its MLP and its number of experts: `advanced_dlrm 256-128 4 experts d16`.
     """
-    layers = [layer for layer in _sequence(model.get("layers")) if isinstance(layer, Mapping)]
+    layers = [layer for layer in as_list(model.get("layers")) if isinstance(layer, Mapping)]
     body = _layers(layers) if layers else _family(model)
     dimension, exponent = model.get("embedding_dim"), model.get("table_dim_exponent")
     shorter = f" n^-{exponent}" if exponent else ""  # where larger tables have shorter embeddings
@@ -57,7 +67,7 @@ def _family(model: Mapping[str, Any]) -> str:
     experts = model.get("experts")
     words = (
         str(model.get("family") or UNNAMED),
-        "-".join(str(width) for width in _sequence(model.get("mlp"))),
+        "-".join(str(width) for width in as_list(model.get("mlp"))),
         f"{experts} experts" if isinstance(experts, int) and experts > 1 else "",
     )
     return " ".join(word for word in words if word)
@@ -78,12 +88,12 @@ def _counted(names: Iterator[str]) -> str:
 
 
 def _modules(layer: Mapping[str, Any]) -> str:
-    return "[" + "+".join(_kind(module) for module in _sequence(layer.get("modules"))) + "]"
+    return "[" + "+".join(_kind(module) for module in as_list(layer.get("modules"))) + "]"
 
 
 def _ensemble(layer: Mapping[str, Any]) -> str:
     """The layer's ensemble in short; empty where it has none, or one module alone, which needs none."""
-    needed = layer.get("ensemble") is not None and len(_sequence(layer.get("modules"))) > 1
+    needed = layer.get("ensemble") is not None and len(as_list(layer.get("modules"))) > 1
     return _kind(layer["ensemble"]) if needed else ""
 
 
@@ -92,5 +102,6 @@ def _kind(value: Any) -> str:
     return str(value.get("kind", "?")) if isinstance(value, Mapping) else str(value)
 
 
-def _sequence(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
+    """A value as a list; empty for what is no sequence."""
     return list(value) if isinstance(value, (list, tuple)) else []

@@ -1,14 +1,24 @@
-"""What a table of trials shows of each trial, for the page and for the terminal alike."""
+"""What tables show, on the page and in the terminal alike: of each trial, and of each column of a log."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import NamedTuple
 
-from dashboards.names import trial_name
-from dashboards.units import known
-from trials.record import Curve, Metrics, Outcome, TrialRecord
-from trials.study_record import StudyRecord, relative_ne_curve, relative_ne_percent
+from dashboards.names import IN_WORDS, trial_name
+from dashboards.units import byte_size, decimals, duration, known, milliseconds, percent, si
+from dhen.errors import listed
+from trials.record import Curve, Metrics, Outcome, TrialKind, TrialRecord
+from trials.study_record import (
+    ColumnFinding,
+    StudyRecord,
+    relative_ne_curve,
+    relative_ne_percent,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +42,16 @@ class TrialRow:
         """NE on validation, where it is known and finite."""
         return self.quality.ne if self.quality and known(self.quality.ne) else None
 
+    @property
+    def heading(self) -> str:
+        """The trial's number and marks: `trial 7: best, front`."""
+        return f"trial {self.trial.number}" + (f": {', '.join(self.marks)}" if self.marks else "")
+
 
 def trial_rows(record: StudyRecord, trials: Iterable[TrialRecord] | None = None) -> tuple[TrialRow, ...]:
     """Rows of all trials in order, or of `trials` alone."""
     shown = record.trials if trials is None else trials
-    return tuple(_row(trial, record, known_ne(record.baseline_for(trial))) for trial in shown)
+    return tuple(_row(trial, record, record.baseline_for(trial)) for trial in shown)
 
 
 def baseline_ne(record: StudyRecord) -> float | None:
@@ -45,12 +60,9 @@ def baseline_ne(record: StudyRecord) -> float | None:
 
 
 def known_ne(trial: TrialRecord | None) -> float | None:
-    """Returns the NE of a trial on validation; None where there is no trial, or it has none that is a number."""
-    return (
-        trial.result.validation.ne
-        if trial and trial.result.validation and known(trial.result.validation.ne)
-        else None
-    )
+    """Returns the NE of a trial on validation; None if there is no trial, or it has none that is a number."""
+    validation = trial.result.validation if trial else None
+    return validation.ne if validation and known(validation.ne) else None
 
 
 def find(record: StudyRecord, number: int | None) -> TrialRecord | None:
@@ -74,67 +86,44 @@ def marks(trial: TrialRecord, record: StudyRecord) -> tuple[str, ...]:
     return tuple(name for name, is_true in holds.items() if is_true)
 
 
-def _row(trial: TrialRecord, record: StudyRecord, baseline: float | None) -> TrialRow:
+def _row(trial: TrialRecord, record: StudyRecord, baseline: TrialRecord | None) -> TrialRow:
     live = trial.result.outcome is Outcome.RUNNING and bool(trial.result.curve)
-    quality = trial.result.curve[-1].validation if live else trial.result.validation
-    ne = quality.ne if quality and known(quality.ne) else None
+    relative = relative_percent(known_ne(trial), known_ne(baseline))
+    if live:
+        newest = trial.result.curve[-1:]
+        pairs = relative_ne_curve(newest, baseline.result.curve if baseline else Curve())
+        relative = pairs[0][1] if pairs and known(pairs[0][1]) else None
     return TrialRow(
         trial=trial,
         marks=marks(trial, record),
         name=trial_name(trial),
-        quality=quality,
-        relative_percent=_relative_so_far(trial, record) if live else relative_percent(ne, baseline),
+        quality=trial.result.curve[-1].validation if live else trial.result.validation,
+        relative_percent=relative,
         remark=_remark(trial),
     )
 
 
-def _relative_so_far(trial: TrialRecord, record: StudyRecord) -> float | None:
-    baseline = record.baseline_for(trial)
-    pairs = relative_ne_curve(trial.result.curve[-1:], baseline.result.curve if baseline else Curve())
-    return pairs[0][1] if pairs and known(pairs[0][1]) else None
-
-
 def _remark(trial: TrialRecord) -> str | None:
-    tuned = f"tuned of trial {trial.origin.tuned_from}" if trial.origin.tuned_from is not None else None
-    remarks = (
-        tuned,
-        _proposed(trial),
-        _distilled(trial),
-        shared_with(trial),
-        _on_all_rows(trial),
-        trial.result.error,
-    )
+    origin, proposal = trial.origin, trial.origin.proposal
+    remarks = [f"tuned of trial {origin.tuned_from}" if origin.tuned_from is not None else None]
+    if proposal is not None:
+        remarks.append(f"proposed{proposal.by_words}" + (f" ({proposal.why})" if proposal.why else ""))
+    if origin.distilled_from is not None:
+        learnt = f"which learnt from trial {origin.teacher}"
+        remarks.append(f"trial {origin.distilled_from}'s network, {learnt}")
+    remarks.append(shared_with(trial))
+    if origin.promoted_from is not None:
+        remarks.append(f"trial {origin.promoted_from} on all rows")
+    remarks.append(trial.result.error)
     return ": ".join(remark for remark in remarks if remark) or does_not_fit(trial)
 
 
-def _proposed(trial: TrialRecord) -> str | None:
-    """Who proposed a candidate, and why, in the words of the proposal."""
-    proposal = trial.origin.proposal
-    if proposal is None:
-        return None
-    return f"proposed{proposal.by_words}" + (f" ({proposal.why})" if proposal.why else "")
-
-
-def _distilled(trial: TrialRecord) -> str | None:
-    """Whose network a trial has, and which average it learnt from, where it did."""
-    origin = trial.origin
-    if origin.distilled_from is None:
-        return None
-    return f"trial {origin.distilled_from}'s network, which learnt from trial {origin.teacher}"
-
-
 def shared_with(trial: TrialRecord) -> str | None:
-    """Which trial's training gave the result, in words, where it is not the trial's own."""
+    """Which trial's training gave the result, in words; None if it is the trial's own."""
     if trial.origin.reused_from is not None:
         return f"same network as trial {trial.origin.reused_from}"
     origin = trial.origin.reused_from_study
     return f"trained as trial {origin.trial} of the study in {origin.directory}" if origin else None
-
-
-def _on_all_rows(trial: TrialRecord) -> str | None:
-    return (
-        f"trial {trial.origin.promoted_from} on all rows" if trial.origin.promoted_from is not None else None
-    )
 
 
 def does_not_fit(trial: TrialRecord) -> str | None:
@@ -143,3 +132,276 @@ def does_not_fit(trial: TrialRecord) -> str | None:
     if plan is None or plan.fits:
         return None
     return f"does not fit the cluster it is planned for: {plan.remedy or plan.reason}"
+
+
+def table_bytes_differ(record: StudyRecord) -> bool:
+    """Whether candidates that have a result have tables of different sizes, so that there is a choice."""
+    sizes = {trial.job.table_bytes for trial in record.candidates if trial.result.validation is not None}
+    return len(sizes - {None}) > 1
+
+
+class Shown(StrEnum):
+    """The least window in which a column is in the table; a trial's panel has all columns."""
+
+    PHONE = "phone"
+    TABLET = "tablet"
+    DESK = "desk"
+    PANEL = "panel"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of numbers, or of words."""
+
+    id: str
+    title: str
+    help: str
+    shown: Shown
+    number: Callable[[TrialRow], float | None] | None = None
+    """The value that rows are sorted by; None for a column of words."""
+    words: Callable[[TrialRow], str | None] | None = None
+    """The text of a column of words."""
+    unit: Callable[[float | None], str] = str
+    """The text of a number."""
+
+    def cell(self, row: TrialRow) -> tuple[str, float | None]:
+        """Returns the text of a row's cell, and its number where it has one that can be sorted by."""
+        if self.number is None:
+            return (self.words(row) if self.words else None) or "", None
+        value = self.number(row)
+        return self.unit(value), value if known(value) else None
+
+
+FORWARD, RANKS, TABLES = "forward", "ranks", "tables"
+# what a study is about comes first, so that it is seen in any window; a model's name may be long
+COLUMNS = (
+    Column(
+        id="trial",
+        title="Trial",
+        help="in the order of starting",
+        shown=Shown.PHONE,
+        number=lambda row: row.trial.number,
+    ),
+    Column(
+        id="ne",
+        title="NE",
+        help="normalized entropy on validation; lower is better",
+        shown=Shown.PHONE,
+        number=lambda row: row.ne,
+        unit=partial(decimals, digits=5),
+    ),
+    Column(
+        id="relative",
+        title="vs baseline",
+        help="NE in percent of the tuned baseline's; negative is better",
+        shown=Shown.PHONE,
+        number=lambda row: row.relative_percent,
+        unit=percent,
+    ),
+    Column(
+        id="flops",
+        title="FLOPs",
+        help="FLOPs of a forward pass per example",
+        shown=Shown.PHONE,
+        number=lambda row: row.trial.job.flops,
+        unit=si,
+    ),
+    Column(
+        id="technique",
+        title="Technique",
+        help="memory technique that it was trained with; where it was not trained, the one planned",
+        shown=Shown.PHONE,
+        words=lambda row: row.trial.result.technique or _planned(row.trial),
+    ),
+    Column(
+        id=RANKS,
+        title="Ranks",
+        help="hosts x ranks per host: the least shape in which a technique fits",
+        shown=Shown.TABLET,
+        words=lambda row: row.trial.plan.ranks,
+    ),
+    Column(
+        id="memory",
+        title="Memory",
+        help="predicted peak of the fullest rank of the cluster",
+        shown=Shown.DESK,
+        number=lambda row: row.trial.plan.peak_bytes,
+        unit=byte_size,
+    ),
+    Column(
+        id="model",
+        title="Model",
+        help="modules, ensemble, length of embeddings",
+        shown=Shown.TABLET,
+        words=lambda row: row.name,
+    ),
+    Column(
+        id="outcome",
+        title="Outcome",
+        help="how the trial ended",
+        shown=Shown.TABLET,
+        words=lambda row: IN_WORDS[row.trial.result.outcome],
+    ),
+    Column(
+        id="time",
+        title="Time",
+        help="wall clock of the trial",
+        shown=Shown.DESK,
+        number=lambda row: row.trial.result.seconds,
+        unit=duration,
+    ),
+    Column(
+        id="auc",
+        title="AUC",
+        help="area under the ROC curve on validation",
+        shown=Shown.PANEL,
+        number=lambda row: row.quality.auc if row.quality else None,
+        unit=partial(decimals, digits=4),
+    ),
+    Column(
+        id="calibration",
+        title="Calibration",
+        help="sum of predictions over sum of labels on validation; 1 is calibrated",
+        shown=Shown.PANEL,
+        number=lambda row: row.quality.calibration if row.quality else None,
+        unit=partial(decimals, digits=3),
+    ),
+    Column(
+        id="parameters",
+        title="Dense parameters",
+        help="number of parameters outside embedding tables",
+        shown=Shown.PANEL,
+        number=lambda row: row.trial.job.parameters,
+        unit=si,
+    ),
+    Column(
+        id="weights",
+        title="Weights",
+        help="size of the exported weights in fp32",
+        shown=Shown.PANEL,
+        number=lambda row: row.trial.job.weights_bytes,
+        unit=byte_size,
+    ),
+    Column(
+        id=TABLES,
+        title="Tables",
+        help="size of embedding tables as training stores them",
+        shown=Shown.DESK,
+        number=lambda row: row.trial.job.table_bytes,
+        unit=byte_size,
+    ),
+    Column(
+        id=FORWARD,
+        title="Forward",
+        help="measured time of a request",
+        shown=Shown.DESK,
+        number=lambda row: row.trial.plan.serving_ms,
+        unit=milliseconds,
+    ),
+    Column(
+        id="speed",
+        title="Examples/s",
+        help="training examples per second, evaluation excluded",
+        shown=Shown.PANEL,
+        number=lambda row: row.trial.result.measured.examples_per_second,
+        unit=si,
+    ),
+    Column(
+        id="measured",
+        title="Measured peak",
+        help="peak of the fullest rank: of the device's memory, on a CPU of the process where nothing is counted",
+        shown=Shown.PANEL,
+        number=lambda row: row.trial.result.measured.peak_memory_bytes,
+        unit=byte_size,
+    ),
+    Column(
+        id="planned",
+        title="Planned",
+        help="memory technique for the cluster: the least that fits",
+        shown=Shown.PANEL,
+        words=lambda row: _planned(row.trial),
+    ),
+    Column(
+        id="executed",
+        title="Executed",
+        help="memory technique as the ranks read it from their wrapped modules",
+        shown=Shown.PANEL,
+        words=lambda row: row.trial.result.technique,
+    ),
+    Column(
+        id="remark",
+        title="Remark",
+        help="where it comes from, or why it did not complete",
+        shown=Shown.PANEL,
+        words=lambda row: row.remark,
+    ),
+)
+
+
+def _planned(trial: TrialRecord) -> str:
+    """Returns the technique that was planned for a trial; nothing for an average, which nobody trains."""
+    return trial.plan.technique or ("" if trial.kind is TrialKind.AVERAGE else "nothing fits")
+
+
+def columns_of(record: StudyRecord) -> tuple[Column, ...]:
+    """The columns that say something in this study: forward time where it was measured, bytes of tables where
+    candidates differ in them, ranks where they may."""
+    left_out = set()
+    if record.cluster is None or not record.cluster.shapes:
+        left_out.add(RANKS)
+    if all(trial.plan.serving_ms is None for trial in record.trials):
+        left_out.add(FORWARD)
+    if not table_bytes_differ(record):
+        left_out.add(TABLES)
+    return tuple(column for column in COLUMNS if column.id not in left_out)
+
+
+MOST_LOG_ROWS = 30
+"""Number of columns of a log up to which each has a row."""
+NAMED = 6
+"""Number of columns of a role that are named."""
+LOG_EXPLANATION = (
+    "`columns.NAME=ROLE` gives a column another role: categorical, numeric, multi_hot, timestamp, weight, "
+    "ignore"
+)
+
+
+class PlainTable(NamedTuple):
+    """A table of texts."""
+
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    left: Collection[str]
+    """Columns of words; the others are numbers."""
+
+
+def log_table(findings: Sequence[ColumnFinding]) -> PlainTable:
+    """The columns of a log: the role of each, the reason, an example; a row for each role if there are many."""
+    if len(findings) <= MOST_LOG_ROWS:
+        rows = [
+            (
+                each.name,
+                each.role,
+                each.why,
+                f"{each.distinct:,}",
+                f"{decimals(100 * each.missing, 1)} %" if each.missing else "",
+                each.example,
+            )
+            for each in findings
+        ]
+        titles = ("Column", "Role", "Why", "Distinct", "Missing", "Example")
+        return PlainTable(titles, rows, left=("Column", "Role", "Why", "Example"))
+    by_role = defaultdict[str, list[ColumnFinding]](list)
+    for each in findings:
+        by_role[each.role].append(each)
+    grouped = [
+        (
+            role,
+            f"{len(group):,}",
+            Counter(each.why for each in group).most_common(1)[0][0],
+            listed([each.name for each in group], NAMED),
+        )
+        for role, group in by_role.items()
+    ]
+    headings = ("Role", "Columns", "Why most of them", "Names")
+    return PlainTable(headings, grouped, left=("Role", "Why most of them", "Names"))

@@ -18,10 +18,9 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from dashboards import log_columns
+from dashboards.rows import LOG_EXPLANATION, log_table
 from dashboards.sentences.summary import ended
-from dashboards.terminal.progress import progress_line
-from dashboards.terminal.tables import plain_table, trial_line, trial_table
+from dashboards.terminal.tables import plain_table, progress_line, trial_line, trial_table
 from dashboards.units import duration, si
 from search.cli import INTERRUPTED, Terminated
 from search.study_state import StudyState
@@ -96,11 +95,10 @@ def print_table(table: Table) -> None:
 def print_columns(console: Console, findings: Sequence[ColumnFinding]) -> None:
     """Prints the table of a log's columns; nothing if a person wrote the schema."""
     if findings:
-        headings, left = log_columns.headings(findings), log_columns.left_aligned(findings)
-        table = plain_table(headings, log_columns.rows(findings), left)
+        table = plain_table(*log_table(findings))
         wide = console if console.is_terminal else Console(file=console.file, width=TABLE_WIDTH)
         wide.print(table)
-        console.print(log_columns.EXPLANATION, soft_wrap=True, markup=False, highlight=False, style="dim")
+        console.print(LOG_EXPLANATION, soft_wrap=True, markup=False, highlight=False, style="dim")
 
 
 def print_notes(console: Console, notes: Iterable[str]) -> None:

@@ -432,10 +432,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "an ablation has the wrong sign",
-        "dashboards/figures/worth/ablations.py",
-        "percent=-part.ne_percent.mean",
-        "percent=part.ne_percent.mean",
-        "tests/dashboards/figures/worth/test_worth.py::test_ablations_say_what_each_part_brings",
+        "dashboards/figures/worth.py",
+        "return Estimate(label, -without.mean,",
+        "return Estimate(label, without.mean,",
+        "tests/dashboards/figures/test_worth.py::test_ablations_say_what_each_part_brings",
     ),
     Mutation(
         "names are markup on the page",

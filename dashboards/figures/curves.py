@@ -1,157 +1,200 @@
-"""Learning curves relative to the baseline at the same numbers of examples, as the paper's tables give NE."""
+"""NE in the course of training: candidates relative to the baseline, a table of the paper's by milestone, and a
+model that goes on learning by period."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from dashboards.figures.frame import Frame, frame
-from dashboards.figures.style import BLUE, PALE_BLUE, PALE_GREY, VERMILION, drawing, empty, text
+from dashboards.figures.style import (
+    BLUE,
+    GREY,
+    PALE_BLUE,
+    PALE_GREY,
+    VERMILION,
+    drawing,
+    empty,
+    frame,
+    text,
+)
 from dashboards.names import trial_name
-from dashboards.rows import find, marks
+from dashboards.rows import TrialRow, find, trial_rows
 from dashboards.units import known, percent, si
-from trials.record import Curve, TrialRecord
 from trials.study_record import StudyRecord, relative_ne_curve
 
-HEIGHT = 430
-TITLE = "Learning curves against the baseline"
+MILESTONE_COLORS = (BLUE, VERMILION, GREY)
+MILESTONE_DASHES = ("solid", "dash", "dot", "dashdot")
+MILESTONE_SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")
+"""Rows differ in dash and symbol too, never in colour alone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurveLine:
-    """One candidate's curve."""
+def curves_figure(record: StudyRecord) -> go.Figure:
+    """Learning curves relative to the baseline at the same numbers of examples, as the paper's tables give NE: the
+    baseline is the line at 0, below is better.
 
-    number: int
-    name: str
-    marks: tuple[str, ...]
-    points: tuple[tuple[int, float], ...]
-    """Pairs (training examples seen, NE relative to the baseline in percent), ascending in examples."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurvesInfo:
-    """What the figure shows."""
-
-    lines: tuple[CurveLine, ...]
-    """Candidates with at least one point in the baseline's range, in order of number."""
-    baseline: str | None
-    """The baseline's number and model in short; None where there is no baseline yet."""
-    last_examples: int
-    """Number of training examples at which the baseline's own curve ends."""
-    frame: Frame | None
-    """Range of the percent axis, fit to the second half of training, for early values would press the rest flat;
-    None where there is no curve."""
-    outside: bool
-    """Whether a part of a curve lies outside the frame."""
-
-
-def curves_info(record: StudyRecord) -> CurvesInfo:
-    """What the figure shows; a trial with another trial's result is left out, for it would cover that curve."""
+    A trial with another trial's result is left out, for it would cover that curve.
+    """
+    title = "Learning curves against the baseline"
     baseline = find(record, record.baseline)
-    baseline_curve = baseline.result.curve if baseline else Curve()
-    trained = [trial for trial in record.field if trial.origin.reused_from is None]
-    lines = tuple(line for trial in trained if (line := _line(trial, record, baseline_curve)).points)
-    axis_frame = _frame(lines, baseline_curve.examples[-1] / 2) if lines else None
-    values = [value for line in lines for _, value in line.points]
-    return CurvesInfo(
-        lines=lines,
-        baseline=f"trial {baseline.number}, {trial_name(baseline)}" if baseline and baseline_curve else None,
-        last_examples=baseline_curve.examples[-1] if baseline_curve else 0,
-        frame=axis_frame,
-        outside=axis_frame is not None
-        and not all(axis_frame.low <= value <= axis_frame.high for value in values),
-    )
-
-
-def curves_figure(info: CurvesInfo) -> go.Figure:
-    """The baseline is the line at 0; below is better. The field is grey, the front blue."""
-    if info.baseline is None:
-        return empty("Shown as soon as the baseline has been trained.", title=TITLE)
-    if info.frame is None:
-        return empty("Shown as soon as a candidate has been evaluated.", title=TITLE)
-    subtitle = f"NE in percent of the baseline's ({info.baseline}) at the same number of training examples."
-    if info.outside:
+    if baseline is None or not baseline.result.curve:
+        return empty("Shown as soon as the baseline has been trained.", title=title)
+    reference = baseline.result.curve
+    lines = []
+    for row in trial_rows(record, [trial for trial in record.field if trial.origin.reused_from is None]):
+        pairs = relative_ne_curve(row.trial.result.curve, reference)
+        points = [(examples, value) for examples, value in pairs if known(value)]
+        if points:
+            lines.append((row, points))
+    if not lines:
+        return empty("Shown as soon as a candidate has been evaluated.", title=title)
+    # the frame fits the second half of training and the ends of shorter curves: early values would press it flat
+    half = reference.examples[-1] / 2
+    late = [value for _, points in lines for examples, value in points if examples >= half]
+    early_ends = [points[-1][1] for _, points in lines if points[-1][0] < half]
+    seen = frame(late + early_ends, always=[0.0])
+    about = f"trial {baseline.number}, {trial_name(baseline)}"
+    subtitle = f"NE in percent of the baseline's ({about}) at the same number of training examples."
+    if any(not seen.low <= value <= seen.high for _, points in lines for _, value in points):
         subtitle += " The frame fits the second half of training; a double click shows all."
-    front = tuple(line for line in info.lines if "front" in line.marks and not _named(line))
-    others = tuple(line for line in info.lines if "front" not in line.marks and not _named(line))
-    traces = [
-        *_group(others, "candidates", color=PALE_GREY, width=1),
-        *_group(front, "Pareto front", color=PALE_BLUE, width=1.5),
-        *(_named_line(line) for line in info.lines if _named(line)),
-    ]
-    figure = drawing(traces, title=TITLE, subtitle=subtitle, height=HEIGHT)
+    plain = [line for line in lines if not {"best", "knee"} & set(line[0].marks)]
+    others = [line for line in plain if "front" not in line[0].marks]
+    front = [line for line in plain if "front" in line[0].marks]
+    traces = []
+    # many curves are one trace with gaps: one entry in the legend, and quick to draw for hundreds
+    for group, name, color, width in (
+        (others, "candidates", PALE_GREY, 1),
+        (front, "Pareto front", PALE_BLUE, 1.5),
+    ):
+        if group:
+            line = {"color": color, "width": width}
+            traces.append(_curves(group, name=name, line=line, marker={"size": 3, "color": color}))
+    for row, points in lines:
+        names = [mark for mark in ("best", "knee") if mark in row.marks]
+        if names:
+            dash, symbol = ("solid", "star") if "best" in names else ("dash", "diamond")
+            trace = _curves(
+                [(row, points)],
+                name=f"{' and '.join(names)} (trial {row.trial.number})",
+                line={"color": BLUE, "width": 2.5, "dash": dash},
+                marker={"color": BLUE, "size": 7, "symbol": symbol},
+            )
+            traces.append(trace)
+    figure = drawing(traces, title=title, subtitle=subtitle, height=430)
     figure.add_hline(0, line={"color": VERMILION, "width": 1.5}, annotation_text="baseline", layer="below")
     figure.update_annotations(font={"color": VERMILION}, selector={"text": "baseline"})
     figure.update_xaxes(title_text="training examples seen", tickformat="~s", rangemode="tozero")
-    figure.update_yaxes(
-        title_text="NE against the baseline", ticksuffix=" %", range=[info.frame.low, info.frame.high]
-    )
+    figure.update_yaxes(title_text="NE against the baseline", ticksuffix=" %", range=[seen.low, seen.high])
     return figure
 
 
-def _frame(lines: tuple[CurveLine, ...], start: float) -> Frame:
-    """A frame fit to all values from `start` examples on, and to the last ones of curves that end before."""
-    late = [value for line in lines for examples, value in line.points if examples >= start]
-    early_ends = [line.points[-1][1] for line in lines if line.points[-1][0] < start]
-    return frame(late + early_ends, always=[0.0])
-
-
-def _line(trial: TrialRecord, record: StudyRecord, baseline: Curve) -> CurveLine:
-    pairs = relative_ne_curve(trial.result.curve, baseline)
-    points = tuple(pair for pair in pairs if known(pair[1]))
-    return CurveLine(number=trial.number, name=trial_name(trial), marks=marks(trial, record), points=points)
-
-
-def _named(line: CurveLine) -> bool:
-    """Whether the curve has a line and a label of its own, as best and knee have."""
-    return "best" in line.marks or "knee" in line.marks
-
-
-def _group(lines: tuple[CurveLine, ...], name: str, *, color: str, width: float) -> list[go.Scatter]:
-    """Many curves as one trace with gaps: one legend entry, and quick to draw for hundreds."""
-    if not lines:
-        return []
+def _curves(lines: Sequence[tuple[TrialRow, Sequence[tuple[int, float]]]], **style: object) -> go.Scatter:
+    """Curves in one trace, with a gap after each."""
     xs: list[int | None] = []
     ys: list[float | None] = []
     hovers: list[str] = []
-    for line in lines:
-        xs += [examples for examples, _ in line.points] + [None]
-        ys += [value for _, value in line.points] + [None]
-        hovers += [*_hovers(line), ""]
-    style = {"color": color, "width": width}
-    marker = {"size": 3, "color": color}
-    return [
+    for row, points in lines:
+        xs += [*(examples for examples, _ in points), None]
+        ys += [*(value for _, value in points), None]
+        hovers += [
+            text(row.heading, row.name, f"{percent(value)} at {si(examples)} examples")
+            for examples, value in points
+        ]
+        hovers.append("")
+    return go.Scatter(x=xs, y=ys, hovertext=hovers, hoverinfo="text", mode="lines+markers", **style)
+
+
+def milestones_figure(
+    lines: Mapping[str, Sequence[tuple[float, float | None] | None]],
+    milestones: Sequence[int],
+    *,
+    title: str,
+    reference: str,
+) -> go.Figure:
+    """A line per row of a table; the reference is the line at 0, below is better.
+
+    Args:
+        lines: by name of a row, NE relative to the reference in percent at each milestone, and half its interval
+            if there is one. Rows without any value are left out.
+        milestones: numbers of training examples seen.
+        title: what is seen.
+        reference: name of the row that the others are compared with.
+    """
+    subtitle = (
+        f"NE in percent of {reference}'s at the same number of training examples: mean over seeds; "
+        "bars are intervals."
+    )
+    traces = []
+    for index, (name, values) in enumerate((name, each) for name, each in lines.items() if any(each)):
+        points = [(at, value) for at, value in zip(milestones, values, strict=True) if value is not None]
+        color = MILESTONE_COLORS[index % len(MILESTONE_COLORS)]
+        dash = MILESTONE_DASHES[index // len(MILESTONE_COLORS) % len(MILESTONE_DASHES)]
+        symbol = MILESTONE_SYMBOLS[index % len(MILESTONE_SYMBOLS)]
+        trace = go.Scatter(
+            x=[examples for examples, _ in points],
+            y=[mean for _, (mean, _) in points],
+            error_y={"type": "data", "array": [half or 0.0 for _, (_, half) in points], "thickness": 1},
+            mode="lines+markers",
+            name=text(name),
+            line={"color": color, "width": 2, "dash": dash},
+            marker={"color": color, "size": 8, "symbol": symbol},
+        )
+        traces.append(trace)
+    figure = drawing(traces, title=title, subtitle=subtitle, height=520)
+    figure.add_hline(0, line={"color": GREY, "width": 1.5}, annotation_text=reference, layer="below")
+    figure.update_xaxes(title_text="training examples seen", tickformat="~s", rangemode="tozero")
+    figure.update_yaxes(title_text=f"NE against {reference}", ticksuffix=" %")
+    figure.update_layout(legend={"orientation": "v", "x": 1.01, "xanchor": "left", "y": 1, "yanchor": "top"})
+    return figure
+
+
+class PeriodPoint(NamedTuple):
+    """One period of a model that goes on learning."""
+
+    name: str
+    """The time at which it begins, or its number."""
+    examples: int
+    online: float
+    """NE of the model that had been trained on all periods before."""
+    frozen: float
+    """NE of the model as it was at the beginning."""
+    ne_floor: float | None = None
+    """Lowest NE that any model can reach, if it is known."""
+
+
+def periods_figure(points: Sequence[PeriodPoint]) -> go.Figure:
+    """NE by period: a line for the model that learns, one for it as it was, one for the floor if it is known."""
+    title = "NE by period, each scored before it is trained on"
+    if not points:
+        return empty("No period has been trained on.", title=title)
+    lines: list[tuple[str, list[float | None], str, str, str]] = [
+        ("as it was", [point.frozen for point in points], VERMILION, "dash", "square"),
+        ("online", [point.online for point in points], BLUE, "solid", "circle"),
+    ]
+    floors = [point.ne_floor for point in points]
+    if any(floor is not None for floor in floors):
+        lines.append(("lowest possible", floors, GREY, "dot", "line-ew"))
+    traces = [
         go.Scatter(
-            x=xs,
-            y=ys,
-            hovertext=hovers,
-            hoverinfo="text",
+            x=[point.name for point in points],
+            y=values,
             mode="lines+markers",
             name=name,
-            line=style,
-            marker=marker,
+            line={"color": color, "width": 2, "dash": dash},
+            marker={"color": color, "size": 7, "symbol": symbol},
+            hovertext=[
+                ""
+                if value is None
+                else text(f"{point.name}, {name}", f"NE {value:.5f}", f"{point.examples:,} examples")
+                for point, value in zip(points, values, strict=True)
+            ],
+            hoverinfo="text",
         )
+        for name, values, color, dash, symbol in lines
     ]
-
-
-def _named_line(line: CurveLine) -> go.Scatter:
-    names = [mark for mark in ("best", "knee") if mark in line.marks]
-    return go.Scatter(
-        x=[examples for examples, _ in line.points],
-        y=[value for _, value in line.points],
-        hovertext=_hovers(line),
-        hoverinfo="text",
-        mode="lines+markers",
-        name=f"{' and '.join(names)} (trial {line.number})",
-        line={"color": BLUE, "width": 2.5, "dash": "solid" if "best" in names else "dash"},
-        marker={"color": BLUE, "size": 7, "symbol": "star" if "best" in names else "diamond"},
-    )
-
-
-def _hovers(line: CurveLine) -> list[str]:
-    about = f"trial {line.number}" + (f": {', '.join(line.marks)}" if line.marks else "")
-    return [
-        text(about, line.name, f"{percent(value)} at {si(examples)} examples")
-        for examples, value in line.points
-    ]
+    subtitle = "Lower is better; 1 is a constant prediction. Both models score rows that neither has seen."
+    figure = drawing(traces, title=title, subtitle=subtitle, height=460)
+    figure.update_xaxes(title_text="period", type="category")
+    figure.update_yaxes(title_text="NE")
+    return figure

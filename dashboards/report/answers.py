@@ -1,14 +1,17 @@
-"""What the first screen of a report answers: how much better, at what cost, is it certain, does it fit."""
+"""What the first screen of a report answers: how much better, at what cost, is it certain, does it fit, and
+what to run next. Below are the facts of a study, by which two are compared, too."""
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from math import prod
 
 from dashboards.names import trial_name
 from dashboards.rows import TrialRow, find, trial_rows
+from dashboards.sentences.stages import number_of_passes
 from dashboards.sentences.summary import ended
-from dashboards.sentences.winners import interval
+from dashboards.sentences.winners import confirm_command, interval
 from dashboards.units import byte_size, decimals, known, milliseconds, percent, ratio, si
 from trials.analyses import Better
 from trials.record import TrialRecord
@@ -220,3 +223,83 @@ def _share(best: TrialRecord, record: StudyRecord) -> float | None:
     if record.cluster is None or plan is None or plan.peak_bytes is None or not record.cluster.hbm:
         return None
     return plan.peak_bytes / record.cluster.hbm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command and what it is for."""
+
+    purpose: str
+    line: str
+
+
+def next_commands(record: StudyRecord) -> tuple[Command, ...]:
+    """Returns what a person runs next, the most useful first."""
+    directory = shlex.quote(record.directory)
+    if record.best is None or not record.finished:
+        way = (
+            Command(purpose="See how far it is", line=f"dhen-search status {directory}")
+            if record.running and not record.finished
+            else Command(purpose="Go on with the study", line=f"dhen-search run --out {directory}")
+        )
+        return (way, *_export(record, directory)[:1])
+    confirm = Command(purpose="Find out whether it is certain", line=confirm_command(record))
+    confirmed = record.comparison(record.best) is not None or record.best == record.baseline
+    return (*(() if confirmed else (confirm,)), *_export(record, directory))
+
+
+def export_line(record: StudyRecord, number: int) -> str:
+    """Returns the command that exports the trial with this number."""
+    return f"dhen-search export {shlex.quote(record.directory)} --pick {number} --out trial-{number}"
+
+
+def _export(record: StudyRecord, directory: str) -> tuple[Command, ...]:
+    if record.best is None:
+        return ()
+    return (
+        Command(
+            purpose="Take the best away", line=f"dhen-search export {directory} --pick best --out winner"
+        ),
+        Command(
+            purpose="Score rows with it",
+            line="dhen-search predict winner --data new.csv --out scores.csv",
+        ),
+    )
+
+
+def facts(record: StudyRecord) -> tuple[tuple[str, str], ...]:
+    """Returns pairs of a name and a text: what a study was run on and with."""
+    log, cluster, passes = record.log, record.cluster, record.passes
+    splits = {}
+    for split, rows in log.rows.items():
+        rate = log.base_rate.get(split)
+        positive = f", {decimals(100 * rate, 2)} % positive" if rate is not None else ""
+        splits[split.capitalize()] = f"{si(rows)} rows{positive}"
+    budget = f" of {record.trials_budget}" if record.trials_budget is not None else ""
+    minutes = f", {record.seconds_budget / 60:.3g} minutes" if record.seconds_budget else ""
+    found = passes is not None and passes.reason is None
+    texts = {
+        "Study": record.name,
+        "Log": log.name,
+        **splits,
+        "Features": f"{log.tables} tables, {log.numeric} numeric" if log.rows else "",
+        "Space": record.space,
+        "Sampler": f"{record.sampler}, seed {record.seed}",
+        "Candidates": f"{len(record.candidates)}{budget}{minutes}",
+        "Judged by": f"the next {record.period}, before it is trained on" if record.period else "validation",
+        "Passes": (
+            number_of_passes(passes).rstrip(",") + (", found with the baseline" if found else "")
+            if passes
+            else ""
+        ),
+        "Planned for": (
+            f"{cluster.name}, {cluster.ranks_words} of {byte_size(cluster.hbm)}"
+            + ("" if cluster.verified else ", numbers unverified")
+            if cluster
+            else ""
+        ),
+        "Serving": f"{record.serving.request}: {record.serving.limits}" if record.serving.limited else "",
+        "Table bytes": f"at most {byte_size(record.max_table_bytes)}" if record.max_table_bytes else "",
+        "Directory": record.directory,
+    }
+    return tuple((name, text) for name, text in texts.items() if text)

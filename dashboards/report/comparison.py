@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import plotly.graph_objects as go
+
+from dashboards.figures.style import BLUE, VERMILION, drawing, empty, text
 from dashboards.names import trial_name
-from dashboards.report.about import facts
-from dashboards.report.answers import telling_comparison
-from dashboards.report.commands import Command
-from dashboards.report.figure_data import figure_data
-from dashboards.report.page import environment, scripts, write_page
-from dashboards.report.plotly_source import packed_plotly
-from dashboards.report.two_fronts import two_fronts_figure, two_fronts_info
-from dashboards.rows import TrialRow, find, trial_rows
+from dashboards.report.answers import Command, facts, telling_comparison
+from dashboards.report.page import environment, figure_data, packed_plotly, scripts, write_page
+from dashboards.rows import TrialRow, baseline_ne, find, trial_rows
 from dashboards.sentences.summary import progress
 from dashboards.sentences.winners import interval
-from dashboards.units import MISSING, byte_size, decimals, duration, percent, si
+from dashboards.units import MISSING, byte_size, decimals, duration, known, percent, si
 from trials.record import Metrics
 from trials.study_record import StudyRecord
 
 SCRIPTS = ("elements.js", "units.js", "plotly.js", "figures.js", "copy.js", "compare.js")
+COLORS = (BLUE, VERMILION)
 
 
 def write_comparison(first: StudyRecord, second: StudyRecord, path: Path) -> None:
@@ -38,7 +37,6 @@ def render_comparison(first: StudyRecord, second: StudyRecord) -> str:
     """Returns the page; all that comes from data is escaped, as in the report of one study."""
     records, names = (first, second), names_of(first, second)
     limits = not_comparable(first, second)
-    info = two_fronts_info(records, names, relative=bool(limits))
     return (
         environment()
         .get_template("comparison.html")
@@ -46,7 +44,7 @@ def render_comparison(first: StudyRecord, second: StudyRecord) -> str:
             names=names,
             progress=[f"{progress(record)}, {duration(record.elapsed_seconds)}" for record in records],
             limits=limits,
-            figure=figure_data("fronts", two_fronts_figure(info)),
+            figure=figure_data("fronts", two_fronts_figure(records, names, relative=bool(limits))),
             best=best_rows(first, second),
             settings=different_settings(first, second),
             commands=[
@@ -60,6 +58,54 @@ def render_comparison(first: StudyRecord, second: StudyRecord) -> str:
             scripts=scripts(SCRIPTS),
         )
     )
+
+
+def two_fronts_figure(records: Sequence[StudyRecord], names: Sequence[str], *, relative: bool) -> go.Figure:
+    """The Pareto fronts of two studies, each in a colour and with a symbol of its own.
+
+    With `relative`, NE is in percent of each study's own baseline, as it is if NE itself cannot be compared.
+    """
+    title = "Both fronts"
+    traces = []
+    for record, name, color, symbol in zip(records, names, COLORS, ("circle", "diamond"), strict=True):
+        points = []
+        for row in trial_rows(record, [trial for trial in record.trials if trial.number in record.front]):
+            ne, flops = row.relative_percent if relative else row.ne, row.trial.job.flops
+            if ne is not None and flops and known(flops):
+                against = percent(row.relative_percent)
+                clause = f" ({against} to its baseline)" if row.relative_percent is not None else ""
+                hover = text(
+                    f"{name}, trial {row.trial.number}",
+                    row.name,
+                    f"NE {decimals(row.ne, 5)}{clause}",
+                    f"{si(flops)} FLOPs",
+                )
+                points.append((flops, ne, hover))
+        points.sort(key=lambda point: point[0])
+        trace = go.Scatter(
+            x=[flops for flops, _, _ in points],
+            y=[ne for _, ne, _ in points],
+            hovertext=[hover for _, _, hover in points],
+            hoverinfo="text",
+            mode="lines+markers",
+            name=text(name),
+            line={"color": color, "width": 2, "shape": "hv"},
+            marker={"color": color, "size": 9, "symbol": symbol},
+        )
+        traces.append(trace)
+    if not any(len(trace.x) for trace in traces):
+        return empty("Shown as soon as one of the studies has a front.", title=title)
+    what = "NE against its own baseline" if relative else "NE on validation"
+    subtitle = f"{what}, by FLOPs per example; lower left is better. Dotted: the baseline of each."
+    figure = drawing(traces, title=title, subtitle=subtitle, height=470)
+    for record, color in zip(records, COLORS, strict=True):
+        baseline = baseline_ne(record)
+        if baseline is not None:
+            line = {"color": color, "width": 1, "dash": "dot"}
+            figure.add_hline(0.0 if relative else baseline, line=line, layer="below")
+    figure.update_xaxes(type="log", title_text="forward FLOPs per example", tickformat=".2~s", dtick="D2")
+    figure.update_yaxes(title_text=what, ticksuffix=" %" if relative else "")
+    return figure
 
 
 def names_of(first: StudyRecord, second: StudyRecord) -> tuple[str, str]:
@@ -109,11 +155,6 @@ def different_settings(first: StudyRecord, second: StudyRecord) -> list[tuple[st
         for name in names
         if one.get(name) != other.get(name)
     ]
-
-
-def _report_of(name: str, record: StudyRecord) -> Command:
-    directory = shlex.quote(record.directory)
-    return Command(purpose=f"The report of {name}", line=f"dhen-search report {directory} --open")
 
 
 def _best(record: StudyRecord) -> dict[str, str]:

@@ -3,32 +3,45 @@
 A thousand candidates repeat themselves: modules of equal size cost the same, trainings are evaluated at the same
 numbers of examples, points have the same axes. What repeats stands in lists of its own, and a trial has its place
 there.
+
+What reads models and cost tables is tolerant on purpose: records of other versions must be drawn too, as far as
+they are understood. The names of a cost table's rows show where they belong: `layer0.attention1.qkv` is the row
+`qkv` of the module `attention1` of `layer0`, `head0.relu` a row of the head, and `features.table.C1` one of the
+embedding tables.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Sequence
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from dashboards.report.answers import cluster_words
-from dashboards.report.architecture import architecture
-from dashboards.report.columns import Column, columns_of
-from dashboards.report.commands import export_line
-from dashboards.report.cost_tree import ModuleCost, folded
-from dashboards.report.held import held
-from dashboards.report.thin_curves import thinned
-from dashboards.rows import TrialRow, trial_rows
-from dashboards.sentences.summary import IN_WORDS
+from dashboards.names import IN_WORDS, UNNAMED, as_list, counted_from_one
+from dashboards.plans import held
+from dashboards.report.answers import cluster_words, export_line
+from dashboards.rows import Column, TrialRow, columns_of, trial_rows
 from dashboards.units import byte_size, duration, known
-from trials.record import Attempt, Curve, TrialRecord
+from dhen.cost import ATTENTION, LOOKUP, MATMUL, CostRow
+from trials.record import Attempt, TrialRecord
 from trials.study_record import StudyRecord, relative_ne_curve
 
+T = TypeVar("T")
 PERCENT_SCALE, NE_SCALE = 1e4, 1e6
 """Values of curves are whole numbers: percents times the first, NE times the second."""
 MOST_POINTS = 120
 """Points of a curve that are kept; a panel is some 600 pixels wide."""
+
+
+CONCAT = "concat"
+BUCKET = "__bucket"
+"""End of the names of tables that a numeric column's buckets have."""
+DRAWN = {"layers", "family", "embedding_dim", "head", "members", "members_from"}
+"""Keys of a model that the diagram has in its boxes; the others are listed below it."""
+COUNTED = (MATMUL, ATTENTION)
+"""Kinds of rows that make up the FLOPs that are reported."""
+_NUMBERED = re.compile(r"(.*?)(\d+)")
 
 
 class Shared:
@@ -127,22 +140,19 @@ def known_scalar(value: Any) -> bool:
 def _cost(trial: TrialRecord, costs: Shared) -> list[list[Any]]:
     """Pairs of a layer's name and the places of its modules' costs."""
     return [
-        [
-            layer.name,
-            [costs.place((module.name, module.rows), partial(_module, module)) for module in layer.modules],
-        ]
-        for layer in folded(trial.job.cost)
+        [layer, [costs.place(module, partial(_module, *module)) for module in modules.items()]]
+        for layer, modules in folded(trial.job.cost).items()
     ]
 
 
-def _module(module: ModuleCost) -> dict[str, Any]:
+def _module(name: str, rows: Sequence[CostRow]) -> dict[str, Any]:
     return {
-        "name": module.name,
-        "flops": _short(module.flops),
-        "other": _short(module.other_flops),
-        "parameters": module.parameters,
-        "bytes": _short(module.bytes),
-        "rows": [[row.name, row.kind, _short(row.flops), row.parameters] for row in module.rows],
+        "name": name,
+        "flops": _short(sum(row.flops for row in rows if row.kind in COUNTED)),
+        "other": _short(sum(row.flops for row in rows if row.kind not in COUNTED)),  # elementwise work
+        "parameters": sum(row.parameters for row in rows),
+        "bytes": _short(sum(row.bytes for row in rows)),  # of table rows looked up per example
+        "rows": [[row.name, row.kind, _short(row.flops), row.parameters] for row in rows],
     }
 
 
@@ -152,11 +162,8 @@ def _curve(trial: TrialRecord, record: StudyRecord, grids: Shared) -> dict[str, 
     pairs = relative_ne_curve(trial.result.curve, baseline.result.curve) if baseline else ()
     if pairs:
         return _points(pairs, PERCENT_SCALE, grids) | {"relative": True}
-    return _points(_absolute(trial.result.curve), NE_SCALE, grids) if trial.result.curve else None
-
-
-def _absolute(curve: Curve) -> list[tuple[int, float]]:
-    return list(zip(curve.examples, curve.ne, strict=True))
+    absolute = list(zip(trial.result.curve.examples, trial.result.curve.ne, strict=True))
+    return _points(absolute, NE_SCALE, grids) if absolute else None
 
 
 def _points(pairs: Sequence[tuple[int, float]], scale: float, grids: Shared) -> dict[str, Any]:
@@ -164,6 +171,15 @@ def _points(pairs: Sequence[tuple[int, float]], scale: float, grids: Shared) -> 
     examples = tuple(count for count, _ in kept)
     values = [round(value * scale) if known(value) else None for _, value in kept]
     return {"grid": grids.place(examples, lambda: list(examples)), "values": values}
+
+
+def thinned(values: Sequence[T], most: int) -> list[T]:
+    """Returns values at even distances, the first and the last among them; all where they are no more than
+    `most`, which is two or more."""
+    if len(values) <= most:
+        return list(values)
+    step = (len(values) - 1) / (most - 1)
+    return [values[round(place * step)] for place in range(most)]
 
 
 def _attempt(attempt: Attempt) -> list[str]:
@@ -184,3 +200,146 @@ def _short(value: float) -> float | int | None:
     if not known(value):
         return None
     return round(value) if abs(value) >= 100 or value == round(value) else round(value, 2)
+
+
+def architecture(trial: TrialRecord) -> dict[str, Any]:
+    """Returns the diagram's data: inputs, layers (equal neighbours counted) and head."""
+    model = trial.job.model
+    dim = _whole(model.get("embedding_dim"))
+    layers = [layer for layer in as_list(model.get("layers")) if isinstance(layer, Mapping)]
+    inputs = _inputs(trial.job.cost, model, layers, dim)
+    drawn: list[dict[str, Any]] = []
+    embeddings = inputs
+    for index, layer in enumerate(layers):
+        box = _layer(layer, embeddings, index)
+        embeddings = box["out"]
+        if drawn and _alike(drawn[-1], box):
+            drawn[-1]["count"] += 1
+        else:
+            drawn.append(box)
+    return {
+        "family": str(model.get("family") or UNNAMED),
+        "dim": dim,
+        "tables": sum(row.kind == LOOKUP for row in trial.job.cost),
+        "numeric": any(row.name.startswith("features.numeric") for row in trial.job.cost),
+        "inputs": inputs,
+        "layers": drawn,
+        "head": [str(width) for width in as_list(model.get("head"))],
+        "members": _whole(model.get("members")) or 1,
+        "settings": _settings({key: value for key, value in model.items() if key not in DRAWN}),
+        "average": [*trial.origin.members],
+        "retrained": [*trial.origin.retrained_members],
+    }
+
+
+def _layer(layer: Mapping[str, Any], embeddings: int | None, index: int) -> dict[str, Any]:
+    modules = [_component(module) for module in as_list(layer.get("modules"))]
+    ensemble = _component(layer.get("ensemble", "sum"))
+    each = _whole(layer.get("out_embeddings"))
+    joined = len(modules) if ensemble[0] == CONCAT and len(modules) > 1 else 1
+    return {
+        "first": index + 1,
+        "count": 1,
+        "modules": modules,
+        "ensemble": ensemble if len(modules) > 1 else None,
+        "norm": str(layer.get("norm", "layer")),
+        "pre": layer.get("norm_placement") == "pre",
+        "shortcut": layer.get("shortcut", True) is not False,
+        "raw": bool(layer.get("raw_numeric")),
+        "in": embeddings,
+        "each": each,
+        "out": each * joined if each is not None else None,
+    }
+
+
+def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    same = (key for key in one if key not in ("first", "count"))
+    return all(one[key] == other[key] for key in same)
+
+
+def _inputs(
+    cost: Sequence[CostRow], model: Mapping[str, Any], layers: Sequence[Mapping[str, Any]], dim: int | None
+) -> int | None:
+    """Returns M, the number of embeddings that reach the first layer; None where the cost table does not say.
+
+    It is what the first layer's shortcut maps from, where that is a map; else tables and numeric inputs are
+    counted.
+    """
+    each = _whole(_layer(layers[0], None, 0)["out"]) if layers else None
+    shortcut = next((row.flops for row in cost if row.name == "layer0.shortcut"), 0.0)
+    if shortcut and each and dim and not model.get("members"):
+        return round(shortcut / (2 * each * dim))
+    summed = model.get("buckets", "summed") == "summed"
+    tables = [row.name for row in cost if row.kind == LOOKUP]
+    entering = [name for name in tables if not (summed and name.endswith(BUCKET))]
+    numeric = any(row.name.startswith("features.numeric") for row in cost)
+    return len(entering) + numeric or None
+
+
+def _component(value: Any) -> tuple[str, str]:
+    """Name and settings of a module or an ensemble, given as `{"kind": name, ...}` or by its name alone."""
+    if not isinstance(value, Mapping):
+        return str(value), ""
+    rest = {key: setting for key, setting in value.items() if key != "kind"}
+    return str(value.get("kind", "?")), ", ".join(f"{key} {text}" for key, text in _settings(rest))
+
+
+def _settings(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Settings in words; those that are not set are left out."""
+    return [(key.replace("_", " "), _words(value)) for key, value in values.items() if value is not None]
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "-".join(map(str, value)) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def folded(cost: Iterable[CostRow]) -> dict[str, dict[str, tuple[CostRow, ...]]]:
+    """Returns the rows of a cost table by layer and module, both in the order in which they first occur; rows are
+    named from the module on."""
+    layers: dict[str, dict[str, list[CostRow]]] = {}
+    for row in cost:
+        layer, module, rest = _place(row.name)
+        named = CostRow(rest, row.kind, row.flops, row.parameters, row.bytes)
+        layers.setdefault(layer, {}).setdefault(module, []).append(named)
+    return {
+        counted_from_one(layer): {
+            _module_name(module, modules): tuple(rows) for module, rows in modules.items()
+        }
+        for layer, modules in layers.items()
+    }
+
+
+def _place(name: str) -> tuple[str, str, str]:
+    """The layer, the module and the rest of a row's name."""
+    first, _, rest = name.partition(".")
+    if first == "features":
+        if rest.startswith("table."):
+            return first, "embedding tables", rest.removeprefix("table.")
+        return first, _unnumbered(rest.partition(".")[0]), rest
+    if first.startswith("layer") and rest:
+        module, _, part = rest.partition(".")
+        return first, module, part or module
+    return _unnumbered(first), _unnumbered(first), name
+
+
+def _module_name(module: str, modules: Iterable[str]) -> str:
+    """`attention` for `attention0` where the layer has one, else `attention 1`, `attention 2` ..."""
+    match = _NUMBERED.fullmatch(module)
+    if match is None:
+        return module
+    kind = match[1]
+    alike = [other for other in modules if _unnumbered(other) == kind]
+    return kind if len(alike) == 1 else f"{kind} {alike.index(module) + 1}"
+
+
+def _unnumbered(name: str) -> str:
+    match = _NUMBERED.fullmatch(name)
+    return match[1] if match else name

@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import base64
+import gzip
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from html import unescape
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 import plotly.io
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from plotly.offline import get_plotlyjs
 
-from dashboards import accuracy, attempts, log_columns
-from dashboards.figures.axes import axes_figure, axes_info
-from dashboards.figures.course.gain import gain_figure, gain_info
-from dashboards.figures.course.timeline import timeline_figure, timeline_info
-from dashboards.figures.curves import curves_figure, curves_info
-from dashboards.figures.front import front_figure, front_info
-from dashboards.figures.memory.depth import depth_figure, depth_info
-from dashboards.figures.memory.ladder import ladder_figure, ladder_info
-from dashboards.figures.memory.predictions import predictions_figure, predictions_info
-from dashboards.figures.table_bytes import table_bytes_differ, table_bytes_figure, table_bytes_info
-from dashboards.figures.time import time_figure, time_info
-from dashboards.figures.worth.ablations import ablations_figure, ablations_info
-from dashboards.figures.worth.averages import averages_figure, averages_info
-from dashboards.figures.worth.modules import modules_figure, modules_info
-from dashboards.figures.worth.slices import slices_figure, slices_info
-from dashboards.report.about import facts
-from dashboards.report.answers import answers
-from dashboards.report.commands import next_commands
-from dashboards.report.embed import as_json, study_data
-from dashboards.report.figure_data import figure_data
-from dashboards.report.plotly_source import packed_plotly
-from dashboards.report.thin_curves import with_thin_curves
-from dashboards.sentences import winners
+from dashboards.figures import FIGURES
+from dashboards.plans import accuracy_table, attempts_table
+from dashboards.report.answers import answers, facts, next_commands
+from dashboards.report.embed import as_json, study_data, thinned
+from dashboards.rows import LOG_EXPLANATION, log_table
 from dashboards.sentences.summary import progress, sentences
-from dashboards.units import duration
+from dashboards.sentences.winners import explanation, winners_table
+from dashboards.units import duration, known
 from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
+from trials.record import TrialRecord
 from trials.study_record import StudyRecord
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -47,6 +38,11 @@ SCRIPTS = (
     *("diagram.js", "ladder.js", "curve.js", "cost.js", "candidate.js", "copy.js", "live.js", "start.js"),
 )
 """Scripts of the page in the order in which they are read; they share one scope."""
+MARGIN_WITHOUT_TITLE = 40
+"""Pixels above a drawing whose title stands beside it."""
+MOST_DRAWN_POINTS = 10_000
+"""Points of all curves together that are drawn; a figure is some 1,000 pixels wide."""
+FEWEST_EACH = 6
 PLOTLY_CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtons": [["toImage", "resetScale2d"]]}
 
 
@@ -109,7 +105,11 @@ def render(record: StudyRecord, *, notes: Sequence[str] = (), live: Live | None 
         notes: sentences on what the record cannot know; they stand on top.
         live: how the page follows a study that goes on; None for a page that stays as it is.
     """
-    front, *others = [figure_data(name, figure) for name, figure in _figures(with_thin_curves(record))]
+    drawn = with_thin_curves(record)
+    figures = {name: draw(drawn) for name, draw in FIGURES.items()}
+    front, *others = [
+        figure_data(name.replace("_", "-"), figure) for name, figure in figures.items() if figure is not None
+    ]
     return (
         environment()
         .get_template("report.html")
@@ -126,19 +126,12 @@ def render(record: StudyRecord, *, notes: Sequence[str] = (), live: Live | None 
             figures=others,
             facts=facts(record),
             log_notes=record.log.notes,
-            log_columns=log_columns.headings(record.log.findings),
-            log_left=log_columns.left_aligned(record.log.findings),
-            log_rows=log_columns.rows(record.log.findings),
-            log_explanation=log_columns.EXPLANATION,
-            attempt_columns=attempts.COLUMNS,
-            attempt_text_columns=attempts.TEXT_COLUMNS,
-            attempt_rows=attempts.attempt_rows(record),
-            accuracy_columns=accuracy.COLUMNS,
-            accuracy_rows=[accuracy.cells(row) for row in accuracy.accuracy(record)],
-            winners_columns=winners.COLUMNS,
-            winners_left=winners.LEFT,
-            winners_rows=winners.rows(record),
-            winners_explanation=winners.explanation(record),
+            log_table=log_table(record.log.findings),
+            log_explanation=LOG_EXPLANATION,
+            attempts_table=attempts_table(record),
+            accuracy_table=accuracy_table(record),
+            winners_table=winners_table(record),
+            winners_explanation=explanation(record),
             data=Markup(as_json(study_data(record))),
             plotly=packed_plotly(),
             scripts=scripts(SCRIPTS),
@@ -160,27 +153,76 @@ def scripts(names: Sequence[str]) -> Markup:
     return Markup("\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in names))
 
 
-def _figures(record: StudyRecord) -> tuple[tuple[str, go.Figure], ...]:
-    """The report's figures by name, the first of which is on the first screen.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureData:
+    """A figure with its texts apart, so that they wrap and are read aloud."""
 
-    A point whose hover text begins with `trial N` opens that trial's panel.
-    """
-    axes = (("axes", axes_figure(axes_info(record))),) if record.axes else ()
-    averages = (("averages", averages_figure(averages_info(record))),)
-    tables = (("table-bytes", table_bytes_figure(table_bytes_info(record))),)
-    return (
-        ("front", front_figure(front_info(record))),
-        *(tables if table_bytes_differ(record) else ()),
-        ("curves", curves_figure(curves_info(record))),
-        ("modules", modules_figure(modules_info(record))),
-        *(averages if record.averages else ()),
-        ("ablations", ablations_figure(ablations_info(record))),
-        ("slices", slices_figure(slices_info(record))),
-        ("ladder", ladder_figure(ladder_info(record))),
-        ("predictions", predictions_figure(predictions_info(record))),
-        ("depth", depth_figure(depth_info(record))),
-        ("gain", gain_figure(gain_info(record))),
-        ("timeline", timeline_figure(timeline_info(record))),
-        ("time", time_figure(time_info(record))),
-        *axes,
+    name: str
+    title: str
+    subtitle: str
+    height: int
+    """Height of the drawing in pixels."""
+    json: str | None
+    """Traces and layout, to stand in a `<script>`; None where there is nothing to draw."""
+
+
+def figure_data(name: str, figure: go.Figure) -> FigureData:
+    """Returns a figure as the page carries it; one with nothing in it is its title and subtitle alone."""
+    title = figure.layout.title
+    plain = _plain(figure.to_dict())
+    traces, layout = plain["data"], plain["layout"]
+    height = layout.pop("height") - (layout["margin"]["t"] - MARGIN_WITHOUT_TITLE)
+    layout["margin"]["t"] = MARGIN_WITHOUT_TITLE
+    layout.pop("title", None)
+    return FigureData(
+        name=name,
+        title=unescape(title.text or name),
+        subtitle=unescape(title.subtitle.text or ""),
+        height=round(height),
+        json=as_json({"data": traces, "layout": layout}) if traces else None,
     )
+
+
+def _plain(value: Any) -> Any:
+    """Lists in place of arrays that Plotly has packed, None in place of NaN and infinity."""
+    if isinstance(value, Mapping):
+        if "bdata" in value:
+            flat = np.frombuffer(base64.b64decode(value["bdata"]), dtype=value["dtype"])
+            shape = [int(size) for size in str(value.get("shape", len(flat))).split(",")]
+            return _plain(flat.reshape(shape).tolist())
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not known(value) else value
+
+
+@cache
+def packed_plotly() -> str:
+    """Returns plotly.js, gzipped, in base64; the page's script unpacks it when the first figure is to be drawn."""
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
+
+
+def with_thin_curves(record: StudyRecord) -> StudyRecord:
+    """Returns the record as figures draw it: where its curves have too many points together, those off the front
+    have fewer, among them their first, their best and their last one.
+
+    The front and the baseline, which others are compared with, keep all of theirs.
+    """
+    whole = {*record.front, record.baseline, record.best, record.knee}
+    counts = [len(trial.result.curve) for trial in record.trials if trial.number not in whole]
+    if sum(counts) <= MOST_DRAWN_POINTS:
+        return record
+    most = max(FEWEST_EACH, MOST_DRAWN_POINTS // len(counts))
+    thin = (trial if trial.number in whole else _thin(trial, most) for trial in record.trials)
+    return record.replace(trials=tuple(thin))
+
+
+def _thin(trial: TrialRecord, most: int) -> TrialRecord:
+    curve = trial.result.curve
+    if len(curve) <= most:
+        return trial
+    best = min(curve, key=lambda point: point.validation.ne)
+    kept = {point.examples: point for point in (*thinned(curve, most - 1), best)}
+    return trial.with_result(curve=tuple(sorted(kept.values(), key=lambda point: point.examples)))

@@ -1,50 +1,60 @@
-"""A study in plain sentences: what was found, how near the limit it is, what went wrong."""
+"""A study in plain sentences: what was found, how near the limit it is, what went wrong; and as a note in
+Markdown."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from statistics import mean, median
 
-from dashboards.accuracy import ALL, accuracy, share, signed
-from dashboards.names import short_name, trial_name
-from dashboards.rows import does_not_fit, find
-from dashboards.sentences.choice import baseline_is_best, best_not_lowest, noise, winners_chosen
-from dashboards.sentences.edges import on_the_edge, widened
-from dashboards.sentences.minutes import (
+from dashboards.edges import on_the_edge, widened
+from dashboards.names import IN_WORDS, short_name, trial_name
+from dashboards.plans import overall_accuracy, share, signed
+from dashboards.rows import TrialRow, does_not_fit, find, trial_rows
+from dashboards.sentences.stages import (
+    decay_left_out,
     fewer_seeds,
     fewer_winners,
     no_candidate,
     outlasted,
-    search_ended,
-    where_minutes_went,
-)
-from dashboards.sentences.stages import (
-    decay_left_out,
     over_limits,
     passes_found,
     promotion,
     proposed,
+    search_ended,
     tuned,
     warm_starts,
+    where_minutes_went,
 )
-from dashboards.sentences.winners import confirm_command, refitted, verdict
-from dashboards.units import byte_size, decimals, known, percent, ratio, si
+from dashboards.sentences.winners import (
+    baseline_is_best,
+    best_not_lowest,
+    confirm_command,
+    interval,
+    noise,
+    refitted,
+    verdict,
+    winners_chosen,
+)
+from dashboards.units import MISSING, byte_size, decimals, known, percent, ratio, si
 from trials.record import Metrics, Outcome, TrialKind, TrialRecord
 from trials.study_record import StudyRecord, relative_ne_percent
 
-IN_WORDS = {
-    Outcome.RUNNING: "running",
-    Outcome.COMPLETED: "completed",
-    Outcome.STOPPED: "stopped early",
-    Outcome.INFEASIBLE: "infeasible",
-    Outcome.OUT_OF_MEMORY: "out of memory",
-    Outcome.DIVERGED: "diverged",
-    Outcome.FAILED: "failed",
-    Outcome.INTERRUPTED: "interrupted",
-}
-
+LinkTo = Callable[[int | None], str | None]
+NOTE_COLUMNS = (
+    "Trial",
+    "NE on validation",
+    "against the baseline",
+    "95 % interval on test",
+    "FLOPs",
+    "technique",
+)
+MOST_CHARACTERS = 5000
+"""Length that MLflow allows; what is said last is left out first."""
+SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+!|~&$-])")
+RULE = ("---",) * len(NOTE_COLUMNS)
 LEAST_WITH_A_KNEE = 3
 """Number of trials on a front from which it can bend somewhere."""
 _UNFINISHED = tuple(outcome for outcome in Outcome if outcome.unfinished)
@@ -353,7 +363,7 @@ def _forced(record: StudyRecord) -> str | None:
 
 def _predictions(record: StudyRecord) -> str | None:
     """Predicted against measured, where both are known, and what ran out of memory all the same."""
-    overall = next((row for row in accuracy(record) if row.technique == ALL), None)
+    overall = overall_accuracy(record)
     if overall is None:
         return None
     compared = {"peaks are": overall.peak, "step times are": overall.step}
@@ -383,3 +393,55 @@ def _first_error(record: StudyRecord) -> str | None:
 
 def _ne(trial: TrialRecord) -> str:
     return decimals(trial.result.validation.ne if trial.result.validation else None, 5)
+
+
+def study_note(record: StudyRecord, link_to: LinkTo, views: Mapping[str, str]) -> str:
+    """Returns what was found in sentences, the front as a table, and links, in Markdown, as MLflow shows it beside
+    the study's run.
+
+    Args:
+        record: the study.
+        link_to: gives the address of a trial's run, or of the study's run for None.
+        views: addresses of pages of the study's runs, by what they show.
+    """
+    first, *further = map(_escaped, sentences(record))
+    study = link_to(None)
+    report = [f"[the report]({study}/artifacts/report.html)"] if study else []
+    pages = ", ".join([*report, *(f"[{shows}]({link})" for shows, link in views.items())])
+    end = f"See {pages}. dhen-search writes this note anew as the study goes on."
+    shown = [row for row in trial_rows(record) if row.trial.number in (*record.front, record.baseline)]
+    shown.sort(key=lambda row: row.trial.job.flops or 0.0)
+    rows = [_note_row(row, record, link_to) for row in shown]
+
+    def note() -> str:
+        table = "\n".join(f"| {' | '.join(cells)} |" for cells in (NOTE_COLUMNS, RULE, *rows)) if rows else ""
+        parts = (f"**{_escaped(progress(record))}**", first, table, *further, end)
+        return "\n\n".join(part for part in parts if part)
+
+    while len(note()) > MOST_CHARACTERS and further:
+        further.pop()
+    while len(note()) > MOST_CHARACTERS and rows:
+        rows.pop(0)  # the cheapest, which are the farthest from the best
+    return note()
+
+
+def _note_row(row: TrialRow, record: StudyRecord, link_to: LinkTo) -> tuple[str, ...]:
+    """A trial of the front, or the baseline."""
+    trial = row.trial
+    name, link = _escaped(f"#{trial.number} {trial_name(trial)}"), link_to(trial.number)
+    marks = [mark for mark in row.marks if mark != "front"]
+    marked = f" **{', '.join(marks)}**" if marks else ""
+    comparison = record.comparison(trial.number)
+    return (
+        (f"[{name}]({link})" if link else name) + marked,
+        decimals(row.ne, 5),
+        percent(row.relative_percent),
+        interval(comparison) if comparison else MISSING,
+        si(trial.job.flops),
+        _escaped(trial.result.technique or MISSING),
+    )
+
+
+def _escaped(text: str) -> str:
+    """Returns text that Markdown shows as it is, names and words of users included."""
+    return SPECIAL.sub(r"\\\1", " ".join(text.split()))

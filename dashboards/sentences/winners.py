@@ -1,30 +1,19 @@
-"""Winners against the baseline, retrained from several seeds: the table and the verdict in words."""
+"""The choice of the best and of winners, and winners against the baseline, retrained from several seeds: the
+table and the verdict in words."""
 
 from __future__ import annotations
 
+import shlex
+
 from dashboards.names import counted_from_one, trial_name
-from dashboards.sentences.choice import reasons
-from dashboards.units import MISSING, decimals, percent, percent_range, si
+from dashboards.rows import PlainTable, find
+from dashboards.units import MISSING, decimals, percent, percent_range, ratio, si
 from trials.analyses import Better
 from trials.record import Outcome, TrialRecord
 from trials.study_record import Comparison, StudyRecord, relative_ne_percent
 
-COLUMNS = (
-    "Trial",
-    "Chosen as",
-    "FLOPs",
-    "NE on test",
-    "Baseline",
-    "Difference",
-    "95 % interval",
-    "p, Holm",
-    "Detectable",
-    "Better",
-    "Model",
-)
-"""Titles of the columns of comparisons, on the page and in the terminal."""
-LEFT = ("Chosen as", "Better", "Model")
-"""Columns of words."""
+NO_OPTIMISM_PERCENT = 0.005
+"""Percent of NE that are shown as 0.00."""
 VERDICTS = {
     Better.YES: "it is better than the baseline",
     Better.NO: "it is worse than the baseline",
@@ -32,9 +21,33 @@ VERDICTS = {
 }
 
 
-def rows(record: StudyRecord) -> list[tuple[str, ...]]:
-    """Rows of the table, in order of FLOPs."""
-    return [_cells(comparison, record) for comparison in record.comparisons]
+def winners_table(record: StudyRecord) -> PlainTable:
+    """Comparisons in order of FLOPs."""
+    columns = (
+        *("Trial", "Chosen as", "FLOPs", "NE on test", "Baseline", "Difference", "95 % interval", "p, Holm"),
+        *("Detectable", "Better", "Model"),
+    )
+    chosen_as = {
+        each.trial: ", ".join(each.reasons) for each in (record.choice.winners if record.choice else ())
+    }
+    rows = []
+    for each in record.comparisons:
+        trial = record.trial(each.trial)
+        row = (
+            str(each.trial),
+            chosen_as.get(each.trial, ""),
+            si(trial.job.flops),
+            decimals(each.ne, 5),
+            decimals(each.baseline_ne, 5),
+            percent(each.difference_percent),
+            interval(each),
+            "<0.0001" if each.p_adjusted < 1e-4 else decimals(each.p_adjusted, 4),
+            f"{decimals(each.detectable_percent, 2)} %",
+            each.better.value,
+            trial_name(trial),
+        )
+        rows.append(row)
+    return PlainTable(columns, rows, left=("Chosen as", "Better", "Model"))
 
 
 def explanation(record: StudyRecord) -> str | None:
@@ -116,7 +129,7 @@ def better_line(record: StudyRecord, trial: TrialRecord) -> str:
 
 def confirm_command(record: StudyRecord) -> str:
     """The command that compares the study's winners with the baseline."""
-    return f"dhen-search confirm {record.directory}"
+    return f"dhen-search confirm {shlex.quote(record.directory)}"
 
 
 def interval(comparison: Comparison) -> str:
@@ -142,22 +155,69 @@ def retrained_line(retraining: TrialRecord) -> str:
     return f"{about}: NE {decimals(metrics.ne, 5) if metrics else MISSING} on {split}"
 
 
-def _cells(comparison: Comparison, record: StudyRecord) -> tuple[str, ...]:
-    trial = record.trial(comparison.trial)
+def noise(record: StudyRecord) -> str | None:
+    """Returns what choosing the lowest of several makes of its NE; None where it is not known, or nothing."""
+    choice = record.choice
+    if choice is None or not choice.judged or choice.compared < 2:
+        return None
+    if choice.optimism_percent < NO_OPTIMISM_PERCENT:
+        return None
     return (
-        str(comparison.trial),
-        reasons(record, comparison.trial),
-        si(trial.job.flops),
-        decimals(comparison.ne, 5),
-        decimals(comparison.baseline_ne, 5),
-        percent(comparison.difference_percent),
-        interval(comparison),
-        _p(comparison.p_adjusted),
-        f"{decimals(comparison.detectable_percent, 2)} %",
-        comparison.better.value,
-        trial_name(trial),
+        f"Choosing the lowest NE of {choice.compared} makes it look about {_size(choice.optimism_percent)} "
+        f"lower on validation than it is, by the spread over blocks of rows."
     )
 
 
-def _p(value: float) -> str:
-    return "<0.0001" if value < 1e-4 else decimals(value, 4)
+def best_not_lowest(record: StudyRecord) -> str | None:
+    """Why the best is not the lowest NE; None where it is, or no choice was made."""
+    choice = record.choice
+    if choice is None or choice.best == choice.lowest:
+        return None
+    best, lowest = find(record, choice.best), find(record, choice.lowest)
+    judged, other = choice.of(choice.best), choice.of(choice.lowest)
+    if best is None or lowest is None or judged is None or other is None:
+        return None
+    merits = []
+    if other.worse_periods > judged.worse_periods:
+        merits.append(
+            f"it is worse than the baseline in {judged.worse_periods} of {choice.periods} periods, the lowest in "
+            f"{other.worse_periods}"
+        )
+    if (best.job.flops or 0.0) < (lowest.job.flops or 0.0):
+        merits.append(f"it has {ratio((best.job.flops or 0.0) / (lowest.job.flops or 1.0))} the FLOPs")
+    periods = "an earlier period" if choice.origins == 1 else f"{choice.origins} earlier periods"
+    where = f"validation and {periods}" if choice.origins else "validation"
+    is_baseline = choice.best == choice.baseline
+    why = "" if is_baseline or not merits else f", and {' and '.join(merits)}"
+    return (
+        f"The lowest NE on {where} is that of trial {lowest.number} ({trial_name(lowest)}): "
+        f"{'the baseline' if is_baseline else f'trial {best.number}'} is worse by {_size(judged.percent)} "
+        f"(standard error {_size(judged.standard_error)}), which is within the noise of choosing{why}."
+    )
+
+
+def baseline_is_best(record: StudyRecord) -> str:
+    """Says that the baseline is the best, in place of the sentence that compares the best with it."""
+    choice, baseline = record.choice, record.trial(record.baseline or 0)
+    assert choice is not None
+    ne = decimals(baseline.result.validation.ne if baseline.result.validation else None, 5)
+    name = f"trial {baseline.number} ({trial_name(baseline)})"
+    about = f"the best is the baseline itself, {name}, NE {ne} on validation"
+    if choice.lowest == choice.baseline:
+        return f"None is better than the tuned baseline: {about}."
+    beyond = f"beyond what choosing among {choice.compared} explains"
+    return f"None is better than the tuned baseline {beyond}: {about}."
+
+
+def winners_chosen(record: StudyRecord) -> str | None:
+    """Which winners are scored on test, and what for; None before they are chosen."""
+    if record.choice is None or not record.choice.winners:
+        return None
+    named = "; ".join(
+        f"trial {winner.trial} ({', '.join(winner.reasons)})" for winner in record.choice.winners
+    )
+    return f"Chosen before test was looked at, and scored there beside the baseline: {named}."
+
+
+def _size(value: float) -> str:
+    return percent(value).lstrip("+")

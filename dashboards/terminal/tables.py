@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Literal
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from rich.table import Table
 from rich.text import Text
 
-from dashboards import accuracy
-from dashboards.rows import TrialRow, trial_rows
-from dashboards.sentences import winners
-from dashboards.sentences.summary import IN_WORDS
-from dashboards.units import decimals, duration, milliseconds, percent, si, word
+from dashboards.names import IN_WORDS
+from dashboards.rows import TrialRow, baseline_ne, columns_of, find, relative_percent, trial_rows
+from dashboards.sentences.summary import ended
+from dashboards.units import decimals, duration, milliseconds, percent, si
 from trials.record import Outcome, TrialKind, TrialRecord
-from trials.study_record import StudyRecord
+from trials.study_record import Stage, StageName, StudyRecord
 
-FORWARD = "forward"
-"""Title of the column of forward times, which is shown where any were measured."""
-RANKS = "ranks"
-"""Title of the column of shapes, which is shown where candidates may have several."""
-COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
-    ("trial", "right"),
-    ("state", "left"),
-    ("NE", "right"),
-    ("vs baseline", "right"),
-    ("FLOPs", "right"),
-    (RANKS, "left"),
-    (FORWARD, "right"),
-    ("examples/s", "right"),
-    ("time", "right"),
-)
-"""Titles and alignment of all columns but the last, the model in short, which takes the room that is left."""
+COLUMNS = {
+    "trial": "trial",
+    "state": "state",
+    "ne": "NE",
+    "relative": "vs baseline",
+    "flops": "FLOPs",
+    "ranks": "ranks",
+    "forward": "forward",
+    "speed": "examples/s",
+    "time": "time",
+}
+"""Titles of `dashboards.rows.COLUMNS`, and of the state, before the model in short, which takes the room that is
+left."""
 STYLES = {"best": "bold green", "knee": "green", "front": "cyan", "baseline": "yellow"}
 OUTCOME_STYLES = {
     Outcome.RUNNING: "blue",
@@ -51,37 +46,29 @@ def trial_table(record: StudyRecord, *, rows: int = 20) -> Table:
     """
     chosen = heapq.nsmallest(rows, record.trials, key=_rank(record))
     shown = trial_rows(record, sorted(chosen, key=lambda trial: trial.number))
-    left_out = set()
-    if all(trial.plan.serving_ms is None for trial in record.trials):
-        left_out.add(FORWARD)
-    if record.cluster is None or not record.cluster.shapes:
-        left_out.add(RANKS)
-    indices = [index for index, (name, _) in enumerate(COLUMNS) if name not in left_out]
-    cells = [[row[index] for index in (*indices, -1)] for row in map(_cells, shown)]
+    columns = {column.id: column for column in columns_of(record)}
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for index, (name, justify) in enumerate(COLUMNS[index] for index in indices):
-        width = max(len(name), *(len(row[index]) for row in cells)) if cells else len(name)
-        table.add_column(name, justify=justify, no_wrap=True, min_width=width)
+    cells: list[list[str]] = []
+    for name, title in COLUMNS.items():
+        if name == "state":
+            texts, left = [_state(row) for row in shown], True
+        elif name in columns:
+            texts, left = [columns[name].cell(row)[0] for row in shown], columns[name].number is None
+        else:
+            continue
+        width = max(map(len, (title, *texts)))
+        table.add_column(title, justify="left" if left else "right", no_wrap=True, min_width=width)
+        cells.append(texts)
     table.add_column("model")  # the one column that rich may narrow: its cells are cut, not wrapped
-    for row, texts in zip(shown, cells, strict=True):
-        table.add_row(*texts, style=_style(row))
+    cells.append([row.name for row in shown])
+    for row, *row_texts in zip(shown, *cells, strict=True):
+        style = STYLES[row.marks[0]] if row.marks else OUTCOME_STYLES.get(row.trial.result.outcome, "magenta")
+        # as `Text`, so that brackets in a model's name are not read as markup
+        table.add_row(*(Text(text, no_wrap=True, overflow="ellipsis") for text in row_texts), style=style)
     if len(shown) < len(record.trials):
         table.caption = f"{len(shown)} of {len(record.trials)} trials: baseline, front and the newest"
         table.caption_justify = "left"
     return table
-
-
-def accuracy_table(record: StudyRecord) -> Table | None:
-    """Predicted against measured, a row per technique; None where nothing was trained."""
-    rows = accuracy.accuracy(record)
-    if not rows:
-        return None
-    return plain_table(accuracy.COLUMNS, map(accuracy.cells, rows), accuracy.COLUMNS[:1])
-
-
-def winners_table(record: StudyRecord) -> Table | None:
-    """Winners against the baseline; None where none was retrained."""
-    return plain_table(winners.COLUMNS, winners.rows(record), winners.LEFT) if record.comparisons else None
 
 
 def plain_table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str]) -> Table:
@@ -123,31 +110,123 @@ def _rank(record: StudyRecord) -> Callable[[TrialRecord], tuple[int, int]]:
     return rank
 
 
-def _style(row: TrialRow) -> str:
-    return STYLES[row.marks[0]] if row.marks else OUTCOME_STYLES.get(row.trial.result.outcome, "magenta")
-
-
-def _cells(row: TrialRow) -> tuple[Text, ...]:
-    """The row's cells as `Text`, so that brackets in a model's name are not read as markup."""
-    trial = row.trial
-    texts = (
-        str(trial.number),
-        _state(row),
-        decimals(row.ne, 5),
-        percent(row.relative_percent),
-        si(trial.job.flops),
-        word(trial.plan.ranks),
-        milliseconds(trial.plan.serving_ms),
-        si(trial.result.measured.examples_per_second),
-        duration(trial.result.seconds),
-        row.name,
-    )
-    return tuple(Text(text, no_wrap=True, overflow="ellipsis") for text in texts)
-
-
 def _state(row: TrialRow) -> str:
     """The outcome; for a completed trial what the study says of it, where it says something."""
     outcome = row.trial.result.outcome
     if not row.marks:
         return IN_WORDS[outcome]
     return row.marks[0] if outcome is Outcome.COMPLETED else f"{row.marks[0]}, {IN_WORDS[outcome]}"
+
+
+Shares = Mapping[int, float]
+"""Of each trial that trains, by its number, the part of its training that is done, 0 to 1."""
+OF_CANDIDATES = (StageName.SEARCH, StageName.TUNING)
+"""Stages whose trainings are the candidates, which are counted in any case."""
+LEAST_WORK = 0.05
+"""Trainings that must be done before the rest is estimated from them: less than that is mostly starting up."""
+NOUNS = dict.fromkeys((StageName.AVERAGES, StageName.REFIT, StageName.CONFIRMATION), "retrainings")
+
+
+def progress_line(record: StudyRecord, shares: Shares | None = None) -> Text:
+    """A line such as `search: 12/30 candidates, 14 min 03 s, about 20 min left, running 13, 14; best 7: NE 0.78`.
+
+    Args:
+        record: the study.
+        shares: how far its running trials are, where that is known.
+    """
+    stage = record.stage if record.running and not record.finished else None
+    budget = f"/{record.trials_budget}" if record.trials_budget is not None else ""
+    candidates = f"{record.ended_candidates}{budget} candidates"
+    head = f"{stage_line(record, stage, shares or {})}; " if stage and stage.name not in OF_CANDIDATES else ""
+    name = f"{stage.name}: " if stage and not head else ""
+    clauses = [f"{head}{name}{candidates}", duration(record.elapsed_seconds)]
+    left = seconds_left(record)
+    if record.finished:
+        clauses.append("finished")
+    elif not record.running:
+        clauses.append("not running")
+    elif left is not None:
+        clauses.append(
+            f"about {duration(left)} left{' of the minutes' if head and record.seconds_budget else ''}"
+        )
+    running = [str(trial.number) for trial in record.trials if trial.result.outcome is Outcome.RUNNING]
+    if running:
+        clauses.append(f"running {', '.join(running)}")
+    return Text(", ".join(clauses)).append(_best(record), style="bold")
+
+
+def stage_line(record: StudyRecord, stage: Stage, shares: Shares) -> str:
+    """A stage in words: `baseline: 1/4 trainings, about 20 s left`; its name alone where nothing is counted."""
+    if stage.total is None:
+        return str(stage.name)
+    noun = NOUNS.get(stage.name, "trainings")
+    left = seconds_left_in_stage(record, stage, shares)
+    about = f", about {duration(left)} left" if left is not None else ""
+    return f"{stage.name}: {done_in_stage(record, stage)}/{stage.total} {noun}{about}"
+
+
+def done_in_stage(record: StudyRecord, stage: Stage) -> int:
+    """Number of the stage's trainings that have ended, those of earlier sessions included."""
+    return stage.done_before + counted(record, stage.name) - stage.counted_before
+
+
+def counted(record: StudyRecord, stage: StageName) -> int:
+    """Number of trainings in the record that have ended and are of the kind that a stage has."""
+    if stage is StageName.BASELINE:
+        tuned = (trial for trial in record.trials if trial.kind is TrialKind.BASELINE)
+        return len(ended(trial for trial in tuned if trial.origin.promoted_from is None))
+    if stage in OF_CANDIDATES:
+        return record.ended_candidates
+    if stage is StageName.ALL_ROWS:
+        return len(ended(record.promoted))
+    return len(ended(record.retrainings)) if stage in NOUNS else 0
+
+
+def seconds_left_in_stage(record: StudyRecord, stage: Stage, shares: Shares) -> float | None:
+    """Estimate from the pace of this stage, with what runs counted in part; None before there is a pace."""
+    if stage.total is None:
+        return None
+    done = done_in_stage(record, stage) + sum(shares.values())
+    work, seconds = done - stage.done_before, record.elapsed_seconds - stage.began_seconds
+    if work < LEAST_WORK or seconds <= 0:
+        return None
+    return max(0.0, stage.total - done) * seconds / work
+
+
+def seconds_left(record: StudyRecord) -> float | None:
+    """Estimate for the candidates from the pace so far, within the time budget; None where there is neither a pace
+    nor a budget, and where what is left are stages behind the candidates."""
+    estimates = []
+    behind = record.stage is not None and record.stage.name not in (StageName.BASELINE, *OF_CANDIDATES)
+    pace = _seconds_per_trial(record)
+    if record.trials_budget is not None and not behind and pace is not None:
+        estimates.append((record.trials_budget - record.ended_candidates) * pace)
+    if record.seconds_budget is not None:
+        estimates.append(record.seconds_budget - record.elapsed_seconds)
+    return max(0.0, min(estimates)) if estimates else None
+
+
+def _seconds_per_trial(record: StudyRecord) -> float | None:
+    """Returns the seconds from the end of one trial to that of the next, by those of this stage; before it has
+    any, at most what trials took: the time in which the log was read and the machine measured comes once. None
+    before any has ended."""
+    stage, candidates = record.stage, ended(record.candidates)
+    # candidates that were refused took no time: alone they show no pace
+    refused_alone = bool(candidates) and not any(trial.result.seconds for trial in candidates)
+    if stage is not None and not refused_alone:
+        done = done_in_stage(record, stage) - stage.done_before
+        if done > 0 and record.elapsed_seconds > stage.began_seconds:
+            return (record.elapsed_seconds - stage.began_seconds) / done
+    trials = ended(record.trials)
+    took = sum(trial.result.seconds or 0.0 for trial in trials) or record.elapsed_seconds
+    seconds = min(took, record.elapsed_seconds)
+    return seconds / len(trials) if trials and seconds > 0.0 else None
+
+
+def _best(record: StudyRecord) -> str:
+    best = find(record, record.best)
+    if best is None or best.result.validation is None:
+        return ""
+    relative = relative_percent(best.result.validation.ne, baseline_ne(record))
+    against = f" ({percent(relative)})" if relative is not None else ""
+    return f"; best {best.number}: NE {decimals(best.result.validation.ne, 5)}{against}"

@@ -13,8 +13,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from dashboards.edges import Edge, edges_of, is_at_end
-from dashboards.sentences.edges import widened_now
+from dashboards.edges import Edge, edges_of, is_at_end, widened_now
 from dhen.errors import UserError
 from search.execution.jobs import new_record
 from search.growth.replay import widen_again

@@ -25,7 +25,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dashboards.sentences.study_note import study_note
+from dashboards.sentences.summary import study_note
 from dhen.errors import UserError
 from search.log_config import DEMO
 from search.mlflow.contents import (

@@ -7,27 +7,23 @@ is missing.
 from __future__ import annotations
 
 import html
-import importlib
-import inspect
-import pkgutil
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-import dashboards.figures
 from dashboards.rows import TrialRow, trial_rows
 from dashboards.sentences.summary import progress, sentences
 from dhen.errors import UserError
 from search.read_study import read_stored_study, read_study, run_directory_of, stored_studies
 from trials.record import Attempt, Metrics
 from trials.storage.database import masked
-from trials.study_record import StudyRecord
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+    from trials.study_record import StudyRecord
 
 SHORT = ["model", "ne", "ne_vs_baseline_percent", "flops", "outcome", "marks"]
 """Columns of the front that a study shows of itself."""
@@ -135,7 +131,10 @@ class Study:
     @cached_property
     def figures(self) -> dict[str, go.Figure]:
         """The report's figures that have something to show, by name, as Plotly has them."""
-        return dict(_figures(self.record))
+        from dashboards.figures import FIGURES  # late: with Plotly, which nothing else here needs
+
+        figures = ((name, draw(self.record)) for name, draw in FIGURES.items())
+        return {name: figure for name, figure in figures if figure is not None and figure.data}
 
     def __repr__(self) -> str:
         return "\n".join((f"Study {self.name}: {progress(self.record)}", *self.summary))
@@ -146,25 +145,6 @@ class Study:
         front = self.front[SHORT].to_html(border=0, na_rep="") if self.record.front else ""
         heading, state = html.escape(self.name), html.escape(progress(self.record))
         return f"<h3>{heading}</h3><p>{state}</p><ul>{said}</ul>{front}"
-
-
-def _figures(record: StudyRecord) -> Iterator[tuple[str, go.Figure]]:
-    """Figures of `dashboards.figures` that are made of a study's record alone: NAME_info(record) is what is shown,
-    NAME_figure(info) its drawing."""
-    package = dashboards.figures
-    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        functions = dict(inspect.getmembers(importlib.import_module(module.name), inspect.isfunction))
-        for name, info in functions.items():
-            draw = functions.get(f"{name.removesuffix('_info')}_figure")
-            if not name.endswith("_info") or info.__module__ != module.name or draw is None:
-                continue
-            first, *others = inspect.signature(info).parameters.values()
-            if first.name != "record" or any(other.default is inspect.Parameter.empty for other in others):
-                continue
-            shown = info(record)
-            figure = draw(shown) if shown is not None else None
-            if figure is not None and figure.data:
-                yield name.removesuffix("_info"), figure
 
 
 def trials_frame(record: StudyRecord) -> pd.DataFrame:

@@ -11,8 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from dashboards.sentences.minutes import search_ended
-from dashboards.sentences.stages import passes_found
+from dashboards.sentences.stages import passes_found, search_ended
 from search.budget.budget import Budget
 from search.drivers.sharing import POLL_SECONDS, Sharing
 from search.execution.jobs import now

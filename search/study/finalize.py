@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dashboards.sentences.minutes import (
+from dashboards.sentences.stages import (
     NO_TIME_TO_DISTIL,
     no_time_for_averages,
     no_time_to_confirm,

@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from dashboards.terminal.progress import counted
+from dashboards.terminal.tables import counted
 from dhen.errors import UserError
 from dhen.values import parse
 from search.config import StudyConfig

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from dashboards.sentences.winners import explanation, verdict
-from dashboards.terminal.tables import winners_table
+from dashboards.sentences.winners import explanation, verdict, winners_table
+from dashboards.terminal.tables import plain_table
 from search.analysis.confirm import confirm
 from search.analysis.scored import SEEDS, fresh_seeds
 from search.read_study import read_study
@@ -67,9 +67,8 @@ def command(directory: Path, seeds: int, block_by: str | None, as_json: bool) ->
     for line in failed:
         console.print(line, style="yellow", soft_wrap=True, markup=False)
     record = read_study(directory)
-    table, best = winners_table(record), record.comparison(record.best)
-    assert table is not None
-    print_table(table)
+    best = record.comparison(record.best)
+    print_table(plain_table(*winners_table(record)))
     for sentence in (explanation(record), verdict(best) if best else None):
         console.print(sentence or "", soft_wrap=True, markup=False, highlight=False)
     console.print(f"report: {directory / REPORT}", soft_wrap=True)

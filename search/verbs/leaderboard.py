@@ -9,9 +9,8 @@ from typing import cast
 import click
 from rich.console import Console
 
-from dashboards.leaderboard import KEYS, By, Leaderboard, leaderboard
+from dashboards.leaderboard import KEYS, By, Leaderboard, leaderboard, leaderboard_table
 from dashboards.sentences.winners import confirm_command
-from dashboards.terminal.leaderboard import leaderboard_table
 from search.read_study import read_study
 from trials.study_record import StudyRecord
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from dashboards.figures.periods import PeriodPoint, periods_figure
+from dashboards.figures.curves import PeriodPoint, periods_figure
 from dashboards.report.page import write_figure
 from dashboards.units import byte_size
 from search.bundles.bundle import read_bundle

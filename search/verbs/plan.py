@@ -16,7 +16,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from dashboards.figures.sweep import sweep_figure, sweep_info
+from dashboards.figures.depth import deepest_that_fit, sweep_figure
 from dashboards.names import short_name
 from dashboards.report.page import write_figure
 from dashboards.terminal.plan_ladder import ladder_table, parts_table, reasons, selection
@@ -244,15 +244,13 @@ def _sweep(
         )
     ladders = sweep(request, cluster, depths(swept), options)
     assert request.training.batch_size is not None
-    info = sweep_info(
+    figure = sweep_figure(
         ladders,
         cluster=f"{cluster.name} ({cluster.hosts} x {cluster.gpus_per_host})",
         hbm=cluster.hbm,
         batch_size=request.training.batch_size,
     )
-    write_figure(sweep_figure(info), out)
-    for line in info.lines:
-        click.echo(
-            f"{line.dense}: {'fits at no depth' if line.deepest is None else f'{line.deepest} layers'}"
-        )
+    write_figure(figure, out)
+    for dense, deepest in deepest_that_fit(ladders).items():
+        click.echo(f"{dense}: {'fits at no depth' if deepest is None else f'{deepest} layers'}")
     click.echo(f"figure: {out}")

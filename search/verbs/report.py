@@ -8,10 +8,12 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from dashboards.plans import accuracy_table
 from dashboards.report.comparison import write_comparison
 from dashboards.report.page import write_report
 from dashboards.sentences.summary import sentences
-from dashboards.terminal.tables import accuracy_table, winners_table
+from dashboards.sentences.winners import winners_table
+from dashboards.terminal.tables import plain_table
 from dhen.values import load_yaml
 from search.bundles.lost_weights import lost_weights
 from search.mlflow.fill_in import StudyRuns, is_behind
@@ -71,15 +73,14 @@ def _print(record: StudyRecord, notes: tuple[str, ...]) -> None:
     """What was found, in sentences and tables."""
     for sentence in sentences(record):
         click.echo(sentence)
-    table = accuracy_table(record)
-    if table is not None:
+    measured, winners = accuracy_table(record), winners_table(record)
+    if measured.rows:
         click.echo("\npredicted against measured")
-        print_table(table)
+        print_table(plain_table(*measured))
         click.echo()
-    winners = winners_table(record)
-    if winners is not None:
+    if winners.rows:
         click.echo("winners against the baseline, on test")
-        print_table(winners)
+        print_table(plain_table(*winners))
         click.echo()
     for note in notes:
         click.echo(f"note: {note}")

@@ -6,8 +6,7 @@ from typing import Any
 
 from records import changed, judged, study
 
-from dashboards.edges import Edge, edges
-from dashboards.sentences.edges import on_the_edge, widened, widened_now
+from dashboards.edges import Edge, edges, on_the_edge, widened, widened_now
 from dashboards.sentences.summary import sentences
 from trials.ordered_axis import OrderedAxis, Setting
 from trials.record import Outcome, TrialKind, TrialRecord

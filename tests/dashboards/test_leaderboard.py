@@ -9,8 +9,7 @@ from records import bare, judged, metrics, study
 from reports import planned
 from rich.console import Console
 
-from dashboards.leaderboard import By, Leaderboard, leaderboard
-from dashboards.terminal.leaderboard import leaderboard_table
+from dashboards.leaderboard import By, Leaderboard, leaderboard, leaderboard_table
 from trials.choice import Choice, Winner
 from trials.record import TrialKind
 from trials.study_record import Better, StudyRecord

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dashboards.figures.milestones import MilestoneLine, milestones_figure, milestones_info
+from dashboards.figures.curves import milestones_figure
 from dashboards.report.page import write_figure
 from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
@@ -87,14 +87,10 @@ def _training(config: TableConfig, log: PreparedLog, trainer: Trainer) -> Traini
 def _write(result: TableResult, directory: Path) -> None:
     write_atomically(directory / f"{result.table}.json", result.model_dump_json(indent=1))
     write_atomically(directory / f"{result.table}.md", markdown(result))
-    lines = [
-        MilestoneLine(
-            name=row.name,
-            values=tuple(
-                (estimate.mean, estimate.half_width) if estimate else None for estimate in row.relative
-            ),
-        )
-        for row in result.rows[1:]
-    ]
-    info = milestones_info(lines, result.milestones, title=heading(result), reference=result.rows[0].name)
-    write_figure(milestones_figure(info), directory / f"{result.table}.html")
+    first, *others = result.rows
+    lines = {
+        row.name: [(estimate.mean, estimate.half_width) if estimate else None for estimate in row.relative]
+        for row in others
+    }
+    figure = milestones_figure(lines, result.milestones, title=heading(result), reference=first.name)
+    write_figure(figure, directory / f"{result.table}.html")

@@ -1,14 +1,15 @@
-"""Where on each axis the good candidates lie: what the figure shows, and that it draws it."""
+"""Where on each axis the good candidates lie: what the figure draws."""
 
 from __future__ import annotations
 
 import math
 from random import Random
 
+import plotly.graph_objects as go
 import pytest
 from records import judged, metrics, study, trial
 
-from dashboards.figures.axes import AxesInfo, axes_figure, axes_info
+from dashboards.figures.axes import axes_figure
 from trials.ordered_axis import OrderedAxis
 from trials.record import Outcome, TrialKind
 from trials.study_record import relative_ne_percent
@@ -28,57 +29,54 @@ AXES = (LENGTHS, RATES, *OUTS, NOBODYS)
 
 
 @pytest.fixture(scope="module")
-def info() -> AxesInfo:
-    return axes_info(study(axes=AXES))
+def figure() -> go.Figure:
+    return axes_figure(study(axes=AXES))
 
 
-def test_candidates_with_a_result_stand_at_their_values(info: AxesInfo) -> None:
+def points_on(figure: go.Figure, x: str) -> dict[int, tuple[float, float, str]]:
+    """Place, NE and trace of each trial on an axis."""
+    points = [
+        (int(hover.split("<br>")[0].removeprefix("trial ").partition(":")[0]), (place, ne, trace.name))
+        for trace in figure.data
+        if trace.xaxis == x
+        for place, ne, hover in zip(trace.x, trace.y, trace.hovertext, strict=True)
+    ]
+    assert len(dict(points)) == len(points), "a candidate with equal layers is one point"
+    return dict(points)
+
+
+def test_candidates_with_a_result_stand_at_their_values(figure: go.Figure) -> None:
     record = study()
     baseline = record.trial(record.baseline).result.validation.ne
-    lengths = info.panels[0]
     with_result = (Outcome.COMPLETED, Outcome.STOPPED)
-    expected = {t.number for t in record.candidates if t.result.outcome in with_result}
-    assert {point.row.trial.number for point in lengths.points} == expected
-    for point in lengths.points:
-        of = record.trial(point.row.trial.number)
-        assert point.value == of.job.model["embedding_dim"] == (8, 16, 32)[int(point.x)]
-        assert point.relative_percent == pytest.approx(relative_ne_percent(of.result.validation.ne, baseline))
-    marked = {point.row.trial.number for point in lengths.points if point.on_front}
+    points = points_on(figure, "x")
+    assert set(points) == {t.number for t in record.candidates if t.result.outcome in with_result}
+    for number, (place, ne, _) in points.items():
+        of = record.trial(number)
+        assert of.job.model["embedding_dim"] == (8, 16, 32)[int(place)]
+        assert ne == pytest.approx(relative_ne_percent(of.result.validation.ne, baseline))
+    marked = {number for number, (_, _, name) in points.items() if name == "on the front"}
     assert marked == set(record.front)
 
 
-def test_layers_share_a_panel_and_an_axis_that_nobody_has_has_none(info: AxesInfo) -> None:
-    assert [panel.name for panel in info.panels] == [
-        "embedding_dim",
-        "training.learning_rate",
-        "layer.out_embeddings",
-    ]
-    numbers = [point.row.trial.number for point in info.panels[2].points]
-    assert len(numbers) == len(set(numbers))  # all layers have 8 here: one point for each candidate
+def test_layers_share_a_panel_and_an_axis_that_nobody_has_has_none(figure: go.Figure) -> None:
+    titles = [axis.title.text for axis in figure.select_xaxes()]
+    assert titles == ["embedding_dim", "training.learning_rate", "layer.out_embeddings"]
+    assert set(points_on(figure, "x3")) == set(points_on(figure, "x"))  # all layers have 8 here
 
 
-def test_the_ends_of_a_panel_are_those_of_the_space(info: AxesInfo) -> None:
-    lengths, rates, _ = info.panels
-    assert (lengths.low, lengths.high, lengths.labels) == (0, 2, ("8", "16", "32"))
-    assert (rates.low, rates.high, rates.labels, rates.log) == (0.0001, 0.01, (), True)
-
-
-def test_ends_baseline_and_front_are_drawn(info: AxesInfo) -> None:
-    figure = axes_figure(info)
-    for x, panel in zip(("x", "x2", "x3"), info.panels, strict=True):
+def test_ends_baseline_and_front_are_drawn(figure: go.Figure) -> None:
+    for x, ends in (("x", {0, 2}), ("x2", {0.0001, 0.01}), ("x3", {0, 1})):
         vertical = {shape.x0 for shape in figure.layout.shapes if shape.xref == x and shape.x0 == shape.x1}
-        assert vertical == {panel.low, panel.high}
+        assert vertical == ends
         baseline = [shape for shape in figure.layout.shapes if shape.xref == f"{x} domain"]
         assert [(shape.y0, shape.y1) for shape in baseline] == [(0, 0)]
-    axes = [figure.layout.xaxis, figure.layout.xaxis2, figure.layout.xaxis3]
+    axes = list(figure.select_xaxes())
     assert [axis.type for axis in axes] == ["linear", "log", "linear"]
     assert axes[0].ticktext == ("8", "16", "32")
+    assert axes[1].ticktext == ("0.0001", "0.01")
     assert [trace.name for trace in figure.data] == ["other candidates", "on the front"] * 3
     assert [trace.showlegend for trace in figure.data] == [True, True, False, False, False, False]
-    drawn = {trace.xaxis: 0 for trace in figure.data}
-    for trace in figure.data:
-        drawn[trace.xaxis] += len(trace.x)
-    assert list(drawn.values()) == [len(panel.points) for panel in info.panels]
     hovers = [hover for trace in figure.data for hover in trace.hovertext]
     assert any("embedding_dim 16" in hover and "to the baseline" in hover for hover in hovers)
 
@@ -88,14 +86,9 @@ def test_one_very_bad_candidate_does_not_press_the_rest_flat() -> None:
     off_front = next(t for t in record.candidates if t.result.validation and t.number not in record.front)
     bad = off_front.with_result(validation=metrics(3.0))
     trials = tuple(bad if t.number == bad.number else t for t in record.trials)
-    found = axes_info(record.replace(trials=trials)).frame
-    assert found is not None
-    assert found.above >= 1
-    assert found.high < 20
-    assert (
-        "above these frames"
-        in axes_figure(axes_info(record.replace(trials=trials))).layout.title.subtitle.text
-    )
+    figure = axes_figure(record.replace(trials=trials))
+    assert "above these frames" in figure.layout.title.subtitle.text
+    assert figure.layout.yaxis.range[1] < 20
 
 
 @pytest.mark.parametrize(
@@ -109,6 +102,10 @@ def test_one_very_bad_candidate_does_not_press_the_rest_flat() -> None:
     ids=["empty", "baseline alone", "no baseline", "no number"],
 )
 def test_without_anything_to_compare_the_figure_says_so(record) -> None:
-    figure = axes_figure(axes_info(record))
+    figure = axes_figure(record)
     assert not figure.data
     assert figure.layout.title.subtitle.text.startswith("Shown as soon as")
+
+
+def test_a_space_without_ordered_axes_has_no_figure() -> None:
+    assert axes_figure(study()) is None

@@ -1,4 +1,4 @@
-"""What the figures show, and that they draw it; the pictures themselves are looked at in a browser."""
+"""What the figures draw; the pictures themselves are looked at in a browser."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from records import FLOOR, judged, metrics, study, trial
 
-from dashboards.figures.curves import curves_figure, curves_info
-from dashboards.figures.frame import frame
-from dashboards.figures.front import front_figure, front_info
-from dashboards.figures.table_bytes import table_bytes_differ, table_bytes_figure, table_bytes_info
-from dashboards.figures.time import time_figure, time_info
+from dashboards.figures import FIGURES
+from dashboards.figures.course import time_figure
+from dashboards.figures.curves import curves_figure
+from dashboards.figures.plane import front_figure, table_bytes_figure
+from dashboards.figures.style import frame
+from dashboards.rows import table_bytes_differ
 from search.pareto import eligible, table_bytes_front_of
 from trials.record import Measured, Outcome, TrialKind
 from trials.study_record import StudyRecord, relative_ne_percent
@@ -41,32 +42,46 @@ def test_one_bad_value_does_not_press_the_rest_flat() -> None:
     assert found.above == 1
 
 
+def named(figure, name: str):
+    """The trace of this name, or the one that is marked with it."""
+    return next(trace for trace in figure.data if trace.name == name or trace.text == (name,))
+
+
+def candidates(figure) -> dict[int, tuple[float, float]]:
+    """Price and NE of each candidate in the plane, by number."""
+    return {
+        number: (price, ne)
+        for trace in figure.data
+        if trace.mode == "markers" and not trace.name.startswith("winners")
+        for number, price, ne in zip(trace.customdata, trace.x, trace.y, strict=True)
+    }
+
+
 def test_front_has_the_records_verdicts() -> None:
     record = study()
-    info = front_info(record)
-    assert tuple(point.number for point in info.front) == record.front
-    assert info.best is not None
-    assert info.best.number == record.best
-    assert info.knee is not None
-    assert info.knee.number == record.knee
-    assert info.baseline is not None
-    assert info.baseline.number == record.baseline
-    assert info.baseline.row.relative_percent == 0
-    assert info.floor == FLOOR
-    best, baseline = record.trial(record.best), record.trial(record.baseline)
-    expected = relative_ne_percent(best.result.validation.ne, baseline.result.validation.ne)
-    assert info.best.row.relative_percent == pytest.approx(expected)
+    figure = front_figure(record)
+    assert named(figure, "Pareto front").customdata == record.front
+    for mark in ("best", "knee", "baseline"):
+        trial = record.trial(getattr(record, mark))
+        trace = named(figure, mark)
+        assert (trace.customdata, trace.x, trace.y) == (
+            (trial.number,),
+            (trial.job.flops,),
+            (trial.result.validation.ne,),
+        )
+    assert "0.00 % to the baseline" in named(figure, "baseline").hovertext[0]
+    assert any(shape.y0 == FLOOR for shape in figure.layout.shapes)
 
 
 def test_front_leaves_out_what_has_no_place_in_the_plane() -> None:
     record = study(finished=False)
-    shown = {point.number for point in front_info(record).candidates}
     with_result = (Outcome.COMPLETED, Outcome.STOPPED)
-    assert shown == {each.number for each in record.candidates if each.result.outcome in with_result}
+    expected = {each.number for each in record.candidates if each.result.outcome in with_result}
+    assert set(candidates(front_figure(record))) == expected
 
 
 def test_front_figure_marks_baseline_best_and_knee() -> None:
-    figure = front_figure(front_info(study()))
+    figure = front_figure(study())
     labels = [trace.text[0] for trace in figure.data if trace.text]
     assert labels == ["baseline", "knee", "best"]
     assert figure.layout.xaxis.type == "log"
@@ -87,24 +102,21 @@ def with_tables(*sizes: int) -> StudyRecord:
 
 def test_table_bytes_have_the_records_front() -> None:
     record = with_tables(3 * 2**20, 2**20, 40 * 2**20)
-    info = table_bytes_info(record)
-    assert table_bytes_differ(record)
-    assert tuple(point.number for point in info.front) == record.table_bytes_front
-    assert len(info.front) > 1
-    assert [point.price for point in info.front] == sorted({point.price for point in info.front})
-    for point in info.candidates:
-        assert point.price == record.trial(point.number).job.table_bytes
-        assert point.ne == record.trial(point.number).result.validation.ne
-    assert {point.number for point in info.candidates} == {
-        point.number for point in front_info(record).candidates
-    }
-    assert (info.best.number, info.knee) == (record.best, None)
-    # the front of FLOPs stays what it is
-    assert front_info(record).front == front_info(record.replace(table_bytes_front=())).front
+    figure = table_bytes_figure(record)
+    front = named(figure, "Pareto front")
+    assert front.customdata == record.table_bytes_front
+    assert len(front.x) > 1
+    assert list(front.x) == sorted(set(front.x))
+    points = candidates(figure)
+    for number, point in points.items():
+        trial = record.trial(number)
+        assert point == (trial.job.table_bytes, trial.result.validation.ne)
+    assert set(points) == set(candidates(front_figure(record)))
+    assert [trace.text[0] for trace in figure.data if trace.text] == ["baseline", "best"]
 
 
 def test_table_bytes_are_drawn_with_hovers_and_sizes_at_the_axis() -> None:
-    figure = table_bytes_figure(table_bytes_info(with_tables(3 * 2**20, 2**20, 40 * 2**20)))
+    figure = table_bytes_figure(with_tables(3 * 2**20, 2**20, 40 * 2**20))
     assert figure.layout.xaxis.type == "log"
     assert figure.layout.xaxis.ticktext[:3] == ("1 MiB", "2 MiB", "4 MiB")
     assert figure.layout.xaxis.tickvals[-1] == 64 * 2**20
@@ -112,7 +124,7 @@ def test_table_bytes_are_drawn_with_hovers_and_sizes_at_the_axis() -> None:
     assert all("MiB of embedding tables" in hover and "FLOPs" in hover for hover in hovers)
     assert figure.layout.title.text.startswith("Tables of 1.0 MiB in place of")
     assert " raise NE by 0." in figure.layout.title.text
-    narrow = table_bytes_figure(table_bytes_info(with_tables(3000, 4000)))
+    narrow = table_bytes_figure(with_tables(3000, 4000))
     assert narrow.layout.xaxis.tickvals[0] == 3000
     assert narrow.layout.xaxis.tickvals[-1] == pytest.approx(4000)
 
@@ -120,55 +132,59 @@ def test_table_bytes_are_drawn_with_hovers_and_sizes_at_the_axis() -> None:
 def test_equal_tables_are_no_figure() -> None:
     assert not table_bytes_differ(with_tables(1000))
     assert not table_bytes_differ(judged([]))
-    assert table_bytes_figure(table_bytes_info(judged([]))).layout.title.subtitle.text.startswith("Shown as")
-    alone = table_bytes_figure(table_bytes_info(with_tables(1024)))
+    assert table_bytes_figure(with_tables(1000)) is None
+    record = with_tables(1024, 2048)
+    smallest = next(number for number in record.front if record.trial(number).job.table_bytes == 1024)
+    alone = table_bytes_figure(record.replace(table_bytes_front=(smallest,)))
     assert alone.layout.title.text == "The lowest NE needs no larger tables than 1.0 KiB"
 
 
 def test_a_far_floor_is_said_and_does_not_stretch_the_frame() -> None:
     record = study()
     far = record.log.replace(ne_floor={"validation": 0.2})
-    info = front_info(record.replace(log=far))
-    assert not info.floor_in_frame
-    assert info.frame.low > 0.7
-    assert any("below this frame" in note.text for note in front_figure(info).layout.annotations)
+    figure = front_figure(record.replace(log=far))
+    assert figure.layout.yaxis.range[0] > 0.7
+    assert any("below this frame" in note.text for note in figure.layout.annotations)
 
 
 def test_curves_are_relative_at_the_same_numbers_of_examples() -> None:
     record = study()
-    info = curves_info(record)
     baseline = record.trial(record.baseline)
-    for line in info.lines:
-        own = record.trial(line.number)
-        assert own.origin.reused_from is None
+    drawn: dict[int, list[tuple[int, float]]] = {}
+    for trace in curves_figure(record).data:
+        for examples, percent, hover in zip(trace.x, trace.y, trace.hovertext, strict=True):
+            if hover:
+                number = int(hover.split("<br>")[0].removeprefix("trial ").partition(":")[0])
+                drawn.setdefault(number, []).append((examples, percent))
+    assert set(drawn) == {each.number for each in record.field if each.result.curve and not each.shared}
+    for number, points in drawn.items():
         for (examples, percent), point, other in zip(
-            line.points, own.result.curve, baseline.result.curve, strict=False
+            points, record.trial(number).result.curve, baseline.result.curve, strict=False
         ):
             assert examples == point.examples == other.examples
             assert percent == pytest.approx(relative_ne_percent(point.validation.ne, other.validation.ne))
 
 
 def test_curves_name_best_and_knee_and_group_the_rest() -> None:
-    figure = curves_figure(curves_info(study()))
+    figure = curves_figure(study())
     assert names(figure)[:2] == ["candidates", "Pareto front"]
     assert {name.split(" (")[0] for name in names(figure)[2:]} == {"best", "knee"}
 
 
 def test_time_parts_sum_to_the_wall_clock() -> None:
     record = study()
-    info = time_info(record)
+    figure = time_figure(record)
     expected = sum(each.result.seconds for each in record.trials if each.origin.reused_from is None)
-    assert info.total == pytest.approx(expected)
-    assert all(min(each.training, each.evaluation, each.other) >= 0 for each in info.trials)
-    assert names(time_figure(info)) == ["training", "evaluation", "all else"]
+    assert sum(sum(trace.y) for trace in figure.data) == pytest.approx(expected)
+    assert all(seconds >= 0 for trace in figure.data for seconds in trace.y)
+    assert names(figure) == ["training", "evaluation", "all else"]
 
 
 def test_clocks_that_disagree_give_no_negative_part() -> None:
     odd = trial(0, Random(0)).with_result(
         seconds=1.0, measured=Measured(train_seconds=2.0, evaluate_seconds=3.0)
     )
-    only = time_info(judged([odd])).trials[0]
-    assert (only.training, only.evaluation, only.other) == (1.0, 0.0, 0.0)
+    assert [trace.y for trace in time_figure(judged([odd])).data] == [(1.0,), (0.0,), (0.0,)]
 
 
 def failed_only():
@@ -188,18 +204,16 @@ def failed_only():
     ids=["empty", "just started", "all failed", "no baseline", "baseline alone", "one running"],
 )
 def test_figures_of_studies_with_little_in_them(record) -> None:
-    for figure in (
-        front_figure(front_info(record)),
-        curves_figure(curves_info(record)),
-        time_figure(time_info(record)),
-    ):
-        assert figure.layout.title.text
-        assert figure.data or figure.layout.title.subtitle.text.startswith("Shown as soon as")
+    for draw in FIGURES.values():
+        figure = draw(record)
+        if figure is not None:
+            assert figure.layout.title.text
+            assert figure.data or figure.layout.title.subtitle.text
 
 
 def test_values_that_are_no_numbers_are_not_drawn() -> None:
     broken = trial(1, Random(0)).with_result(validation=metrics(math.nan))
-    assert front_info(judged([broken]).replace(front=(1,), best=1)).frame is None
+    assert not front_figure(judged([broken]).replace(front=(1,), best=1)).data
 
 
 def test_early_values_do_not_set_the_frame_of_the_curves() -> None:
@@ -208,7 +222,6 @@ def test_early_values_do_not_set_the_frame_of_the_curves() -> None:
     first = best.result.curve[0].replace(validation=metrics(0.4))
     odd = best.with_result(curve=(first, *best.result.curve[1:]))
     trials = tuple(odd if each.number == best.number else each for each in record.trials)
-    calm, wild = curves_info(record), curves_info(record.replace(trials=trials))
-    assert wild.frame == calm.frame
-    assert wild.outside
-    assert "second half" in curves_figure(wild).layout.title.subtitle.text
+    calm, wild = curves_figure(record), curves_figure(record.replace(trials=trials))
+    assert wild.layout.yaxis.range == calm.layout.yaxis.range
+    assert "second half" in wild.layout.title.subtitle.text

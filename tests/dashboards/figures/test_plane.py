@@ -7,8 +7,8 @@ from random import Random
 import pytest
 from records import changed, study, trial
 
-from dashboards.figures.front import front_figure, front_info
-from dashboards.figures.techniques import LOOKS, in_order, looks, study_techniques
+from dashboards.figures.plane import front_figure
+from dashboards.figures.style import LOOKS, in_order, looks, study_techniques
 from trials.analyses import Better
 from trials.record import Outcome, TrialKind
 from trials.study_record import Comparison, StudyRecord
@@ -51,7 +51,7 @@ def compared(record: StudyRecord, low: float, high: float) -> StudyRecord:
 
 def test_colour_and_shape_say_the_technique() -> None:
     record = planned(study())
-    figure = front_figure(front_info(record))
+    figure = front_figure(record)
     by_name = {trace.name.split(" (")[0]: trace for trace in figure.data if trace.name}
     assert set(TECHNIQUES) <= set(by_name)
     found = looks(TECHNIQUES)
@@ -79,7 +79,7 @@ def test_no_two_techniques_look_the_same() -> None:
 
 def test_area_grows_with_predicted_memory() -> None:
     record = planned(study())
-    figure = front_figure(front_info(record))
+    figure = front_figure(record)
     sizes = {
         number: size
         for trace in figure.data
@@ -90,32 +90,30 @@ def test_area_grows_with_predicted_memory() -> None:
     assert sizes[last] / sizes[half] == pytest.approx(((1 + last) / (1 + half)) ** 0.5)
     assert "Area: predicted peak memory of a rank" in figure.layout.title.subtitle.text
     alike = record.replace(trials=tuple(each.with_plan(peak_bytes=MIB) for each in record.trials))
-    figure = front_figure(front_info(alike))
+    figure = front_figure(alike)
     assert "Area" not in figure.layout.title.subtitle.text
 
 
 def test_winners_have_the_intervals_of_their_comparisons() -> None:
     record = compared(study(), low=-1.5, high=-0.5)
-    info = front_info(record)
-    (interval,) = info.intervals
-    baseline = info.baseline.ne
-    assert (interval.number, interval.low) == (record.best, pytest.approx(baseline * 0.985))
-    assert interval.high == pytest.approx(baseline * 0.995)
-    assert info.frame.low < interval.low < interval.high < info.frame.high
-    trace = next(trace for trace in front_figure(info).data if "retrained" in (trace.name or ""))
-    assert trace.y[0] - trace.error_y.arrayminus[0] == pytest.approx(interval.low)
-    assert trace.y[0] + trace.error_y.array[0] == pytest.approx(interval.high)
-    assert not front_info(study()).intervals
+    figure = front_figure(record)
+    trace = next(trace for trace in figure.data if "retrained" in (trace.name or ""))
+    baseline = record.trial(record.baseline).result.validation.ne
+    low, high = trace.y[0] - trace.error_y.arrayminus[0], trace.y[0] + trace.error_y.array[0]
+    assert (trace.customdata, low) == ((record.best,), pytest.approx(baseline * 0.985))
+    assert high == pytest.approx(baseline * 0.995)
+    assert figure.layout.yaxis.range[0] < low < high < figure.layout.yaxis.range[1]
+    assert not any("retrained" in (trace.name or "") for trace in front_figure(study()).data)
 
 
 def test_an_average_has_no_technique() -> None:
     record = study()
     average = record.trial(record.best).replace(number=100, kind=TrialKind.AVERAGE)
     record = record.replace(trials=(*record.trials, average), front=(*record.front, 100))
-    point = front_info(record).front[-1]
-    assert (point.number, point.technique, point.memory_bytes) == (100, None, None)
-    figure = front_figure(front_info(record))
-    assert [list(trace.customdata) for trace in figure.data if trace.name == "averages"] == [[100]]
+    figure = front_figure(record)
+    (averages,) = (trace for trace in figure.data if trace.name == "averages")
+    assert averages.customdata == (100,)
+    assert "per rank predicted" not in averages.hovertext[0]
     assert "dp" in study_techniques(record)
     only = record.replace(trials=(average,))
     assert study_techniques(only) == ()

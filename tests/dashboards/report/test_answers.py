@@ -7,8 +7,7 @@ import pytest
 from records import judged, study
 from reports.planned import confirmed, plan, planned_study
 
-from dashboards.report.answers import answers
-from dashboards.report.commands import export_line, next_commands
+from dashboards.report.answers import answers, export_line, next_commands
 from dashboards.rows import trial_rows
 from search.cli import cli
 from trials.study_record import Better, StudyRecord

@@ -9,8 +9,8 @@ from dashboards.report.comparison import (
     names_of,
     not_comparable,
     render_comparison,
+    two_fronts_figure,
 )
-from dashboards.report.two_fronts import two_fronts_figure, two_fronts_info
 from trials.study_record import StudyRecord
 
 ONE, OTHER = study(), study(seed=1, name="ads-april", directory="runs/ads-april", sampler="random")
@@ -22,13 +22,13 @@ def on_log(record: StudyRecord, **changes: object) -> StudyRecord:
 
 def test_studies_of_one_log_and_split_are_compared_by_ne() -> None:
     assert not_comparable(ONE, OTHER) == ()
-    info = two_fronts_info((ONE, OTHER), names_of(ONE, OTHER), relative=False)
-    for front, record in zip(info.fronts, (ONE, OTHER), strict=True):
-        assert [number for number, *_ in front.points] == list(record.front)
-        assert [ne for _, _, ne, _ in front.points] == [
-            record.trial(number).result.validation.ne for number in record.front
-        ]
-        assert front.baseline == record.trial(record.baseline).result.validation.ne
+    figure = two_fronts_figure((ONE, OTHER), names_of(ONE, OTHER), relative=False)
+    baselines = [shape.y0 for shape in figure.layout.shapes]
+    for trace, baseline, record in zip(figure.data, baselines, (ONE, OTHER), strict=True):
+        front = [record.trial(number) for number in record.front]
+        assert list(trace.x) == [trial.job.flops for trial in front]
+        assert list(trace.y) == [trial.result.validation.ne for trial in front]
+        assert baseline == record.trial(record.baseline).result.validation.ne
 
 
 def test_what_cannot_be_compared_is_said_and_only_differences_are_drawn() -> None:
@@ -48,9 +48,9 @@ def test_what_cannot_be_compared_is_said_and_only_differences_are_drawn() -> Non
         assert "What cannot be compared" in page
         assert said in page
     assert "What cannot be compared" not in render_comparison(ONE, OTHER)
-    info = two_fronts_info((ONE, other_log), names_of(ONE, other_log), relative=True)
-    assert [front.baseline for front in info.fronts] == [0.0, 0.0]
-    assert two_fronts_figure(info).layout.yaxis.ticksuffix == " %"
+    figure = two_fronts_figure((ONE, other_log), names_of(ONE, other_log), relative=True)
+    assert [shape.y0 for shape in figure.layout.shapes] == [0.0, 0.0]
+    assert figure.layout.yaxis.ticksuffix == " %"
 
 
 def test_the_best_of_each_stands_side_by_side_with_its_interval() -> None:

@@ -6,13 +6,11 @@ from random import Random
 
 import pytest
 from records import judged, study, trial
-from reports.planned import cost, planned_study
+from reports.planned import cost, planned, planned_study
 
-from dashboards.report.columns import columns_of
-from dashboards.report.cost_tree import folded
 from dashboards.report.embed import as_json, study_data
-from dashboards.report.thin_curves import MOST_POINTS, with_thin_curves
-from dashboards.rows import trial_rows
+from dashboards.report.page import MOST_DRAWN_POINTS, with_thin_curves
+from dashboards.rows import columns_of, trial_rows
 from dhen.cost import headline_flops
 from trials.record import TrialKind
 from trials.study_record import StudyRecord, relative_ne_curve
@@ -67,16 +65,20 @@ def test_a_record_that_lacks_what_is_newer_is_told_as_far_as_it_goes() -> None:
 
 
 def test_cost_is_folded_by_layer_and_module_and_nothing_is_lost() -> None:
-    layers = {layer.name: {module.name: module for module in layer.modules} for layer in folded(cost())}
+    data = study_data(judged([planned(1).with_job(cost=cost())]))
+    layers = {
+        layer: {data["costs"][place]["name"]: data["costs"][place] for place in places}
+        for layer, places in data["trials"][0]["cost"]
+    }
     assert list(layers) == ["features", "layer 1", "layer 2", "head"]
     assert list(layers["layer 1"]) == ["attention", "dlrm", "shortcut"]
-    assert layers["layer 1"]["attention"].flops == 50_000
-    assert layers["layer 1"]["attention"].other_flops == 500
-    assert len(layers["features"]["embedding tables"].rows) == 10
-    assert layers["features"]["embedding tables"].bytes == 640
+    assert layers["layer 1"]["attention"]["flops"] == 50_000
+    assert layers["layer 1"]["attention"]["other"] == 500
+    assert len(layers["features"]["embedding tables"]["rows"]) == 10
+    assert layers["features"]["embedding tables"]["bytes"] == 640
     modules = [module for layer in layers.values() for module in layer.values()]
-    assert sum(module.flops for module in modules) == headline_flops(cost())
-    assert sum(module.parameters for module in modules) == sum(row.parameters for row in cost())
+    assert sum(module["flops"] for module in modules) == headline_flops(cost())
+    assert sum(module["parameters"] for module in modules) == sum(row.parameters for row in cost())
 
 
 def test_curves_are_thinned_where_a_figure_could_not_show_them() -> None:
@@ -88,7 +90,7 @@ def test_curves_are_thinned_where_a_figure_could_not_show_them() -> None:
             assert after == before
             continue
         points = after.result.curve
-        assert len(points) <= MOST_POINTS // 300 + 2
+        assert len(points) <= MOST_DRAWN_POINTS // 300 + 2
         assert set(points) <= set(before.result.curve)
         assert (points[0], points[-1]) == (before.result.curve[0], before.result.curve[-1])
         assert min(p.validation.ne for p in points) == min(p.validation.ne for p in before.result.curve)

@@ -14,9 +14,9 @@ from reports.axe import violations
 from reports.planned import HBM, confirmed, planned, planned_study
 from tools import needs
 
-from dashboards.report.columns import columns_of
 from dashboards.report.comparison import write_comparison
 from dashboards.report.page import write_report
+from dashboards.rows import columns_of
 from dashboards.units import byte_size, percent, si
 from trials.record import TrialKind
 from trials.study_record import StudyRecord

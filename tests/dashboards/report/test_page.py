@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from records import judged, study, trial
 from reports.planned import confirmed, planned_study
 
-from dashboards.report.page import Live, render, write_report
-from dashboards.report.plotly_source import packed_plotly
+from dashboards.report.page import Live, packed_plotly, render, write_report
 from dhen.errors import UserError
 from trials.ordered_axis import OrderedAxis
 from trials.record import Outcome, TrialKind

@@ -6,7 +6,7 @@ import re
 
 from records import study
 
-from dashboards.sentences.study_note import MOST_CHARACTERS, study_note
+from dashboards.sentences.summary import MOST_CHARACTERS, study_note
 from trials.study_record import StudyRecord
 
 

@@ -5,7 +5,7 @@ from random import Random
 from records import bare, judged, metrics, started, study, trial
 from reports.planned import confirmed
 
-from dashboards.sentences.minutes import where_minutes_went
+from dashboards.sentences.stages import where_minutes_went
 from dashboards.sentences.summary import sentences
 from dashboards.sentences.winners import explanation
 from trials.record import Outcome, TrialKind

@@ -8,8 +8,7 @@ from rich.console import Console
 
 from dashboards.rows import trial_rows
 from dashboards.sentences.summary import progress
-from dashboards.terminal.progress import progress_line, seconds_left
-from dashboards.terminal.tables import trial_line, trial_table
+from dashboards.terminal.tables import progress_line, seconds_left, trial_line, trial_table
 from trials.record import Outcome
 from trials.study_record import Stage, StageName
 

@@ -12,7 +12,7 @@ from command_line import Run
 from priced import JOB
 from records import bare
 
-from dashboards.attempts import attempt_rows
+from dashboards.plans import attempts_table
 from dashboards.terminal.tables import trial_table
 from dhen.errors import UserError
 from dhen.model import parse_model
@@ -279,7 +279,7 @@ def test_the_study_tells_everywhere_in_which_shape_each_trained(
     said = dhen_search("status", several).stdout
     assert "Ranks: " in said
     assert "ranks" in [column.header for column in trial_table(record).columns]
-    rows = {row[0]: row for row in attempt_rows(record)}
+    rows = {row[0]: row for row in attempts_table(record).rows}
     assert rows[str(wide.number)][1].endswith(" on 1x2")
     assert rows[str(wide.number)][2].startswith("1x1: fits nowhere: ")
 
@@ -320,7 +320,7 @@ def test_a_plan_that_is_too_sure_ends_in_the_next_shape(
     assert (last.outcome, last.plan.ranks) == (Outcome.COMPLETED, "1x2")
     assert last.plan.other_shapes == ("1x1: ran out of memory under all that was predicted to fit.",)
     assert " on 1x1: out of memory" in next(
-        row[3] for row in attempt_rows(read_study(out)) if " on 1x2" in row[3]
+        row[3] for row in attempts_table(read_study(out)).rows if " on 1x2" in row[3]
     )
 
 

@@ -14,7 +14,7 @@ import yaml
 from command_line import Run, write_log
 from servers.listening import noted_listeners
 
-from dashboards.attempts import attempt_rows
+from dashboards.plans import attempts_table
 from search.read_study import read_study
 from trials.record import Outcome, TrialKind
 from trials.strategy import named
@@ -97,7 +97,7 @@ def test_what_runs_out_of_memory_climbs_and_every_plan_stays(techniques: Path, r
 def test_the_report_tells_what_was_tried_and_what_was_forced(techniques: Path, record: StudyRecord) -> None:
     page = re.sub(r"<[^>]+>", "", (techniques / "report.html").read_text())
     assert "Forced: 1.0 MiB are taken off every predicted peak (memory_margin)." in page
-    rows = attempt_rows(record)
+    rows = attempts_table(record).rows
     assert len(rows) == len(record.trials)
     assert any("dp lacks " in row[2] for row in rows)
     assert any(": out of memory (" in row[3] and "; then " in row[3] for row in rows)

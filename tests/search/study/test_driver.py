@@ -23,7 +23,7 @@ from records import bare, changed
 
 from dashboards.sentences.stages import passes_found
 from dashboards.sentences.summary import sentences
-from dashboards.terminal.progress import OF_CANDIDATES, done_in_stage
+from dashboards.terminal.tables import OF_CANDIDATES, done_in_stage
 from dhen.errors import UserError
 from search.config import read_study_config
 from search.execution.passes import EPOCHS, Passes, known_passes

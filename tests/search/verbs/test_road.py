@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from command_line import SMALL, Run, write_log
 
-from dashboards.report.plotly_source import packed_plotly
+from dashboards.report.page import packed_plotly
 from search.read_study import read_study
 from search.selection import CONTENDERS
 from search.verbs import verify

@@ -6,8 +6,7 @@ import pytest
 from records import study
 
 from dashboards.sentences.summary import sentences
-from dashboards.terminal.progress import progress_line
-from dashboards.terminal.tables import trial_table
+from dashboards.terminal.tables import progress_line, trial_table
 from trials.record import PlanSummary, TrialKind, TrialRecord
 from trials.storage.database import sqlite_url
 from trials.storage.ledger import Ledger, Setting

@@ -9,9 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from records import bare, judged, study
 
-from dashboards.figures.course.clock import runs_of, stage_of
-from dashboards.figures.course.gain import gain_figure, gain_info, hypervolume
-from dashboards.figures.course.timeline import timeline_figure, timeline_info
+from dashboards.figures.course import (
+    gain_figure,
+    hypervolume,
+    runs_of,
+    stage_of,
+    stretches,
+    timeline_figure,
+)
 from trials.record import Attempt, Outcome, StudyTrial, TrialKind, TrialRecord
 from trials.study_record import StudyRecord
 
@@ -38,15 +43,15 @@ def searched(**changes) -> StudyRecord:
 
 
 def test_the_clock_leaves_out_what_nothing_ran_in() -> None:
-    found = runs_of(searched())
-    assert [(run.trial.number, run.start, run.end) for run in found.runs[:3]] == [
+    runs, left_out_seconds = runs_of(searched())
+    assert [(run.trial.number, run.start, run.end) for run in runs[:3]] == [
         (0, 0, 10),
         (1, 10, 30),
         (2, 12, 42),
     ]
-    assert found.left_out_seconds == pytest.approx(10_000 - 42)
-    assert found.runs[3].start == pytest.approx(42)
-    assert [stage for stage, _, _ in found.stretches()] == [
+    assert left_out_seconds == pytest.approx(10_000 - 42)
+    assert runs[3].start == pytest.approx(42)
+    assert [stage for stage, _, _ in stretches(runs)] == [
         "baseline",
         "search",
         "tuning",
@@ -64,22 +69,15 @@ def test_every_trial_has_its_stage() -> None:
 
 def test_shared_results_take_no_time() -> None:
     shared = ran(5, 50, 20).with_origin(reused_from=1)
-    assert 5 not in [run.trial.number for run in runs_of(searched().replace(trials=(shared,))).runs]
+    assert 5 not in [run.trial.number for run in runs_of(searched().replace(trials=(shared,)))[0]]
 
 
 def test_best_ne_and_hypervolume_only_improve() -> None:
-    info = gain_info(searched())
-    assert [(step.trial, step.best_ne) for step in info.steps] == [
-        (1, 0.79),
-        (2, 0.79),
-        (3, 0.78),
-        (4, 0.775),
-    ]
-    volumes = [step.hypervolume for step in info.steps]
-    assert volumes == sorted(volumes)
-    assert volumes[-1] > volumes[0] > 0
-    figure = gain_figure(info)
+    figure = gain_figure(searched())
     lowest, volume = figure.data
+    assert lowest.customdata == (1, 2, 3, 4)
+    assert list(volume.y) == sorted(volume.y)
+    assert volume.y[-1] > volume.y[0] > 0
     assert list(lowest.y) == [0.79, 0.79, 0.78, 0.775]
     assert volume.y[-1] == pytest.approx(100)
     assert "Pauses of 2 h 46 min in all are left out." in figure.layout.title.subtitle.text
@@ -104,13 +102,15 @@ def test_hypervolume_is_the_area_of_steps() -> None:
 
 
 def test_side_by_side_are_places_of_their_own() -> None:
-    info = timeline_info(searched())
-    places = {(bar.kind, bar.trial): bar.place for bar in info.bars}
-    assert places[TrialKind.BASELINE, 0] == 0
-    assert (places[TrialKind.CANDIDATE, 1], places[TrialKind.CANDIDATE, 2]) == (0, 1)
-    assert places[TrialKind.CANDIDATE, 3] == 0
-    assert info.places == 2
-    assert "2 side by side at most" in timeline_figure(info).layout.title.text
+    figure = timeline_figure(searched())
+    places = {
+        hover.split(" (")[0]: place
+        for trace in figure.data
+        for hover, place in zip(trace.hovertext, trace.y, strict=True)
+    }
+    assert [places[f"trial {number}"] for number in range(4)] == [0, 0, 1, 0]
+    assert figure.layout.yaxis.ticktext == ("place 1", "place 2")
+    assert "2 side by side at most" in figure.layout.title.text
 
 
 def test_attempts_follow_one_another_and_climbs_are_counted() -> None:
@@ -119,13 +119,9 @@ def test_attempts_follow_one_another_and_climbs_are_counted() -> None:
         Attempt(strategy="zero1", outcome=Outcome.COMPLETED, predicted_bytes=1, seconds=15.0),
     )
     record = judged([ran(1, 0, 20).replace(attempts=attempts)])
-    info = timeline_info(record)
-    assert [(bar.technique, bar.start, bar.seconds) for bar in info.bars] == [
-        ("dp", 0, 4),
-        ("zero1", 4, 15),
-    ]
-    assert info.climbs == 1
-    figure = timeline_figure(info)
+    figure = timeline_figure(record)
+    drawn = [(trace.name, trace.base[0] * 60, trace.x[0] * 60) for trace in figure.data]
+    assert drawn == [("dp", 0, pytest.approx(4)), ("zero1", pytest.approx(4), pytest.approx(15))]
     assert figure.layout.title.text.startswith("1 training, one after another")
     assert "once one ran out of memory and climbed the ladder" in figure.layout.title.text
     shapes = {trace.name: trace.marker.pattern.shape for trace in figure.data}
@@ -135,16 +131,15 @@ def test_attempts_follow_one_another_and_climbs_are_counted() -> None:
 
 def test_studies_in_which_nothing_ran_say_so() -> None:
     record = judged([])
-    assert gain_figure(gain_info(record)).layout.title.subtitle.text.startswith("Shown as soon as")
-    assert timeline_figure(timeline_info(record)).layout.title.subtitle.text.startswith("Shown as soon as")
+    assert gain_figure(record).layout.title.subtitle.text.startswith("Shown as soon as")
+    assert timeline_figure(record).layout.title.subtitle.text.startswith("Shown as soon as")
 
 
 def test_what_is_still_at_work_has_a_bar() -> None:
     record = study(1, finished=False)
-    info = timeline_info(record)
-    assert info.bars[-1].outcome is Outcome.RUNNING
-    drawn = sum(len(trace.x) for trace in timeline_figure(info).data)
-    assert drawn == len(info.bars) == len(record.trials)
+    hovers = [hover for trace in timeline_figure(record).data for hover in trace.hovertext]
+    assert any(": running<br>" in hover or "<br>running<br>" in hover for hover in hovers)
+    assert len(hovers) == len(record.trials)
 
 
 def test_the_gain_has_results_that_were_taken_over_when_the_study_had_them() -> None:
@@ -154,8 +149,7 @@ def test_the_gain_has_results_that_were_taken_over_when_the_study_had_them() -> 
     record = searched()
     trials = tuple(known if trial.number == 1 else trial for trial in record.trials)
     record = record.replace(trials=trials)
-    info = gain_info(record)
-    (first, *_) = info.steps
-    assert (first.trial, first.best_ne) == (1, 0.75)
-    assert "came after 20 s" in gain_figure(info).layout.title.text
-    assert 1 not in [run.trial.number for run in runs_of(record).runs], "nothing ran"
+    figure = gain_figure(record)
+    assert (figure.data[0].customdata[0], figure.data[0].y[0]) == (1, 0.75)
+    assert "came after 20 s" in figure.layout.title.text
+    assert 1 not in [run.trial.number for run in runs_of(record)[0]], "nothing ran"

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from itertools import combinations
 from random import Random
 from typing import Any
 
 import numpy as np
+import plotly.graph_objects as go
 import pytest
 from records import MODULES, bare, judged, study
 
-from dashboards.figures.worth.ablations import ablations_figure, ablations_info
-from dashboards.figures.worth.additive import fit
-from dashboards.figures.worth.averages import averages_figure, averages_info
-from dashboards.figures.worth.estimates import Estimate, estimates_figure
-from dashboards.figures.worth.estimates import judged as verdict
-from dashboards.figures.worth.modules import FEWEST, modules_figure, modules_info
-from dashboards.figures.worth.slices import slices_figure, slices_info
+from dashboards.figures.modules import FEWEST, fit, modules_figure
+from dashboards.figures.worth import (
+    Estimate,
+    ablations_figure,
+    averages_figure,
+    estimates_figure,
+    slices_figure,
+)
+from dashboards.figures.worth import judged as verdict
 from trials.analyses import Ablation, Better, MeanInterval, Part, Slice, Slices
 from trials.ordered_axis import OrderedAxis
 from trials.record import Outcome, TrialKind, TrialRecord
@@ -50,38 +54,49 @@ def searched(*trials: TrialRecord, **changes: Any) -> StudyRecord:
     return judged([baseline, *trials], axes=(DEPTH,), **changes)
 
 
+def values_in(figure: go.Figure) -> dict[str, tuple[float, float, float]]:
+    """Value and ends of the interval of each row."""
+    return {
+        label: (value, value - low, value + high)
+        for trace in figure.data
+        if trace.name != "ablation of a winner"
+        for label, value, low, high in zip(
+            trace.y, trace.x, trace.error_x.arrayminus, trace.error_x.array, strict=True
+        )
+    }
+
+
 def test_modules_that_matter_are_found_with_their_sign_and_size() -> None:
-    info = modules_info(searched(*made_of(80, 0.0005, worth=WORTH)))
-    values = {value.name: value for value in info.values if value.group == "module"}
-    assert set(values) == set(MODULES)
+    figure = modules_figure(searched(*made_of(80, 0.0005, worth=WORTH)))
+    values = values_in(figure)
+    modules = [label for label in figure.layout.yaxis.categoryarray if label in MODULES]
+    assert set(modules) == set(MODULES)
     # two modules of five are always there, so what they are worth is known but for a constant that all share
-    apart = values["attention"].percent - values["cross"].percent
+    apart = values["attention"][0] - values["cross"][0]
     assert apart == pytest.approx(100 * (WORTH["attention"] - WORTH["cross"]) / 0.8, rel=0.2)
-    assert values["attention"].high < 0 < values["cross"].low
-    assert info.explained > 0.9
-    title = modules_figure(info).layout.title.text
-    assert title.startswith("Of all modules attention brings most: -")
-    assert [value.percent for value in info.values if value.group == "module"] == sorted(
-        value.percent for value in values.values()
-    )
+    assert values["attention"][2] < 0 < values["cross"][1]
+    assert figure.layout.title.text.startswith("Of all modules attention brings most: -")
+    assert modules == sorted(modules, key=lambda label: values[label][0])
+    (explained,) = re.findall(r"It explains (\d+) %", figure.layout.title.subtitle.text)
+    assert int(explained) > 90
 
 
 def test_noise_is_not_told_for_a_module() -> None:
-    info = modules_info(searched(*made_of(40, 0.005, worth={}, seed=3)))
-    assert sum(value.high < 0 or value.low > 0 for value in info.values) <= 1
-    info_of_few = modules_info(searched(*made_of(FEWEST, 0.02, worth={}, seed=1)))
-    assert info_of_few.explained <= 0
-    figure = modules_figure(info_of_few)
+    values = values_in(modules_figure(searched(*made_of(40, 0.005, worth={}, seed=3))))
+    assert sum(high < 0 or low > 0 for _, low, high in values.values()) <= 1
+    figure = modules_figure(searched(*made_of(FEWEST, 0.02, worth={}, seed=1)))
+    assert "no better than their mean does" in figure.layout.title.subtitle.text
     assert figure.layout.title.text == f"What each module brings cannot be told from {FEWEST} candidates"
     assert {trace.name for trace in figure.data} == {"too few candidates to tell"}
 
 
 def test_too_few_candidates_are_said_to_be() -> None:
-    few = modules_info(searched(*made_of(FEWEST - 1, 0.001, worth=WORTH)))
-    assert few.reason == f"Too few candidates to tell: {FEWEST - 1} have an NE, {FEWEST} are needed."
-    assert modules_figure(few).layout.title.subtitle.text == few.reason
+    few = modules_figure(searched(*made_of(FEWEST - 1, 0.001, worth=WORTH)))
+    reason = f"Too few candidates to tell: {FEWEST - 1} have an NE, {FEWEST} are needed."
+    assert few.layout.title.subtitle.text == reason
     alike = [candidate(number, ("mlp",), ne=0.8) for number in range(1, 20)]
-    assert modules_info(searched(*alike)).reason.startswith("All candidates have the same modules")
+    reason = modules_figure(searched(*alike)).layout.title.subtitle.text
+    assert reason.startswith("All candidates have the same modules")
 
 
 def test_modules_are_told_by_layer_where_layers_differ() -> None:
@@ -91,12 +106,11 @@ def test_modules_are_told_by_layer_where_layers_differ() -> None:
         first, second = random.choice(MODULES), random.choice(MODULES)
         ne = 0.8 - 0.01 * (second == "dlrm") + random.gauss(0, 0.0005)
         trials.append(candidate(number, (first,), (second,), ne=ne))
-    info = modules_info(searched(*trials))
-    layers = {value.name: value for value in info.values if value.group == "layer"}
-    assert layers["layer 2: dlrm"].high < 0
-    assert abs(layers["layer 1: dlrm"].percent) < 0.2 * abs(layers["layer 2: dlrm"].percent)
-    shared = modules_info(searched(*made_of(40, 0.001, worth=WORTH)))
-    assert not [value for value in shared.values if value.group == "layer"]
+    values = values_in(modules_figure(searched(*trials)))
+    assert values["layer 2: dlrm"][2] < 0
+    assert abs(values["layer 1: dlrm"][0]) < 0.2 * abs(values["layer 2: dlrm"][0])
+    shared = values_in(modules_figure(searched(*made_of(40, 0.001, worth=WORTH))))
+    assert not [label for label in shared if label.startswith("layer")]
 
 
 def test_one_wild_candidate_changes_little() -> None:
@@ -104,8 +118,8 @@ def test_one_wild_candidate_changes_little() -> None:
     wild = candidate(99, ("attention", "mlp"), ne=9.0)
     apart = []
     for each in (trials, [*trials, wild]):
-        values = {value.name: value.percent for value in modules_info(searched(*each)).values}
-        apart.append(values["attention"] - values["cross"])
+        values = values_in(modules_figure(searched(*each)))
+        apart.append(values["attention"][0] - values["cross"][0])
     assert apart[1] == pytest.approx(apart[0], rel=0.4)
 
 
@@ -115,7 +129,8 @@ def test_stopped_candidates_count_with_what_they_would_have_come_to() -> None:
         each.with_result(outcome=Outcome.STOPPED, expected_ne=0.7 if each.number == 1 else None)
         for each in trials[:2]
     ]
-    assert modules_info(searched(*stopped, *trials[2:])).candidates == FEWEST - 1
+    figure = modules_figure(searched(*stopped, *trials[2:]))
+    assert f"{FEWEST - 1} have an NE" in figure.layout.title.subtitle.text
 
 
 def test_the_fit_finds_coefficients_and_says_what_it_explains() -> None:
@@ -154,27 +169,25 @@ ABLATION = Ablation(
 
 def test_ablations_say_what_each_part_brings() -> None:
     record = searched(*made_of(3, 0.001, worth=WORTH), ablations=(ABLATION,))
-    info = ablations_info(record)
-    (trial,) = info.trials
-    assert [(part.removed, part.percent, part.low, part.high) for part in trial.parts] == [
-        ("layer 1: attention", -0.5, -0.7, -0.3),
-        ("layer 2", 0.1, -0.2, 0.4),
-    ]
-    figure = ablations_figure(info)
+    figure = ablations_figure(record)
+    assert values_in(figure) == {
+        "layer 1: attention (60 % of FLOPs)": pytest.approx((-0.5, -0.7, -0.3)),
+        "layer 2 (50 % of FLOPs)": pytest.approx((0.1, -0.2, 0.4)),
+    }
     assert figure.layout.title.text == "layer 1: attention of trial 1 brings most: -0.50 % NE"
     assert {trace.name: list(trace.y) for trace in figure.data} == {
         "lowers NE": ["layer 1: attention (60 % of FLOPs)"],
         "cannot tell": ["layer 2 (50 % of FLOPs)"],
     }
-    assert "dhen-search ablate" in ablations_figure(ablations_info(study())).layout.title.subtitle.text
+    assert "dhen-search ablate" in ablations_figure(study()).layout.title.subtitle.text
 
 
 def test_ablations_stand_beside_what_the_model_says_of_a_module() -> None:
     record = searched(*made_of(40, 0.001, worth=WORTH), ablations=(ABLATION,))
-    (ablated,) = modules_info(record).ablated
-    assert (ablated.name, ablated.percent, ablated.low, ablated.high) == ("attention", -0.5, -0.7, -0.3)
-    names = [trace.name for trace in modules_figure(modules_info(record)).data]
-    assert names[-1] == "ablation of a winner"
+    trace = modules_figure(record).data[-1]
+    assert trace.name == "ablation of a winner"
+    assert (trace.y, trace.x) == (("attention",), (-0.5,))
+    assert (*trace.error_x.array, *trace.error_x.arrayminus) == pytest.approx((0.2, 0.2))
 
 
 def sliced(baseline: int, *verdicts: Better) -> Slices:
@@ -202,10 +215,7 @@ def test_slices_have_the_verdicts_that_the_record_has() -> None:
     record = searched(
         *made_of(3, 0.001, worth=WORTH), slices=(sliced(0, Better.YES, Better.CANNOT_TELL, Better.NO),)
     )
-    info = slices_info(record)
-    (column,) = info.columns
-    assert (len(column.slices), column.undecided) == (3, 1)
-    figure = slices_figure(info)
+    figure = slices_figure(record)
     assert figure.layout.title.text == "Better than the baseline on 1 of 3 slices, worse on 1, for sure"
     assert {trace.name: list(trace.y) for trace in figure.data} == {
         "better than the baseline": ["site <0> (100 rows)"],
@@ -218,22 +228,24 @@ def test_slices_have_the_verdicts_that_the_record_has() -> None:
 
 def test_slices_against_another_baseline_are_not_shown() -> None:
     record = searched(*made_of(3, 0.001, worth=WORTH), slices=(sliced(99, Better.YES),))
-    assert slices_info(record).columns == ()
-    assert "dhen-search slices" in slices_figure(slices_info(record)).layout.title.subtitle.text
+    assert not slices_figure(record).data
+    assert "dhen-search slices" in slices_figure(record).layout.title.subtitle.text
 
 
 def test_averages_stand_beside_their_members() -> None:
     trials = [candidate(1, ("mlp",), ne=0.79), candidate(2, ("cross",), ne=0.78)]
     average = bare(3, ne=0.77, flops=2e6, kind=TrialKind.AVERAGE, members=(1, 2))
     record = searched(*trials, average)
-    info = averages_info(record)
-    (point,) = info.averages
-    assert [member.number for member in point.members] == [2, 1]
-    assert point.gain_percent == pytest.approx(100 * (0.77 / 0.78 - 1))
-    assert point.relative_percent == pytest.approx(100 * (0.77 / 0.8 - 1))
-    title = averages_figure(info).layout.title.text
+    figure = averages_figure(record)
+    _, members, drawn = figure.data
+    assert set(members.customdata) == {1, 2}
+    assert drawn.x[0] == pytest.approx(100 * (0.77 / 0.8 - 1))
+    assert "-1.28 % to its best member" in drawn.hovertext[0]
+    title = figure.layout.title.text
     assert title == "The best average has -1.28 % NE to its best member, trial 2, at 2x its FLOPs"
-    assert averages_figure(averages_info(study())).layout.title.subtitle.text.startswith("Shown as soon as")
+    unscored = record.replace(trials=tuple(each.with_result(validation=None) for each in record.trials))
+    assert averages_figure(unscored).layout.title.subtitle.text.startswith("Shown as soon as")
+    assert averages_figure(study()) is None
 
 
 def test_a_wide_interval_does_not_press_the_others_flat() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from records import bare, judged, study
 
-from dashboards.accuracy import accuracy
-from dashboards.figures.memory.depth import depth_figure, depth_info
-from dashboards.figures.memory.predictions import predictions_figure, predictions_info
+from dashboards.figures.depth import depth_figure
+from dashboards.figures.memory import predictions_figure
+from dashboards.plans import overall_accuracy, share
 from trials.record import Attempt, Measured, Outcome, TrialRecord
 from trials.study_record import StudyRecord
 
@@ -46,23 +46,26 @@ def record() -> StudyRecord:
 
 
 def test_points_are_those_that_the_table_counts(record: StudyRecord) -> None:
-    info = predictions_info(record)
-    whole = accuracy(record)[-1]
-    measured = [point for point in info.memory if not point.ran_out]
-    assert (len(measured), len(info.step)) == (whole.peak.count, whole.step.count)
-    assert (info.memory_off, info.step_off) == (whole.peak.median, whole.step.median)
-    assert {point.technique for point in info.step} == {"dp", "zero1", "hsdp+cpu_offload"}
-    assert all(point.error_percent == pytest.approx(100) for point in info.step)
+    figure = predictions_figure(record)
+    whole = overall_accuracy(record)
+    points = {
+        x: [trace for trace in figure.data if trace.xaxis == x and trace.customdata] for x in ("x", "x2")
+    }
+    measured = [hover for trace in points["x"] for hover in trace.hovertext if "measured" in hover]
+    steps = [hover for trace in points["x2"] for hover in trace.hovertext]
+    assert (len(measured), len(steps)) == (whole.peak.count, whole.step.count)
+    assert f"{share(whole.peak.median)} in memory" in figure.layout.title.text
+    assert f"{share(whole.step.median)} in step time" in figure.layout.title.text
+    assert {trace.name for trace in points["x2"]} == {"dp", "zero1", "hsdp+cpu_offload"}
+    assert all("(+100 %)" in hover for hover in steps)
 
 
 def test_what_ran_out_of_memory_is_open_at_what_it_needed(record: StudyRecord) -> None:
-    info = predictions_info(record)
-    (short,) = [point for point in info.memory if point.ran_out]
-    assert (short.trial, short.technique, short.measured) == (3, "dp", 7 * MIB)
-    figure = predictions_figure(info)
+    figure = predictions_figure(record)
     dp = next(trace for trace in figure.data if trace.name == "dp" and trace.xaxis == "x")
     assert list(dp.marker.symbol) == ["circle", "circle", "circle-open"]
-    assert (dp.x[-1], dp.y[-1]) == (5, 7)
+    assert (dp.customdata[-1], dp.x[-1], dp.y[-1]) == (3, 5, 7)
+    assert "ran out of memory" in dp.hovertext[-1]
     assert "Predictions are off by" in figure.layout.title.text
     identity = figure.data[0]
     assert list(identity.x) == list(identity.y)
@@ -71,9 +74,7 @@ def test_what_ran_out_of_memory_is_open_at_what_it_needed(record: StudyRecord) -
 def test_steps_alone_are_one_panel() -> None:
     uncounted = trained(1, "dp")
     attempt = uncounted.attempts[0].replace(measured_bytes=None)
-    info = predictions_info(judged([uncounted.replace(attempts=(attempt,))]))
-    assert (info.memory, len(info.step)) == ((), 1)
-    figure = predictions_figure(info)
+    figure = predictions_figure(judged([uncounted.replace(attempts=(attempt,))]))
     assert {trace.xaxis for trace in figure.data} == {"x"}
     assert figure.layout.xaxis.title.text == "predicted milliseconds per step"
 
@@ -84,18 +85,15 @@ def test_throughput_by_depth_and_technique() -> None:
         trained(number, name, depth=depth, speed=speed) for number, (name, depth, speed) in enumerate(speeds)
     ]
     shared = trained(9, "dp", depth=8).with_origin(reused_from=0)
-    info = depth_info(judged([*trials, shared]))
-    assert [(line.technique, line.medians) for line in info.lines] == [
-        ("dp", ((1, 150.0), (4, 75.0))),
-        ("zero1", ((4, 50.0),)),
-    ]
-    assert info.depths == (1, 4)
-    figure = depth_figure(info)
+    figure = depth_figure(judged([*trials, shared]))
+    medians = {trace.name: (trace.x, trace.y) for trace in figure.data if trace.mode == "lines"}
+    assert medians == {"dp": ((1, 4), (150.0, 75.0)), "zero1": ((4,), (50.0,))}
+    assert figure.layout.xaxis.tickvals == (1, 4)
     assert figure.layout.title.text == "With dp, 4 layers train at 0.50x the speed of 1"
     assert sum(len(trace.x) for trace in figure.data if trace.mode == "markers") == 5
 
 
 def test_studies_without_attempts_say_why() -> None:
     record = study()
-    assert predictions_figure(predictions_info(record)).layout.title.subtitle.text.startswith("Shown as soon")
-    assert depth_figure(depth_info(record)).layout.title.subtitle.text.startswith("Shown as soon as")
+    assert predictions_figure(record).layout.title.subtitle.text.startswith("Shown as soon")
+    assert depth_figure(record).layout.title.subtitle.text.startswith("Shown as soon as")

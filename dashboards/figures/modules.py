@@ -1,0 +1,254 @@
+"""What each interaction module brings, and each pair of them in a layer, from the candidates of a study.
+
+An additive model is fitted to their NE: a column for each module and each pair that is in some candidates and not
+in others, and one for each ordered axis of the space that is no module's own (depth, learning rate and so on), so
+that these do not pass for a module's doing. If the layers of a candidate differ, a second model has a column for
+each module in each layer. Ablations of winners stand beside it.
+
+The model is a ridge regression with the penalty of the lowest generalised cross-validation error. Intervals are
+percentiles over resamples of the candidates, each fitted anew with that penalty. Estimates are shrunk towards 0,
+the more so the fewer candidates there are.
+
+Shapes: N candidates, P columns, R resamples.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+from dashboards.figures.style import PURPLE, empty, frame
+from dashboards.figures.worth import Estimate, brought, estimates_figure, interval_trace, judged
+from dashboards.names import counted_from_one
+from dashboards.rows import baseline_ne, known_ne
+from dashboards.units import known, percent
+from trials.analyses import Better
+from trials.record import Outcome, TrialRecord
+from trials.study_record import StudyRecord, relative_ne_percent
+
+Floats = NDArray[np.float64]
+PENALTIES = np.logspace(-1, 3, 17)
+RESAMPLES = 300
+SEED = 0
+"""Of the resampling: the same study gives the same figure."""
+INTERVAL = (2.5, 97.5)
+TITLE = "What each interaction module brings"
+FEWEST = 12
+"""Smallest number of candidates that a model is fitted to."""
+WITH = 3
+"""Smallest number of candidates that must have a module, and of those that must not."""
+MOST_PAIRS, SHOWN_PAIRS, SHOWN_IN_LAYERS = 60, 10, 20
+"""Largest numbers of pairs that are fitted, the most frequent ones; that are drawn; of modules by layer drawn."""
+PAIR_SCALE = 0.5
+"""Factor of a pair's column, whose penalty is then four times a module's: it is credited with what these leave."""
+ABLATED = re.compile(r"layer(\d+): (\w+)(?: \(\d+\))?")
+"""Name of a module in an ablation."""
+
+
+class Fit(NamedTuple):
+    """A fitted additive model."""
+
+    value_P: Floats
+    low_P: Floats
+    high_P: Floats
+    """Ends of the 95 % intervals."""
+    explained: float
+    """Share of the variance that is explained of candidates that the model has not seen, one left out at a
+    time; 0 or less if it predicts no better than the mean."""
+
+
+def modules_figure(record: StudyRecord) -> go.Figure:
+    """A row for each module, pair, and module of a layer, the best of each first; left of 0 it lowers NE.
+
+    Candidates count that completed, or were stopped and have an expected NE.
+    """
+    scored = [(trial, ne) for trial in record.candidates if (ne := _own_ne(trial)) is not None]
+    trials, count = [trial for trial, _ in scored], len(scored)
+    if count < FEWEST:
+        reason = f"Too few candidates to tell: {count} have an NE, {FEWEST} are needed."
+        return empty(reason, title=TITLE)
+    modules = _columns(trials, lambda layers: {kind for kinds in layers for kind in kinds})
+    if not modules:
+        reason = "All candidates have the same modules: what one brings could only be told by leaving it out."
+        return empty(reason, title=TITLE)
+    # NE in percent of the baseline's; a few candidates that went wrong count as the worst of the others
+    values, baseline = [ne for _, ne in scored], baseline_ne(record)
+    worst, base = frame(values).high, baseline if baseline is not None else float(np.median(values))
+    y_N = np.array([relative_ne_percent(min(value, worst), base) for value in values])
+    controls = _controls(trials, record)
+    pairs = dict(list(_columns(trials, _pairs).items())[:MOST_PAIRS])
+    fits = [_fitted([(modules, 1.0), (pairs, PAIR_SCALE)], controls, y_N)]
+    if any(len({tuple(sorted(kinds)) for kinds in _layers(trial)}) > 1 for trial in trials):
+        by_layer = _columns(trials, _modules_by_layer)
+        fits += [_fitted([(by_layer, 1.0)], controls, y_N)] if by_layer else []
+    explained = max(fitted for _, fitted in fits)
+    groups = [group for rows, _ in fits for group in rows]
+    rows: list[Estimate] = []
+    # of pairs and of modules by layer those that bring most either way
+    for group, most in zip(groups, (len(modules), SHOWN_PAIRS, SHOWN_IN_LAYERS), strict=False):
+        strongest = sorted(group, key=lambda row: -abs(row.percent))[:most]
+        rows += sorted(strongest, key=lambda row: row.percent)
+    sure = [row for row in rows if row.label in modules and row.high is not None and row.high < 0]
+    title = f"No module surely lowers NE, by {count} candidates"
+    trust = f"It explains {100 * explained:.0f} % of the differences between candidates that it has not seen."
+    if explained <= 0:
+        rows = [row._replace(better=Better.CANNOT_TELL) for row in rows]
+        title = f"What each module brings cannot be told from {count} candidates"
+        trust = "The model predicts candidates that it has not seen no better than their mean does."
+    elif sure:
+        best = min(sure, key=lambda row: row.percent)
+        title = f"Of all modules {best.label} brings most: {percent(best.percent)} NE"
+    subtitle = (
+        f"Change of NE that a module brings, in percent, by an additive model fitted to {count} candidates "
+        "(ridge regression, depth and training settings taken into account; 95 % intervals over resampled "
+        f"candidates). {trust} A pair is what two modules in one layer bring beyond both alone."
+    )
+    if len(pairs) > SHOWN_PAIRS:
+        subtitle += f" {len(pairs) - SHOWN_PAIRS} more pairs bring less either way."
+    ablated = _ablated(record, {row.label for row in rows})
+    return estimates_figure(
+        rows,
+        title=title,
+        subtitle=subtitle,
+        axis="change of NE with it, against without it (left is better)",
+        words=("lowers NE", "raises NE", "too few candidates to tell"),
+        more=[interval_trace(ablated, "ablation of a winner", "diamond", PURPLE)] if ablated else [],
+    )
+
+
+def fit(x_NP: Floats, y_N: Floats) -> Fit:
+    """The model of y with a constant and a coefficient for each column."""
+    penalty, explained = _penalty(x_NP, y_N)
+    rows = len(y_N)
+    counts_RN = np.random.default_rng(SEED).multinomial(rows, np.full(rows, 1 / rows), size=RESAMPLES)
+    values_RP = np.stack([_ridge(x_NP, y_N, counts_N.astype(float), penalty) for counts_N in counts_RN])
+    low_P, high_P = np.percentile(values_RP, INTERVAL, axis=0)
+    return Fit(_ridge(x_NP, y_N, np.ones(rows), penalty), low_P, high_P, explained)
+
+
+def _penalty(x_NP: Floats, y_N: Floats) -> tuple[float, float]:
+    """The penalty of the lowest generalised cross-validation error, and what is explained with it."""
+    x, y = x_NP - x_NP.mean(axis=0), y_N - y_N.mean()
+    u, singular, _ = np.linalg.svd(x, full_matrices=False)
+    total = float(y @ y)
+    best = (np.inf, float(PENALTIES[-1]), 0.0)
+    for penalty in PENALTIES:
+        share = singular**2 / (singular**2 + penalty)
+        residual_N = y - u @ (share * (u.T @ y))
+        freedom = 1.0 - (share.sum() + 1.0) / len(y)
+        if freedom <= 0.0:
+            continue
+        error = float(residual_N @ residual_N) / freedom**2
+        leverage_N = (u**2) @ share + 1.0 / len(y)
+        unseen_N = residual_N / np.maximum(1.0 - leverage_N, 1e-9)
+        explained = 1.0 - float(unseen_N @ unseen_N) / total if total else 0.0
+        if error < best[0]:
+            best = (error, float(penalty), explained)
+    return best[1:]
+
+
+def _ridge(x_NP: Floats, y_N: Floats, weight_N: Floats, penalty: float) -> Floats:
+    """Coefficients under a penalty, with weights of candidates and a constant that is not penalised."""
+    weight = weight_N / weight_N.sum()
+    x, y = x_NP - weight @ x_NP, y_N - float(weight @ y_N)
+    weighted_PN = (x * weight_N[:, None]).T
+    coefficients: Floats = np.linalg.solve(weighted_PN @ x + penalty * np.eye(x.shape[1]), weighted_PN @ y)
+    return coefficients
+
+
+def _fitted(
+    groups: Sequence[tuple[Mapping[str, Floats], float]], controls: Sequence[Floats], y_N: Floats
+) -> tuple[list[list[Estimate]], float]:
+    """A row for each column of each group, which has a scale, and what the model explains."""
+    scaled = [scale * column for columns, scale in groups for column in columns.values()]
+    fitted = fit(np.stack([*scaled, *controls], axis=1), y_N)
+    estimates = zip(fitted.value_P, fitted.low_P, fitted.high_P, strict=True)
+    rows: list[list[Estimate]] = []
+    for columns, scale in groups:
+        rows.append([])
+        for name, column in columns.items():
+            value, low, high = (scale * float(end) for end in next(estimates))
+            hover = f"in {int(column.sum())} of {len(y_N)} candidates"
+            rows[-1].append(Estimate(name, value, low, high, judged(low, high), (hover,)))
+    return rows, fitted.explained
+
+
+def _ablated(record: StudyRecord, labels: set[str]) -> list[Estimate]:
+    """Modules that were taken out of winners, in the row of their layer, or if there is none of the module."""
+    rows = []
+    for ablation in record.ablations:
+        for part in ablation.parts:
+            match = ABLATED.fullmatch(part.removed)
+            if match is None or part.ne_percent is None:
+                continue
+            names = (counted_from_one(f"layer{match[1]}: {match[2]}"), match[2])
+            label = next((name for name in names if name in labels), None)
+            if label is not None:
+                removed = counted_from_one(part.removed)
+                hover = f"{removed} of trial {ablation.trial}, taken out and trained again"
+                rows.append(brought(part.ne_percent, label, hover))
+    return rows
+
+
+def _own_ne(trial: TrialRecord) -> float | None:
+    """NE of a candidate that tells something of its own network; for a stopped one what it was to come to."""
+    if trial.shared or not trial.job.model.get("layers"):
+        return None
+    if trial.result.outcome is Outcome.STOPPED:
+        return trial.result.expected_ne if known(trial.result.expected_ne) else None
+    return known_ne(trial) if trial.result.outcome is Outcome.COMPLETED else None
+
+
+Layers = Sequence[Sequence[str]]
+"""Names of the modules by layer."""
+
+
+def _layers(trial: TrialRecord) -> Layers:
+    return [
+        [str(module["kind"] if isinstance(module, Mapping) else module) for module in layer["modules"]]
+        for layer in trial.job.model["layers"]
+    ]
+
+
+def _pairs(layers: Layers) -> set[str]:
+    """Pairs of modules in one layer: `attention + dlrm`."""
+    return {
+        f"{first} + {second}" for kinds in layers for first, second in combinations(sorted(set(kinds)), 2)
+    }
+
+
+def _modules_by_layer(layers: Layers) -> set[str]:
+    """Modules with their layer, counted from one: `layer 1: dlrm`."""
+    return {f"layer {number}: {kind}" for number, kinds in enumerate(layers, 1) for kind in kinds}
+
+
+def _columns(trials: Sequence[TrialRecord], names_of: Callable[[Layers], set[str]]) -> dict[str, Floats]:
+    """A column of 0 and 1 for each name that enough candidates have and enough have not, most frequent first."""
+    having = [names_of(_layers(trial)) for trial in trials]
+    counts = Counter(name for names in having for name in names)
+    return {
+        name: np.array([float(name in names) for names in having])
+        for name, count in counts.most_common()
+        if WITH <= count <= len(trials) - WITH
+    }
+
+
+def _controls(trials: Sequence[TrialRecord], record: StudyRecord) -> list[Floats]:
+    """A column for each ordered axis that is no layer's own: where a candidate lies on it, from 0 to 1."""
+    columns = []
+    for axis in record.axes:
+        if axis.part == "layer":
+            continue
+        positions = [axis.position(axis.value(trial)) for trial in trials]
+        known_ones = [position for position in positions if position is not None]
+        if len(set(known_ones)) > 1:
+            mean = sum(known_ones) / len(known_ones)
+            columns.append(np.array([mean if position is None else position for position in positions]))
+    return columns
