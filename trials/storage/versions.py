@@ -46,7 +46,7 @@ def check_version(connection: sa.Connection, tables: sa.MetaData, url: str) -> s
     if not any(map(inspector.has_table, tables.tables)):
         return None
     versioned = inspector.has_table(VERSION_TABLE)
-    version = connection.scalar(sa.select(VERSION.c.version_num)) if versioned else None
+    version: str | None = connection.scalar(sa.select(VERSION.c.version_num)) if versioned else None
     if version is None or version < REVISIONS[0]:
         author = "a dhen-search from before the first release"
         raise UserError(
