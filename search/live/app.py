@@ -50,7 +50,8 @@ def web_app(place: Path | str, name: str | None) -> tuple[ASGIApp, MlflowPages]:
     Raises:
         UserError: for a database that cannot be read, or has no such study.
     """
-    directory, pages = None, dict[str, StudyPage]()
+    directory: Path | None = None
+    pages: dict[str, StudyPage] = {}
     if isinstance(place, Path):
         directory, pages[""] = place, StudyPage(STUDY, place)
     else:
