@@ -186,8 +186,8 @@ def test_the_best_is_confirmed_where_there_is_no_time_for_all_winners(
     studies: Studies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the baseline and one network, or two, from two seeds
-    monkeypatch.setattr(LaterStages, "confirmation", lambda _, within: 4.5 * TRAINING)
-    study = studies.open("minutes=12", "trials=8", "distil=no", "averages=0", "refit=no")
+    monkeypatch.setattr(LaterStages, "confirmation", lambda _, within: 5.5 * TRAINING)
+    study = studies.open("minutes=5", "search_until=none", "distil=no", "averages=0", "refit=no")
     record = study.run()
     assert record.choice is not None
     confirmed = {comparison.trial for comparison in record.comparisons}
