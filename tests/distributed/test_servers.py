@@ -74,7 +74,7 @@ def test_sync_gives_growing_tables_the_rows_of_local_training(folder: Path) -> N
     log = PreparedLog.open(folder / "growing")
     mine, others = by_key(plain, log), by_key(served, log)
     assert mine.keys() == others.keys()
-    assert len(mine) > 30
+    assert len(mine) > 20
     assert all(torch.allclose(row, others[key], atol=ROUNDING) for key, row in mine.items())
     dense = {
         name: values for name, values in plain.items() if ".growing." not in name and ".tables." not in name
