@@ -112,8 +112,8 @@ def _starter(_: int) -> socket.socket:
         start_new_session=True,
     )
     its.close()
-    atexit.register(process.wait)
-    atexit.register(process.kill)  # the last one registered is called first
+    for end in (ours.close, process.wait, process.kill):  # called in the opposite order
+        atexit.register(end)
     return ours
 
 

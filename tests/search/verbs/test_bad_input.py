@@ -295,13 +295,6 @@ def test_tables_over_ranks_without_torchrec(
     assert "pip install" in said
 
 
-def test_a_memory_in_which_nothing_fits(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
-    words = ("run", "--data", click_log, "--out", tmp_path / "study", "trials=1", *SMALL, "hbm=20KiB")
-    said = dhen_search(*words, code=2).stderr
-    assert "space 'tiny': nothing fits 20.0 KiB per rank" in said
-    assert "would with hbm=1MiB" in said
-
-
 def test_a_checkpoint_of_another_job(dhen_search: Run, study: Path, click_log: Path, tmp_path: Path) -> None:
     """It ends the one candidate that it lies in the way of."""
     copy = tmp_path / study.name
