@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gloo_ranks import as_rank, on_ranks
+from gloo_ranks import on_ranks
 
 from dhen.blocks import BLOCKS
 from dhen.config import ModelConfig
@@ -269,8 +269,8 @@ def test_one_process_holds_what_was_traced(strategy: Strategy, setting: str) -> 
 
 
 @pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 4], ids="{} ranks".format)
-def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    found: dict[str, Any] = on_ranks(__file__, request.param, tmp_path_factory.mktemp("ranks"))
+def measured(request: pytest.FixtureRequest) -> dict[str, Any]:
+    found: dict[str, Any] = on_ranks(on_a_rank, request.param)
     return found | {"ranks": request.param}
 
 
@@ -347,7 +347,3 @@ def steps_that_go_on() -> list[int]:
             peaks.append(counter.peak)
             step.update()
     return peaks
-
-
-if __name__ == "__main__":
-    as_rank(on_a_rank)
