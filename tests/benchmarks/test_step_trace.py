@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gloo_ranks import as_rank, on_ranks
+from gloo_ranks import on_ranks
 
 from benchmarks.reference.step_trace import StepMemory, blank_batch, measure, trace
 from dhen.model import build_model, parse_model
@@ -184,9 +184,9 @@ def test_one_process_holds_what_was_traced(strategy: Strategy, setting: str) -> 
     assert fake == real
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids="{} ranks".format)
-def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    found: dict[str, Any] = on_ranks(__file__, request.param, tmp_path_factory.mktemp("ranks"))
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 4], ids="{} ranks".format)
+def measured(request: pytest.FixtureRequest) -> dict[str, Any]:
+    found: dict[str, Any] = on_ranks(on_a_rank, request.param)
     return found | {"ranks": request.param}
 
 
@@ -266,7 +266,3 @@ def steps_that_go_on() -> list[int]:
             peaks.append(counter.peak)
             step.update()
     return peaks
-
-
-if __name__ == "__main__":
-    as_rank(on_a_rank)

@@ -69,7 +69,7 @@ class Killer:
 
 
 @pytest.mark.parametrize(
-    ("synchrony", "processes", "kills"), [("async", (1, 2), 3), ("async", (3, 4), 3), ("semi", (3, 4), 1)]
+    ("synchrony", "processes", "kills"), [("async", (1, 2), 3), ("async", (3, 4), 3), ("semi", (3, 4), 3)]
 )
 def test_the_others_go_on_and_another_takes_its_place(
     folder: Path, tmp_path: Path, synchrony: str, processes: Sequence[int], kills: int
