@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from trials.ordered_axis import NEAR_END, OrderedAxis, Setting
-from trials.record import TrialKind, TrialRecord
-from trials.study_record import GrownAxis, StudyRecord
+from trials.records.findings import NEAR_END, OrderedAxis, Setting
+from trials.records.study_record import GrownAxis, StudyRecord
+from trials.records.trial_record import TrialKind, TrialRecord
 
 FEWEST = 3
 """Smallest number of networks that must sit at an end: of one or two it may be chance."""

@@ -12,13 +12,22 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from dashboards.names import trial_name
+from dashboards.names import (
+    MISSING,
+    byte_size,
+    decimals,
+    known,
+    milliseconds,
+    percent,
+    percent_range,
+    si,
+    trial_name,
+)
 from dashboards.rows import known_ne, marks, relative_percent
-from dashboards.units import MISSING, byte_size, decimals, known, milliseconds, percent, percent_range, si
 from dhen.values import Value
-from trials.analyses import Better
-from trials.record import Outcome, TrialRecord
-from trials.study_record import StudyRecord
+from trials.records.findings import Better
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import Outcome, TrialRecord
 
 By = Literal["ne", "flops", "ms", "test"]
 """What a leaderboard is sorted by, the lowest first."""

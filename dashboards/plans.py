@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
-from dashboards.names import IN_WORDS
+from dashboards.names import IN_WORDS, MISSING, byte_size, known, word
 from dashboards.rows import PlainTable
-from dashboards.units import MISSING, byte_size, known, word
-from trials.record import Attempt, Outcome, PlanSummary, RejectedStrategy, TrialRecord
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import Attempt, Outcome, PlanSummary, RejectedStrategy, TrialRecord
 
 ALL = "all"
 """Name of the row for all techniques together."""

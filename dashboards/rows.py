@@ -9,16 +9,25 @@ from enum import StrEnum
 from functools import partial
 from typing import NamedTuple
 
-from dashboards.names import IN_WORDS, trial_name
-from dashboards.units import byte_size, decimals, duration, known, milliseconds, percent, si
+from dashboards.names import (
+    IN_WORDS,
+    byte_size,
+    decimals,
+    duration,
+    known,
+    milliseconds,
+    percent,
+    si,
+    trial_name,
+)
 from dhen.errors import listed
-from trials.record import Curve, Metrics, Outcome, TrialKind, TrialRecord
-from trials.study_record import (
+from trials.records.study_record import (
     ColumnFinding,
     StudyRecord,
     relative_ne_curve,
     relative_ne_percent,
 )
+from trials.records.trial_record import Curve, Metrics, Outcome, TrialKind, TrialRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,16 +15,14 @@ from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
 from dhen.cost import Costs, headline_flops, linear_cost, within
 from dhen.inputs.features import FeatureProcessing, feature_cost, taped_features
-from dhen.inputs.table_dims import num_embeddings
-from dhen.memory.passes import row_bytes
-from dhen.memory.segments import Setting, Taped
-from dhen.memory.tape import FP32_BYTES, Tape
+from dhen.inputs.lift import num_embeddings
+from dhen.ops.experts import MoeMlp, moe_cost, moe_tape
 from dhen.ops.linear import Linear, linear_tape
-from dhen.ops.moe import MoeMlp, moe_cost, moe_tape
 from dhen.ops.pairwise import PairwiseDots, pairwise_cost, pairwise_tape, pairwise_width
 from dhen.ops.parts import Widths, mlp, mlp_cost, mlp_tape, split_in_turn, undivided
 from dhen.ops.split import RankGroup, how_split
 from dhen.schema import FeatureSchema
+from dhen.tape import FP32_BYTES, Setting, Tape, Taped, row_bytes
 
 
 class AdvancedDlrmConfig(ModelConfig):

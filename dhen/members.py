@@ -10,22 +10,39 @@ together, so every interaction module works as it is.
 
 Shapes: B examples, K members, N = B K rows, M embeddings, D their dimension, V numbers of a row that reaches
 the heads, I numbers into a map of a head.
+
+The mean of what several networks predict, as one model: of probabilities, corrected for negative sampling.
+
+Worked with in logits, so that whatever takes a network's logits takes these. With z_i a network's logit and r
+the fraction of negatives that the log kept, p_i = sigmoid(z_i + log r) is its corrected prediction (He et al.
+2014, section 6.3), and the mean's logit is logit(mean p_i) - log r = log sum p_i - log sum (1 - p_i) - log r.
+
+The loss of a batch: weighted cross-entropy; of a network of several members the mean of each one's own.
+
+Members are not trained on the mean of their predictions: they would learn to correct each other, and the mean
+of what each has learned by itself is what generalises (arXiv 2410.24210, section 3.1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.special import expit
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.functional import logsigmoid
 
+from dhen.batch import FeatureBatch
 from dhen.cost import CostRow, Costs, elementwise_cost
-from dhen.memory.tape import Held, Tape
 from dhen.ops.linear import linear, linear_tape
 from dhen.ops.parts import mlp_cost
+from dhen.tape import Held, Tape
 
 MEAN_FLOPS = 10
 """Elementwise operations a member for the mean of probabilities, about."""
@@ -121,7 +138,58 @@ def heads_tape(tape: Tape, members: int, width: int, widths: Sequence[int], *, p
     return linear_tape(tape, x, (width, *widths)[-1], 1, maps=members, saved=saved)
 
 
-def mean_logit(logit_BK: Tensor) -> Tensor:
+def mean_logit_of_members(logit_BK: Tensor) -> Tensor:
     """logit_B, in fp32, of the mean of members' probabilities: log(mean p) - log(mean (1 - p))."""
     logit_BK = logit_BK.float()
     return F.logsigmoid(logit_BK).logsumexp(dim=1) - F.logsigmoid(-logit_BK).logsumexp(dim=1)
+
+
+def mean_logit(logits: Iterable[Tensor], rate: float) -> Tensor:
+    """The mean's logit (N, fp64, not corrected) from those of its members (N each), one after another.
+
+    `rate`: the fraction of negatives that the log kept.
+    """
+    shift = math.log(rate)
+    yes_N, no_N = torch.tensor(-math.inf).double(), torch.tensor(-math.inf).double()
+    for logit_N in logits:
+        corrected_N = logit_N.double() + shift
+        yes_N = torch.logaddexp(yes_N.to(corrected_N.device), logsigmoid(corrected_N))
+        no_N = torch.logaddexp(no_N.to(corrected_N.device), logsigmoid(-corrected_N))
+    return yes_N - no_N - shift
+
+
+def mean_of_logits(logits: Sequence[NDArray[np.float32]], rate: float) -> NDArray[np.float32]:
+    """The same (N, fp32) of arrays; of one array, itself."""
+    if len(logits) == 1:
+        return logits[0]
+    found: NDArray[np.float32] = mean_logit(map(torch.tensor, logits), rate).float().numpy()
+    return found
+
+
+def corrected_probability(logit_N: NDArray[np.float32], rate: float) -> NDArray[np.float64]:
+    """What a network predicts (N), from its logits."""
+    p_N: NDArray[np.float64] = expit(logit_N.astype(np.float64) + np.log(rate))
+    return p_N
+
+
+class MeanOfNetworks(nn.Module):
+    """Networks with the same inputs -> logit_B of the mean of their predictions."""
+
+    def __init__(self, networks: Iterable[nn.Module], rate: float) -> None:
+        """`rate`: the fraction of negatives that the log kept."""
+        super().__init__()
+        self.networks, self.rate = nn.ModuleList(networks), rate
+        self.row_bytes = max(getattr(network, "row_bytes", 0) for network in self.networks)
+        """Of the network with the most, since one goes forward after another (`dhen.tape`)."""
+
+    def forward(self, batch: FeatureBatch) -> Tensor:
+        """logit_B, fp32."""
+        return mean_logit((network(batch) for network in self.networks), self.rate).float()
+
+
+def cross_entropy(logit: Tensor, label_B: Tensor, weight_B: Tensor | None) -> Tensor:
+    """A number, in fp32, of logit_B or logit_BK (K members)."""
+    if logit.dim() == 2:
+        label_B = label_B.unsqueeze(1).expand_as(logit)
+        weight_B = None if weight_B is None else weight_B.unsqueeze(1)
+    return F.binary_cross_entropy_with_logits(logit.float(), label_B, weight=weight_B)

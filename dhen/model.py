@@ -14,8 +14,8 @@ from dhen.config import DhenConfig, ModelConfig
 from dhen.cost import Costs
 from dhen.dhen_model import DhenModel, dhen_cost, taped_dhen
 from dhen.errors import UserError, unknown_name
-from dhen.memory.segments import Setting, Taped
 from dhen.schema import FeatureSchema
+from dhen.tape import Setting, Taped
 from dhen.values import load_yaml, parse
 
 FAMILIES: dict[str, type[ModelConfig]] = {"dhen": DhenConfig, "advanced_dlrm": AdvancedDlrmConfig}
@@ -38,7 +38,7 @@ def model_cost(config: ModelConfig, schema: FeatureSchema) -> Costs:
 
 
 def taped_model(config: ModelConfig, schema: FeatureSchema, setting: Setting) -> Iterator[Taped]:
-    """Yields the model's segments, first to last, each with its FLOPs and its tape (see `dhen.memory.tape`)."""
+    """Yields the model's segments, first to last, each with its FLOPs and its tape (see `dhen.tape`)."""
     if isinstance(config, DhenConfig):
         return taped_dhen(config, schema, setting)
     assert isinstance(config, AdvancedDlrmConfig), config

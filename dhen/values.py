@@ -2,10 +2,13 @@
 
 A thin layer over pydantic. Every configuration of the project derives from `Value`; `parse` turns
 pydantic's errors into a `UserError` that lists unknown keys with the nearest known one.
+
+The identity of plain data, and of files: equal configurations, jobs and points have equal fingerprints.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
@@ -326,3 +329,15 @@ def load_json(path: Path) -> Any:
 def dump_yaml(data: Any) -> str:
     """YAML in the order given."""
     return str(yaml.dump(data, Dumper=YamlDumper, sort_keys=False, allow_unicode=True, width=110))
+
+
+def fingerprint(data: Any) -> str:
+    """16 hex digits of SHA-256 over the canonical JSON of plain data."""
+    canonical = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's content, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -21,15 +21,15 @@ from dhen.config import DhenConfig
 from dhen.ensembles import ENSEMBLES
 from dhen.schema import FeatureSchema
 from dhen.values import Value
-from search.analysis.fidelity.config import FidelityConfig
-from search.analysis.reproduce.config import SinglePass, Table1Config, Table2Config, Table3Config, TableConfig
+from search.analysis.fidelity_result import FidelityConfig
+from search.analysis.reproduce_tables import SinglePass, Table1Config, Table2Config, Table3Config, TableConfig
 from search.config import StudyConfig
-from spaces.catalog_loader import catalog as spaces
 from spaces.space import SpaceConfig
+from spaces.space import catalog as spaces
 from trials.cluster.cluster import Cluster
-from trials.cluster.load import catalog as clusters
+from trials.cluster.this_machine import catalog as clusters
 from trials.data.log_schema import ROLES, LogSchema
-from trials.job import TrainingConfig
+from trials.records.job import TrainingConfig
 
 FOLDER = Path(__file__).parent / "reference"
 DECISIONS = Path(__file__).parent / "decisions"

@@ -18,8 +18,8 @@ from dhen.blocks.base import BlockConfig
 from dhen.ensembles.base import EnsembleConfig
 from dhen.schema import parse_ttl
 from dhen.values import Value
-from search.field_docs import field_docs
-from trials.cluster.quantity import (
+from search.log_config import field_docs
+from trials.cluster.cluster import (
     parse_bytes,
     parse_flops,
     parse_rate,

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dhen.errors import UserError
-    from search.notebook.bundle import open_bundle
-    from search.notebook.planning import plan
+    from search.notebook.bundle_and_plan import open_bundle, plan
     from search.notebook.run import run_study
     from search.notebook.study import open_study
 
 PLACES = {
     "UserError": "dhen.errors",
-    "open_bundle": "search.notebook.bundle",
+    "open_bundle": "search.notebook.bundle_and_plan",
     "open_study": "search.notebook.study",
-    "plan": "search.notebook.planning",
+    "plan": "search.notebook.bundle_and_plan",
     "run_study": "search.notebook.run",
 }
 """The modules of the names that users import."""

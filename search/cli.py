@@ -19,11 +19,10 @@ from typing import Any
 import click
 
 from dhen.errors import EXIT_CODE, ScoreError, UserError
-from search.logs import show_logs
-from search.printable import escape_control_characters
-from trials.hosts.head import HeadGoneError
-from trials.storage.disk_full import NO_SPACE, disk_full
-from trials.storage.garbage import no_garbage_collection
+from search.logs import escape_control_characters, show_logs
+from trials.runtime.hosts.ray_connection import HeadGoneError
+from trials.store.garbage import no_garbage_collection
+from trials.store.user_cache import NO_SPACE, disk_full
 
 VERBS = {
     "prepare": "turn a click log into a columnar cache and a schema.yaml to edit",

@@ -14,15 +14,14 @@ from dhen.errors import UserError
 from dhen.values import dump_yaml, load_yaml, parse, without_removed
 from search.log_config import DEMO, LogConfig, set_override
 from search.run_directory import DRIVER_LOG, LOCK_FILE, STUDY_DB, STUDY_FILE
-from trials.address import LOCAL, LauncherName
-from trials.cluster.cluster import RANKS
-from trials.cluster.quantity import Bytes, Share, SignedBytes
-from trials.data.period_length import DAY, parse_length
+from trials.cluster.cluster import RANKS, Bytes, Share, SignedBytes
+from trials.data.read_options import DAY, parse_length
 from trials.data.remote import is_url
-from trials.job import TrainingConfig
-from trials.serving_limits import Limits, ServingConfig
-from trials.storage.database import masked
-from trials.strategy import Prefer, StrategyName
+from trials.records.job import TrainingConfig
+from trials.records.places import LOCAL, LauncherName
+from trials.records.serving_limits import Limits, ServingConfig
+from trials.records.strategy import Prefer, StrategyName
+from trials.store.database import masked
 
 REMOVED: dict[str, tuple[Any, str]] = {
     "average_seeds": (1, "`dhen-search average DIRECTORY --seeds N` trains the best network from N seeds"),
@@ -30,7 +29,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "tune_best": (3, "tune=N takes the three best architectures in turn"),
 }
 """Keys that there were once: the default, which the `study.yaml` of an earlier study may have, and what decides
-now. `trials.job.REMOVED` has those of `training`."""
+now. `trials.records.job.REMOVED` has those of `training`."""
 Count = Annotated[int, Field(ge=0)] | Literal["auto"]
 
 

@@ -8,15 +8,15 @@ from functools import partial
 from pathlib import Path
 
 from dhen.errors import UserError
-from dhen.fingerprint import fingerprint
+from dhen.values import fingerprint
 from search.log_config import DEMO, DemoConfig, LogConfig
-from trials.data.cache import PreparedLog
 from trials.data.demo.write import generate
 from trials.data.log_schema import LogSchema
 from trials.data.prepare.prepare_log import prepare
+from trials.data.prepared_log import PreparedLog
 from trials.data.remote import is_url, local_copy, shown_url
 from trials.data.schema_yaml import read_schema
-from trials.user_cache import use, user_cache
+from trials.store.user_cache import use, user_cache
 
 
 class MissingLogError(UserError):

@@ -1,15 +1,28 @@
-"""LogConfig: the log of a study and how it is read; `key=value` words. Free of torch, so `prepare` starts soon."""
+"""LogConfig: the log of a study and how it is read; `key=value` words. Free of torch, so `prepare` starts soon.
+
+What the docstring below each field of a value says, read from the source when it is asked for.
+
+Pydantic can take such docstrings as descriptions (`use_attribute_docstrings`), but reads every class's source when
+the class is made: a tenth of a second in each process, for what the reference and `dhen-search blocks` show.
+
+The option `--data`: a log's files, or the built-in `demo` log.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Any
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
 
-from pydantic import Field, field_validator, model_validator
+import click
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from dhen.errors import UserError, unknown_name
 from dhen.values import parse, parse_yaml
-from trials.data.demo.generate import LOGIT_DEVIATION, SHARES, DemoLog
+from trials.data.demo import LOGIT_DEVIATION, SHARES, DemoLog
 from trials.data.read_options import ReadOptions
 
 DEMO = "demo"
@@ -111,3 +124,59 @@ def set_override(data: dict[str, Any], word: str) -> None:
         data[last] = text if text.startswith("0x") else parse_yaml(text) if text else None
     except ValueError as error:
         raise UserError(f"{word!r}: {error}") from None
+
+
+def field_docs(cls: type[BaseModel]) -> dict[str, str]:
+    """The docstrings of a class's fields by name; of a field that a base declares, that base's, unless the class
+    has its own."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if issubclass(base, BaseModel) and base is not BaseModel:
+            docs |= _declared(base)
+    return docs
+
+
+def _declared(cls: type[BaseModel]) -> dict[str, str]:
+    """The docstrings below the fields that a class itself declares."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(definition, ast.ClassDef)
+    docs = {}
+    for field, below in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            docs[field.target.id] = _text(below)
+    return {name: doc for name, doc in docs.items() if doc}
+
+
+def _text(statement: ast.stmt) -> str:
+    """The text of a statement that is a string and nothing else; empty for any other."""
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return (
+        inspect.cleandoc(value.value)
+        if isinstance(value, ast.Constant) and isinstance(value.value, str)
+        else ""
+    )
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+LOG = "The log: files, a folder, a prepared log, a URL of one, `demo`."
+"""Help of a command that takes any log."""
+
+
+def data_option(help_text: str = LOG, *, required: bool = False) -> Callable[[Command], Command]:
+    """Returns the decorator that gives a command the option."""
+    return click.option("--data", multiple=True, callback=_files_first, required=required, help=help_text)
+
+
+def _files_first(
+    context: click.Context, parameter: click.Parameter, names: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Reads what the current folder holds under the name `demo` rather than the built-in log, and says so."""
+
+    if names != (DEMO,) or not Path(DEMO).exists():
+        return names
+    click.echo(
+        f"--data {DEMO}: the {'folder' if Path(DEMO).is_dir() else 'file'} of this name here is read, not the "
+        "built-in demo log; for that run the command in another folder.",
+        err=True,
+    )
+    return (f"./{DEMO}",)

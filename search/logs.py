@@ -1,8 +1,11 @@
-"""Logging of the driver: into `driver.log` of the folder that it works in, and with `-v` on stderr too.
+"""Control characters in text that is printed or logged: shown as escapes, so that no value of a log clears a
+terminal, moves its cursor, or hides a line.
+
+Logging of the driver: into `driver.log` of the folder that it works in, and with `-v` on stderr too.
 
 Users see sentences on the terminal; the log is for engineers: what was decided, when, about which trial. Modules
 log by their own names (`logging.getLogger(__name__)`). Ranks have files of their own, in the trials' folders
-(`trials.processes.logs`).
+(`trials.runtime.rank_process`).
 """
 
 from __future__ import annotations
@@ -11,11 +14,41 @@ import contextlib
 import logging
 import sys
 from collections.abc import Iterator
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
-from search.printable import printable
-from trials.processes.logs import DATE_FORMAT, FORMAT
-from trials.storage.disk_full import is_disk_full
+import click
+from rich import control
+
+from trials.runtime.rank_process import DATE_FORMAT, FORMAT
+from trials.store.user_cache import is_disk_full
+
+ESCAPES = {code: f"\\u{code:04x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+"""What is shown of each control character: its escape in JSON, so that printed JSON stays JSON."""
+
+
+def printable(text: str) -> str:
+    """Returns text with escapes in place of control characters."""
+    return text.translate(ESCAPES)
+
+
+def escape_control_characters() -> None:
+    """Has click and rich, through which all goes that this process prints, escape control characters of text.
+
+    Rich drops some of them from each text, by a table of its own, which gets all here. Its own sequences, for
+    colours and for tables that are drawn again, are no text and stay.
+    """
+    control._CONTROL_STRIP_TRANSLATE.update(ESCAPES)
+    if not hasattr(click.echo, "__wrapped__"):
+        plain = click.echo
+
+        @wraps(plain)
+        def echo(message: Any | None = None, *args: Any, **kwargs: Any) -> None:
+            plain(printable(message) if isinstance(message, str) else message, *args, **kwargs)
+
+        click.echo = echo  # modules ask click for it when they print
+
 
 ROOMS = ("dhen", "spaces", "trials", "dashboards", "search")
 

@@ -22,10 +22,10 @@ from search.dataset import open_log
 from search.log_config import LogConfig, set_override
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import BF16_GAIN, Precision
-from trials.job import TrainingConfig
-from trials.planner.options import PlanOptions
+from trials.planner.estimates import PlanOptions
 from trials.planner.plan import Plan, plan, plan_in_least_shape
-from trials.strategy import Strategy
+from trials.records.job import TrainingConfig
+from trials.records.strategy import Strategy
 
 EXAMPLE = "schema: {tables: [{name: site, rows: 1000000}], numeric: 13}"
 

@@ -27,12 +27,11 @@ from search.run_directory import (
     trial_folder,
 )
 from search.study_state import StudyState
-from trials.events import EVENTS, Evaluated, Event, EventReader, Progress
-from trials.record import Outcome, TrialRecord
-from trials.storage.database import same_database, sqlite_file
-from trials.storage.ledger import Ledger
-from trials.storage.studies import StoredStudy, Studies
-from trials.study_record import LogSummary, StudyRecord
+from trials.records.events import EVENTS, Evaluated, Event, EventReader, Progress
+from trials.records.study_record import LogSummary, StudyRecord
+from trials.records.trial_record import Outcome, TrialRecord
+from trials.store.database import same_database, sqlite_file
+from trials.store.ledger import Ledger, StoredStudy, Studies
 
 HEAD = "record"
 """Key of the ledger's facts that holds the study's record without its trials."""
@@ -45,7 +44,7 @@ def read_study(directory: Path, *, brief: bool = False, or_empty: bool = False) 
 
     Args:
         directory: the study's run directory.
-        brief: without what only a close look at one candidate shows (`trials.storage.columns`), which is faster.
+        brief: without what only a close look at one candidate shows (`trials.store.schema`), which is faster.
         or_empty: whether a study that has not trained anything is read too, as a record without trials.
 
     Raises:

@@ -16,10 +16,10 @@ from pathlib import Path
 from filelock import lock_descriptor
 
 from dhen.errors import UserError
-from dhen.fingerprint import fingerprint
-from trials.record import TrialKind, TrialRecord
-from trials.storage.database import sqlite_file, sqlite_url
-from trials.storage.studies import Studies
+from dhen.values import fingerprint
+from trials.records.trial_record import TrialKind, TrialRecord
+from trials.store.database import sqlite_file, sqlite_url
+from trials.store.ledger import Studies
 
 STUDY_FILE, STUDY_DB, LOCK_FILE = "study.yaml", "study.db", ".lock"
 DRIVER_LOG, REPORT, BEST = "driver.log", "report.html", "best"

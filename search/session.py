@@ -15,18 +15,18 @@ from rich.console import Console
 from dhen.errors import UserError
 from search.config import StudyConfig, check_directory
 from search.dataset import log_getter, open_log, open_study_log
-from search.execution.parallelism import Parallelism, most_servers, study_parallelism
+from search.execution.attempts import Parallelism, most_servers, study_parallelism
 from search.log_config import LogConfig
 from search.logs import logged_to
 from search.run_directory import DRIVER_LOG, STUDY_FILE, only_driver, only_writer, study_name
 from search.terminal import print_columns, print_notes, step_progress
-from trials.address import LOCAL
-from trials.data.cache import PreparedLog
-from trials.hosts.connect import connected
-from trials.hosts.hosts import Hosts, nodes_alive
-from trials.hosts.placement import shape
-from trials.hosts.run import HostsLauncher
-from trials.processes.launcher import AnyLauncher, Launcher
+from trials.data.prepared_log import PreparedLog
+from trials.records.places import LOCAL
+from trials.runtime.hosts.hosts import Hosts, nodes_alive
+from trials.runtime.hosts.placement import shape
+from trials.runtime.hosts.ray_connection import connected
+from trials.runtime.hosts.run import HostsLauncher
+from trials.runtime.launcher import AnyLauncher, Launcher
 
 LOG = logging.getLogger(__name__)
 

@@ -6,12 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from dhen.errors import UserError
-from search.pareto import eligible
-from search.selection import Selection, Standing, judged
-from trials.choice import Choice
-from trials.events import Progress
-from trials.record import MADE_OF_WINNERS, Outcome, TrialKind, TrialRecord
-from trials.study_record import Comparison, StudyRecord, covered_seconds, networks_of
+from search.selection import Selection, Standing, eligible, judged
+from trials.records.events import Progress
+from trials.records.findings import Choice
+from trials.records.study_record import Comparison, StudyRecord, covered_seconds, networks_of
+from trials.records.trial_record import MADE_OF_WINNERS, Outcome, TrialKind, TrialRecord
 
 Observer = Callable[["StudyState"], None]
 """A function that is called with the study's state at every change, and about ten times per second between."""

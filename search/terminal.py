@@ -18,16 +18,16 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
+from dashboards.names import duration, si
 from dashboards.rows import LOG_EXPLANATION, log_table
 from dashboards.sentences.summary import ended
 from dashboards.terminal.tables import plain_table, progress_line, trial_line, trial_table
-from dashboards.units import duration, si
 from search.cli import INTERRUPTED, Terminated
 from search.study_state import StudyState
 from trials.data.remote import COPYING
-from trials.events import Progress
-from trials.record import TrialKind, TrialRecord
-from trials.study_record import ColumnFinding, Stage, StudyRecord
+from trials.records.events import Progress
+from trials.records.study_record import ColumnFinding, Stage, StudyRecord
+from trials.records.trial_record import TrialKind, TrialRecord
 
 REFRESH_SECONDS = 0.25
 TABLE_WIDTH = 140

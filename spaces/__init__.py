@@ -1,0 +1,1 @@
+"""What may vary: axes, spaces, their sizes."""

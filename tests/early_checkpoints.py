@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def main() -> None:
-    from trials.processes.task import Task
+    from trials.records.task import Task
 
     Task.model_fields["checkpoint_seconds"].default = 0.0
     Task.model_rebuild(force=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
-from trials.events import (
+from trials.data.prepared_log import PreparedLog
+from trials.records.events import (
     WEIGHTS,
     Diverged,
     Evaluated,
@@ -23,8 +23,8 @@ from trials.events import (
     Wrapped,
     logits_file,
 )
-from trials.processes.task import Task
-from trials.record import CurvePoint, Measured, Metrics
+from trials.records.task import Task
+from trials.records.trial_record import CurvePoint, Measured, Metrics
 
 PLANNED_ELSEWHERE = (
     "threads=1",
@@ -49,7 +49,7 @@ SAID_WHILE_TRAINING = (Progress, Evaluated, Trained, Diverged)
 
 
 class FakeRun:
-    """A `trials.processes.launcher.AnyRun`: it says one look's events after the other, and ends with the last."""
+    """A `trials.runtime.launcher.AnyRun`: it says one look's events after the other, and ends with the last."""
 
     def __init__(self, *looks: Look, ends: bool = True) -> None:
         """`ends`: otherwise the run goes on in silence until it is killed."""
@@ -102,7 +102,7 @@ class FakeRun:
 
 
 class FakeLauncher:
-    """A `trials.processes.launcher.AnyLauncher` whose tasks go as a script says."""
+    """A `trials.runtime.launcher.AnyLauncher` whose tasks go as a script says."""
 
     def __init__(self, script: Callable[[Task], FakeRun]) -> None:
         """`script` gives the run of a task."""

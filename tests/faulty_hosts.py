@@ -16,9 +16,9 @@ import pytest
 from faulty_ranks import rank_main
 from tools import tool
 
-from trials.processes.launcher import Launcher
-from trials.processes.rank_process import LocalRank
-from trials.processes.task import Task
+from trials.records.task import Task
+from trials.runtime.launcher import Launcher
+from trials.runtime.rank_process import LocalRank
 
 ENDLESS = "endless"
 MARKS = [

@@ -16,15 +16,14 @@ import torch.distributed as dist
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.data.prepare.prepare_log import prepare
-from trials.events import Event, Progress, Trained
-from trials.job import Job, TrainingConfig
-from trials.memory.counter import MemoryLimitError
-from trials.processes.launcher import Launcher, Run
-from trials.processes.supervisor import wait_for
-from trials.processes.task import Task
-from trials.processes.worker import Emit, run_rank
-from trials.ranks import Ranks
-from trials.record import Measured, Metrics
+from trials.planner.memory_counter import MemoryLimitError
+from trials.records.events import Event, Progress, Trained
+from trials.records.job import Job, TrainingConfig
+from trials.records.strategy import Ranks
+from trials.records.task import Task
+from trials.records.trial_record import Measured, Metrics
+from trials.runtime.launcher import Launcher, Run, wait_for
+from trials.runtime.worker import Emit, run_rank
 
 HOSTS, RANKS_PER_HOST = 2, 2
 RANKS = HOSTS * RANKS_PER_HOST

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trials.processes.launcher import Launcher
+from trials.runtime.launcher import Launcher
 
 SECONDS = 600
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trials.data.cache import PreparedLog
-from trials.events import Evaluated, Event, Progress, Trained
-from trials.job import Job
-from trials.storage.weights_file import Weights
+from trials.data.prepared_log import PreparedLog
+from trials.records.events import Evaluated, Event, Progress, Trained
+from trials.records.job import Job
+from trials.store.weights import Weights
 from trials.training.loop import train
 
 

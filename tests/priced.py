@@ -6,10 +6,10 @@ from typing import get_args
 
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
-from trials.job import Job, TrainingConfig
 from trials.planner.estimates import MemoryEstimate, PricedStrategy, StepTime
 from trials.planner.ladder import ladder
-from trials.strategy import Dense, Strategy, shards
+from trials.records.job import Job, TrainingConfig
+from trials.records.strategy import Dense, Strategy, shards
 
 GIB = 2**30
 HOSTS, GPUS_PER_HOST, EXAMPLES_PER_RANK = 2, 8, 16

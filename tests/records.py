@@ -7,9 +7,17 @@ from random import Random
 from typing import Any
 
 from dhen.cost import CostRow
-from spaces.catalog_loader import load_space
-from trials.record import CurvePoint, Measured, Metrics, Outcome, TrialKind, TrialPlan, TrialRecord
-from trials.study_record import LogSummary, StudyRecord
+from spaces.space import load_space
+from trials.records.study_record import LogSummary, StudyRecord
+from trials.records.trial_record import (
+    CurvePoint,
+    Measured,
+    Metrics,
+    Outcome,
+    TrialKind,
+    TrialPlan,
+    TrialRecord,
+)
 
 FLOOR = 0.7731
 EVERY = 40_000

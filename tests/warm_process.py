@@ -35,7 +35,7 @@ HEAVY = (
         "search.analysis.confirm",
         "search.bundles.scorer",
     ),
-    *("search.online.online_training", "search.samplers.ask_tell", "search.study.run_session"),
+    *("search.bundles.online", "search.samplers.ask_tell", "search.study.run_session"),
 )
 """Modules that verbs import late."""
 NUMBER = struct.Struct("!i")

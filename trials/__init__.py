@@ -1,0 +1,1 @@
+"""The life of one trial: records, data, plans, training, processes, the ledger."""

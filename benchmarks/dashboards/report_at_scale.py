@@ -21,12 +21,12 @@ from random import Random
 from statistics import median
 
 from benchmarks.shared.machine_and_tables import machine, markdown
+from dashboards.names import byte_size
 from dashboards.report.page import render
-from dashboards.units import byte_size
 from dhen.errors import UserError
 from search.read_study import read_finished_study
-from trials.record import Curve, CurvePoint, TrialRecord
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import Curve, CurvePoint, TrialRecord
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1440,900", "--dump-dom")

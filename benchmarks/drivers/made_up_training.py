@@ -12,13 +12,12 @@ import threading
 from pathlib import Path
 
 from dhen.config import DhenConfig
-from trials.events import EVENTS, WEIGHTS, Evaluated, EventWriter, Trained, Wrapped
-from trials.job import Job
-from trials.processes.launcher import Launcher
-from trials.processes.rank_process import RankProcess
-from trials.processes.supervisor import Run, forget_last_run
-from trials.processes.task import Task
-from trials.record import CurvePoint, Measured, Metrics
+from trials.records.events import EVENTS, WEIGHTS, Evaluated, EventWriter, Trained, Wrapped
+from trials.records.job import Job
+from trials.records.task import Task
+from trials.records.trial_record import CurvePoint, Measured, Metrics
+from trials.runtime.launcher import Launcher, Run, forget_last_run
+from trials.runtime.rank_process import RankProcess
 
 EVALUATIONS = 10
 """Number of points on a curve."""

@@ -35,9 +35,9 @@ import sqlalchemy as sa
 
 from benchmarks.drivers.one_driver import PARTS
 from benchmarks.shared.machine_and_tables import machine, markdown
-from trials.record import Outcome
-from trials.storage.ledger import Ledger
-from trials.storage.schema import DRIVERS, LEASES
+from trials.records.trial_record import Outcome
+from trials.store.ledger import Ledger
+from trials.store.schema import DRIVERS, LEASES
 
 POLL_SECONDS = 1.0
 END_SECONDS = 3600.0

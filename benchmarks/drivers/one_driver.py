@@ -24,16 +24,15 @@ from rich.console import Console
 
 from benchmarks.drivers.made_up_training import MadeUpTrainings
 from benchmarks.shared.stopwatch import Stopwatch
-from search.budget.clock import StudyClock
-from search.drivers.join import join
-from search.drivers.sharing import Sharing
-from search.planning.admission import Admission
+from search.execution.admission import Admission
+from search.execution.clock import StudyClock
 from search.samplers.ask_tell import Proposals
+from search.study.drivers import Sharing, join
 from search.study.report_writer import ReportWriter
 from search.study.run_session import join_session, run_session
 from search.study.trial_runner import TrialRunner
-from trials.record import TrialRecord
-from trials.storage.database import Database
+from trials.records.trial_record import TrialRecord
+from trials.store.database import Database
 
 PARTS = {
     "ask": (Proposals, "ask"),

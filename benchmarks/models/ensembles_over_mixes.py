@@ -21,9 +21,9 @@ from benchmarks.models.one_network import network_flops, parsed, stacked, valida
 from benchmarks.shared.kept_trainings import half_interval, keep, kept
 from benchmarks.shared.log_or_demo import log_or_demo
 from benchmarks.shared.machine_and_tables import machine, markdown
-from trials.data.cache import PreparedLog
-from trials.job import TrainingConfig
-from trials.processes.launcher import Launcher
+from trials.data.prepared_log import PreparedLog
+from trials.records.job import TrainingConfig
+from trials.runtime.launcher import Launcher
 
 MIXES: tuple[tuple[str, ...], ...] = (
     ("dlrm", "linear"),

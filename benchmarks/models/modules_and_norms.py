@@ -22,9 +22,9 @@ from benchmarks.shared.machine_and_tables import beside, machine, markdown, spre
 from dashboards.names import short_name
 from dhen.blocks import BLOCKS
 from dhen.ensembles import ENSEMBLES
-from trials.data.cache import PreparedLog
-from trials.job import TrainingConfig
-from trials.processes.launcher import Launcher
+from trials.data.prepared_log import PreparedLog
+from trials.records.job import TrainingConfig
+from trials.runtime.launcher import Launcher
 
 TRAINING = TrainingConfig(weight_average=4)
 PARTNER = "dcn_v2"

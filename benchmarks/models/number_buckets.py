@@ -21,12 +21,12 @@ from dashboards.names import short_name
 from dhen.config import ModelConfig
 from search.dataset import log_files
 from search.log_config import DemoConfig
-from trials.data.cache import PreparedLog
 from trials.data.log_schema import LogSchema
 from trials.data.prepare.prepare_log import prepare
+from trials.data.prepared_log import PreparedLog
 from trials.data.roles.infer import infer_schema
-from trials.job import TrainingConfig
-from trials.processes.launcher import Launcher
+from trials.records.job import TrainingConfig
+from trials.runtime.launcher import Launcher
 
 WAYS = ("apart", "interpolated")
 NETWORKS = (

@@ -9,13 +9,12 @@ from typing import Any
 from dhen.config import ModelConfig
 from dhen.cost import headline_flops
 from dhen.model import model_cost, parse_model
-from search.execution.jobs import new_record
-from search.execution.train_one import train_one
-from search.execution.trainer import Trainer
-from trials.data.cache import PreparedLog
-from trials.job import TrainingConfig
-from trials.processes.launcher import Launcher
-from trials.record import TrialKind
+from search.execution.train_list import train_one
+from search.execution.trainer import Trainer, new_record
+from trials.data.prepared_log import PreparedLog
+from trials.records.job import TrainingConfig
+from trials.records.trial_record import TrialKind
+from trials.runtime.launcher import Launcher
 
 DHEN: dict[str, Any] = {
     "family": "dhen",

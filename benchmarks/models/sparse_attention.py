@@ -36,11 +36,11 @@ from benchmarks.shared.machine_and_tables import machine, markdown, spread
 from dhen.blocks.sparse_attention import SparseAttentionConfig
 from dhen.ops.block_attention import BlockAttention
 from dhen.ops.block_layout import BlockLayout
-from search.analysis.statistics.t_interval import t_interval
-from trials.job import TrainingConfig
-from trials.memory.counter import MemoryCounter
-from trials.memory.malloc import keep_freed_memory
-from trials.processes.launcher import Launcher
+from search.analysis.statistics import t_interval
+from trials.planner.memory_counter import MemoryCounter
+from trials.records.job import TrainingConfig
+from trials.runtime.launcher import Launcher
+from trials.training.memory_limit import keep_freed_memory
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "fixed": {"layout": "fixed"},

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.shared.machine_and_tables import machine, markdown
 from dashboards.names import short_name
-from search.planning.step_correction import ENOUGH
+from search.execution.step_correction import ENOUGH
 from search.read_study import read_study
 
 COLUMNS = ("training", "network", "roofline, ms", "predicted, ms", "measured, ms", "off")

@@ -15,18 +15,17 @@ import argparse
 from typing import NamedTuple
 
 from benchmarks.shared.machine_and_tables import machine, markdown
-from dashboards.units import si
+from dashboards.names import si
 from dhen.config import ModelConfig
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.cluster.cluster import Cluster
-from trials.cluster.load import load_cluster
-from trials.job import TrainingConfig
-from trials.planner.estimates import PricedStrategy
-from trials.planner.options import PlanOptions
+from trials.cluster.this_machine import load_cluster
+from trials.planner.estimates import PlanOptions, PricedStrategy
 from trials.planner.plan import Plan, plan
 from trials.planner.pricing import Pricing
-from trials.strategy import Prefer
+from trials.records.job import TrainingConfig
+from trials.records.strategy import Prefer
 
 DEPTHS, WIDTHS = (1, 4, 16, 64), (1024, 4096, 16_384, 65_536)
 CLUSTERS, RANKS = ("zionex", "h100"), "16x8"

@@ -29,26 +29,25 @@ from benchmarks.reference.step_trace import trace
 from benchmarks.shared.machine_and_tables import machine, markdown
 from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
-from dhen.inputs.table_dims import table_dims
+from dhen.inputs.lift import table_dims
 from dhen.model import build_model, named_model
-from dhen.ops.dropout import pools
+from dhen.ops.norm import pools
 from dhen.schema import FeatureSchema, Table
-from spaces.catalog_loader import catalog, load_space
+from spaces.space import catalog, load_space
 from trials.cluster.cluster import Cluster
-from trials.cluster.here import this_machine
-from trials.cluster.load import load_cluster
 from trials.cluster.machine import Precision
+from trials.cluster.this_machine import load_cluster, this_machine
 from trials.data.loader import Batch as LoadedBatch
-from trials.job import TrainingConfig
-from trials.memory.counter import MemoryCounter
-from trials.planner.choice.priced_ladder import PricedLadder
+from trials.planner.choice import PricedLadder
 from trials.planner.ladder import ladder
-from trials.planner.live_memory import Activations, Batch, Itemsizes
 from trials.planner.memory import DensePeak, dense_peak, recomputed
+from trials.planner.memory_counter import MemoryCounter
 from trials.planner.plan import plan
 from trials.planner.segments import segments
-from trials.strategy import Strategy, data_ranks
-from trials.training.local_step import TrainStep
+from trials.planner.zero_memory import Activations, Batch, Itemsizes
+from trials.records.job import TrainingConfig
+from trials.records.strategy import Strategy, data_ranks
+from trials.training.step import TrainStep
 
 WORLDS = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 4), (2, 8), (4, 8), (8, 8), (16, 8), (32, 8))
 BATCHES = (64, 256, 1024, 4096)
@@ -242,7 +241,7 @@ def error(case: dict[str, Any]) -> float:
 
 
 def real(cases: int, seed: int) -> None:
-    """Steps of `trials.training.local_step.TrainStep` on this machine: model, tables and optimizers of one
+    """Steps of `trials.training.step.TrainStep` on this machine: model, tables and optimizers of one
     process."""
     rng, cluster, errors, rows = random.Random(seed), this_machine(), [], []
     for _ in track(range(cases), "training"):

@@ -21,13 +21,12 @@ from dhen.config import ModelConfig
 from dhen.cost import dense_parameters
 from dhen.model import model_cost, parse_model
 from dhen.schema import FeatureSchema, Table
-from trials.cluster.cluster import Cluster
-from trials.cluster.load import load_cluster
-from trials.cluster.quantity import parse_bytes
-from trials.job import TrainingConfig
+from trials.cluster.cluster import Cluster, parse_bytes
+from trials.cluster.this_machine import load_cluster
 from trials.planner.estimates import MemoryEstimate
 from trials.planner.pricing import Pricing
-from trials.strategy import named
+from trials.records.job import TrainingConfig
+from trials.records.strategy import named
 
 CLUSTER = "a100-80gb"
 """The catalog's cluster whose memory is replaced: what is asked depends on nothing else of it but the host's

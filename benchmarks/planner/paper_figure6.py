@@ -12,7 +12,7 @@ all-to-all. It gives neither widths nor batch or tables. Ours are chosen once, s
 DP holds: a global batch of 65,536, 128 embeddings of 128 numbers (127 tables and the numeric inputs), in each
 layer an MLP over pairwise dots (dlrm, 1024-1024) beside a linear module, summed, and 208 million rows per table,
 20 ids per example. All else is the cluster's (trials/cluster/catalog/zionex.yaml, from data sheets) or the
-planner's own (trials/planner/device_constants.py); no value is fitted to the curve. Steps are those of this
+planner's own (trials/planner/collectives.py); no value is fitted to the curve. Steps are those of this
 project's engines as the planner prices them, and beside them those of PyTorch as it was then
 (benchmarks/planner/stock_pytorch.py). No A100 was at hand: all of it is unverified.
 """
@@ -39,12 +39,12 @@ from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
 from dhen.values import parse
 from trials.cluster.cluster import Cluster
-from trials.cluster.load import load_cluster
 from trials.cluster.machine import Precision
-from trials.job import TrainingConfig
+from trials.cluster.this_machine import load_cluster
 from trials.planner.pricing import Pricing
-from trials.planner.time.step_time import prepare
-from trials.strategy import Dense, Strategy
+from trials.planner.step_time import prepare
+from trials.records.job import TrainingConfig
+from trials.records.strategy import Dense, Strategy
 
 DEPTHS = (1, 8, 16, 24, 32)
 """Where the paper's figure was read off."""

@@ -31,22 +31,21 @@ import torch.distributed as dist
 
 from benchmarks.shared.machine_and_tables import machine, markdown
 from dhen.model import build_model, parse_model
-from dhen.ops.dropout import pools
+from dhen.ops.norm import pools
 from trials.cluster.cluster import Cluster
-from trials.cluster.load import load_cluster
 from trials.cluster.machine import Precision
-from trials.data.cache import PreparedLog
-from trials.data.demo.generate import DemoLog
+from trials.cluster.this_machine import load_cluster
+from trials.data.demo import DemoLog
 from trials.data.demo.write import generate
 from trials.data.loader import train_batches
 from trials.data.prepare.prepare_log import prepare
-from trials.job import Job, TrainingConfig
-from trials.memory.limit import limited_memory, on_host
+from trials.data.prepared_log import PreparedLog
 from trials.planner.ladder import ladder
 from trials.planner.pricing import pricing_of
-from trials.ranks import Ranks
-from trials.strategy import Strategy, named
+from trials.records.job import Job, TrainingConfig
+from trials.records.strategy import Ranks, Strategy, named
 from trials.training.distributed_step import DistributedStep
+from trials.training.memory_limit import limited_memory, on_host
 
 SHAPES = {2: (1, 2), 4: (2, 2)}
 """Hosts and ranks per host."""

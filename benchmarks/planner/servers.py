@@ -14,12 +14,12 @@ from dhen.config import ModelConfig
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.cluster.cluster import Cluster
-from trials.cluster.load import load_cluster
-from trials.job import Synchrony, TablesConfig, TrainingConfig
-from trials.planner.choice.servers_words import MODES, seconds_per_batch
+from trials.cluster.this_machine import load_cluster
+from trials.planner.choice import MODES, seconds_per_batch
 from trials.planner.plan import plan
 from trials.planner.pricing import Pricing
-from trials.strategy import Strategy
+from trials.records.job import Synchrony, TablesConfig, TrainingConfig
+from trials.records.strategy import Strategy
 
 CLUSTER, PER_HOST = "zionex", 8
 WORKERS = (1, 8, 64, 256, 1000)

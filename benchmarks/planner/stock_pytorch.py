@@ -22,11 +22,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from trials.planner.device_constants import BUCKET_BYTES, OVERLAP_SLOWDOWN
-from trials.planner.time.compute_time import BACKWARD_PASSES
-from trials.planner.time.step_time import UPDATE_MASTERS, UPDATE_MOMENTS, Parts, Step
-from trials.planner.time.timeline import Passes, Unit, fully_sharded, reduced_in_buckets
-from trials.strategy import Dense, shards
+from trials.planner.collectives import BUCKET_BYTES, OVERLAP_SLOWDOWN
+from trials.planner.overlap import BACKWARD_PASSES, Passes, Unit, fully_sharded, reduced_in_buckets
+from trials.planner.step_time import UPDATE_MASTERS, UPDATE_MOMENTS, Parts, Step
+from trials.records.strategy import Dense, shards
 
 FP32, BF16 = 4, 2
 """Bytes of a number."""

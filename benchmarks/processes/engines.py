@@ -24,14 +24,14 @@ from typing import Any
 from benchmarks.processes import rank_start_job as rank_job
 from benchmarks.processes.row_transport import FLOATS, IDS, by_ray, by_rpc, by_send
 from benchmarks.shared.machine_and_tables import machine, markdown
-from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
-from trials.hosts.head import Head
-from trials.hosts.hosts import Hosts
-from trials.hosts.placement import shape
-from trials.hosts.run import HostsLauncher
-from trials.processes.launcher import wait_for
-from trials.processes.task import Task
+from trials.data.prepared_log import PreparedLog
+from trials.records.task import Task
+from trials.runtime.hosts.hosts import Hosts
+from trials.runtime.hosts.placement import shape
+from trials.runtime.hosts.ray_connection import Head
+from trials.runtime.hosts.run import HostsLauncher
+from trials.runtime.launcher import wait_for
 
 ROOT = Path(__file__).parents[2]
 HOSTS = 2

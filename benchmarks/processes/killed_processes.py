@@ -45,9 +45,9 @@ from benchmarks.shared.generated_log import write_log
 from benchmarks.shared.machine_and_tables import machine, markdown
 from search.read_study import read_study
 from search.run_directory import trial_folder
-from trials.events import EVENTS, START_MARK
-from trials.record import Outcome, TrialRecord
-from trials.study_record import StudyRecord
+from trials.records.events import EVENTS, START_MARK
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import Outcome, TrialRecord
 
 VICTIMS = ("rank", "fork server", "driver")
 MEMORY = {"2x2": "230KiB", "1x2": "400KiB", "1x1": "500KiB"}

@@ -17,16 +17,15 @@ import torch.distributed as dist
 
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema
-from trials.distributed.parallelize import device_mesh, parallelize
-from trials.distributed.table_split import DenseBatch, DenseInputs
-from trials.job import Job, TrainingConfig
-from trials.processes.launcher import Launcher
-from trials.processes.rank_process import LocalRank
-from trials.processes.task import Task
-from trials.processes.worker import Emit, run_rank
-from trials.ranks import Ranks
-from trials.record import Measured, Metrics
-from trials.strategy import Strategy
+from trials.records.job import Job, TrainingConfig
+from trials.records.strategy import Ranks, Strategy
+from trials.records.task import Task
+from trials.records.trial_record import Measured, Metrics
+from trials.runtime.launcher import Launcher
+from trials.runtime.rank_process import LocalRank
+from trials.runtime.worker import Emit, run_rank
+from trials.training.distributed.engine import DenseBatch, DenseInputs
+from trials.training.distributed.parallelize import device_mesh, parallelize
 
 RANKS, STEPS, EXAMPLES = 4, 10, 64
 JOINED = "joined"
@@ -63,7 +62,7 @@ def ours(data: dict[str, object], folder: str, rank: int) -> None:
 
 
 def _body(_: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
-    from trials.events import Trained
+    from trials.records.events import Trained
 
     train(folder)
     quality = Metrics(ne=1.0, log_loss=1.0, auc=0.5, calibration=1.0, examples=1)

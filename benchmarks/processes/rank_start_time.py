@@ -22,9 +22,9 @@ from torch.multiprocessing.spawn import spawn
 
 from benchmarks.processes import rank_start_job as rank_job
 from benchmarks.shared.machine_and_tables import machine, markdown
-from trials.events import Trained
-from trials.processes.launcher import Launcher, wait_for
-from trials.processes.task import Task
+from trials.records.events import Trained
+from trials.records.task import Task
+from trials.runtime.launcher import Launcher, wait_for
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(rank_job.RANKS))
 RENDEZVOUS = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1")

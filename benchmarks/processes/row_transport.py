@@ -20,8 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trials.processes.fork_server import server_environment
-from trials.without_main import without_main
+from trials.runtime.fork_server import server_environment, without_main
 
 IDS, FLOATS, TABLE_ROWS = 4096, 16, 100_000
 WARM_UP = 20

@@ -28,17 +28,16 @@ from benchmarks.processes import technique_equality_job as equality_job
 from benchmarks.shared.generated_log import generated_log
 from benchmarks.shared.machine_and_tables import machine, markdown
 from dhen.model import parse_model
-from trials.cluster.here import this_machine
-from trials.cluster.quantity import byte_words
-from trials.data.cache import PreparedLog
-from trials.events import Trained
-from trials.job import Job, TrainingConfig
+from trials.cluster.cluster import byte_words
+from trials.cluster.this_machine import this_machine
+from trials.data.prepared_log import PreparedLog
 from trials.planner.ladder import ladder
 from trials.planner.pricing import pricing_of
-from trials.processes.launcher import Launcher, wait_for
-from trials.processes.task import Task
-from trials.ranks import Ranks
-from trials.strategy import Strategy
+from trials.records.events import Trained
+from trials.records.job import Job, TrainingConfig
+from trials.records.strategy import Ranks, Strategy
+from trials.records.task import Task
+from trials.runtime.launcher import Launcher, wait_for
 
 SHAPES = {1: Ranks(0, 1, 1), 2: Ranks(0, 1, 2), 4: Ranks(0, 2, 2)}
 ROWS, COLUMNS, BATCH = 16_000, (10, 30, 100, 300, 1000, 3000), 256

@@ -12,18 +12,16 @@ from torch import nn
 from dhen.model import build_model
 from dhen.values import Value
 from trials.cluster.machine import device
-from trials.data.cache import PreparedLog
 from trials.data.loader import train_batches
-from trials.events import Trained
-from trials.memory.limit import limited_memory, on_device_for_good, on_host
-from trials.processes.task import Task
-from trials.processes.worker import Emit, run_rank
-from trials.ranks import Ranks
-from trials.record import Measured
-from trials.strategy import KIB, Strategy
+from trials.data.prepared_log import PreparedLog
+from trials.records.events import Trained
+from trials.records.strategy import KIB, Ranks, Strategy
+from trials.records.task import Task
+from trials.records.trial_record import Measured
+from trials.runtime.worker import Emit, run_rank
 from trials.training.distributed_step import DistributedStep
-from trials.training.local_step import TrainStep
-from trials.training.step import Step
+from trials.training.memory_limit import limited_memory, on_device_for_good, on_host
+from trials.training.step import Step, TrainStep
 
 STEPS = 50
 ANSWER = "answer.json"

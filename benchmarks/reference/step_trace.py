@@ -1,13 +1,12 @@
 """The reference: memory of one real training step, traced under fake tensors and a fake process group.
 
-The model, its wrapping (`trials.distributed.parallelize`) and the step are the real ones; tensors have sizes
-but no contents and collectives do nothing, so that a step on hundreds of ranks is traced on one in about a
-second. `MemoryCounter` counts what rank 0, the fullest, holds. Everything that torch does not promise to keep
-is used in this file alone. Left out: what is no tensor (context, workspaces, the allocator's reserve),
-tables.
+The model, its wrapping (`trials.training.distributed.parallelize`) and the step are the real ones; tensors have
+sizes but no contents and collectives do nothing, so that a step on hundreds of ranks is traced on one in about
+a second. `MemoryCounter` counts what rank 0, the fullest, holds. Everything that torch does not promise to keep
+is used in this file alone. Left out: what is no tensor (context, workspaces, the allocator's reserve), tables.
 
 Four things are stood in for: DistributedDataParallel, which fake tensors cannot run (`_into_buckets`); random
-bits (`trials.planner.trace_module.same_code_path`); the copy in which gloo reduces and scatters (`_GlooWork`);
+bits (`trials.planner.memory_counter.same_code_path`); the copy in which gloo reduces and scatters (`_GlooWork`);
 and, for `fully_shard` with offload, the copies between host and device, which a CPU does not make: what would
 live on the host is left out of the device's count.
 
@@ -33,28 +32,26 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dhen.config import ModelConfig
-from dhen.inputs.table_dims import looked_up
+from dhen.inputs.lift import looked_up
 from dhen.model import build_model
 from dhen.schema import FeatureSchema
 from dhen.values import Value
-from trials.distributed.buckets import when_accumulated
-from trials.distributed.comm_hooks import cast_bucket
-from trials.distributed.parallelize import (
+from trials.optim.adamw import DTYPES
+from trials.planner.memory_counter import HOST, MemoryCounter, same_code_path
+from trials.records.job import TrainingConfig
+from trials.records.strategy import Strategy
+from trials.training.distributed.engine import DenseBatch, DenseInputs, take_tables
+from trials.training.distributed.parallelize import (
     ParallelStep,
     Replicate,
     average_gradients,
+    cast_bucket,
     device_mesh,
     parallelize,
 )
-from trials.distributed.table_split import DenseBatch, DenseInputs, take_tables
-from trials.distributed.tensor_parallel import DATA, TensorParallel
-from trials.distributed.zero import Zero
-from trials.job import TrainingConfig
-from trials.memory.counter import HOST, MemoryCounter
-from trials.memory.limit import counted_by
-from trials.optim.master_weights import DTYPES
-from trials.planner.trace_module import same_code_path
-from trials.strategy import Strategy
+from trials.training.distributed.tensor_parallel import DATA, TensorParallel
+from trials.training.distributed.zero import Zero, when_accumulated
+from trials.training.memory_limit import counted_by
 
 CHUNKS = "torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty"
 """Name of the function that cuts a parameter into shards; made one by one, 256 of each took most of a trace."""
@@ -124,9 +121,9 @@ def measure(
 ) -> StepMemory:
     """Runs two training steps of the dense part, on this rank, on the CPU; tells the memory of the second.
 
-    With real tensors, on every rank of `mesh` (from `trials.distributed.parallelize.device_mesh`), the result is
-    what a real step holds; `trace` calls this function with fake tensors. The arguments are those of `trace` and
-    of `parallelize`.
+    With real tensors, on every rank of `mesh` (from `trials.training.distributed.parallelize.device_mesh`), the
+    result is what a real step holds; `trace` calls this function with fake tensors. The arguments are those of
+    `trace` and of `parallelize`.
     """
     host = strategy.offload
     # zero_offload says itself what lies on the host; of `fully_shard` this function does

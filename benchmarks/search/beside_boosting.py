@@ -39,14 +39,13 @@ from benchmarks.search.best_beside_usual_models import (
 )
 from benchmarks.shared.machine_and_tables import machine, markdown
 from dashboards.names import trial_name
-from dhen.averaging import mean_of_logits
-from search.analysis.confirm import confirming
-from search.analysis.scored import BySeed, by_seed, fresh_seeds
+from dhen.members import mean_of_logits
+from search.analysis.confirm import BySeed, by_seed, confirming, fresh_seeds
 from search.execution.retraining import SPLIT, Retrainings
-from search.study.reopen import finished_study
-from trials.data.cache import PreparedLog
-from trials.metrics import evaluate_predictions
-from trials.study_record import StudyRecord
+from search.study.run_session import finished_study
+from trials.data.prepared_log import PreparedLog
+from trials.records.metrics import evaluate_predictions
+from trials.records.study_record import StudyRecord
 
 MOST_TREES, PATIENCE = 3000, 50
 

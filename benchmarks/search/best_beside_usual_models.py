@@ -34,26 +34,25 @@ from sklearn.preprocessing import OneHotEncoder
 from benchmarks.models.one_network import network_flops, parsed, stacked
 from benchmarks.shared.machine_and_tables import machine, markdown, spread
 from dashboards.names import trial_name
-from dhen.averaging import mean_of_logits
 from dhen.config import ModelConfig
+from dhen.members import mean_of_logits
+from search.analysis.confirm import fresh_seeds
 from search.analysis.losses import block_sums, blocks_of
-from search.analysis.scored import fresh_seeds
-from search.analysis.statistics.bootstrap import paired_bootstrap
+from search.analysis.statistics import paired_bootstrap
 from search.bundles.export import study_log
 from search.config import written_config
-from search.execution.jobs import new_record, trained_job
-from search.execution.scoring import ScoringRequest, score_networks
-from search.execution.train_one import train_one
-from search.execution.trainer import Trainer
+from search.execution.retraining import ScoringRequest, score_networks
+from search.execution.train_list import train_one
+from search.execution.trainer import Trainer, new_record, trained_job
 from search.read_study import read_study
-from spaces.catalog_loader import load_space
-from trials.data.cache import PreparedLog
-from trials.events import logits_file
-from trials.job import Job, TrainingConfig
-from trials.metrics import evaluate_predictions
-from trials.processes.launcher import Launcher
-from trials.record import TrialKind, TrialRecord
-from trials.study_record import StudyRecord
+from spaces.space import load_space
+from trials.data.prepared_log import PreparedLog
+from trials.records.events import logits_file
+from trials.records.job import Job, TrainingConfig
+from trials.records.metrics import evaluate_predictions
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import TrialKind, TrialRecord
+from trials.runtime.launcher import Launcher
 
 SPLIT = "test"
 MOST_CATEGORIES = 255

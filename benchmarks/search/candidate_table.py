@@ -21,11 +21,10 @@ from benchmarks.shared.machine_and_tables import machine
 from dhen.schema import FeatureSchema
 from search.bundles.export import study_log
 from search.config import written_config
-from search.growth.replay import widen_again
+from search.execution.growth import widen_again
 from search.read_study import read_study
-from spaces.catalog_loader import load_space
-from spaces.space import Space, SpaceConfig
-from trials.record import Outcome, TrialRecord
+from spaces.space import Space, SpaceConfig, load_space
+from trials.records.trial_record import Outcome, TrialRecord
 
 KEPT = (Outcome.COMPLETED, Outcome.DIVERGED, Outcome.STOPPED, Outcome.INFEASIBLE, Outcome.OUT_OF_MEMORY)
 

@@ -34,12 +34,12 @@ from search.cli import main as command
 from search.execution.running import Training
 from search.mlflow.contents import RunContents
 from spaces.space import Candidate
-from trials.events import Evaluated, Progress, Trained
-from trials.job import Job
 from trials.planner.plan import Plan
-from trials.processes.supervisor import Run
-from trials.processes.task import Task
-from trials.record import Attempt, JobSummary, Result, TrialKind, TrialPlan, TrialRecord
+from trials.records.events import Evaluated, Progress, Trained
+from trials.records.job import Job
+from trials.records.task import Task
+from trials.records.trial_record import Attempt, JobSummary, Result, TrialKind, TrialPlan, TrialRecord
+from trials.runtime.launcher import Run
 
 ROOT = Path(__file__).parent.parent.parent
 ROOMS = ("dhen", "spaces", "trials", "dashboards", "search")
@@ -59,7 +59,7 @@ FOLLOWED = 3
 """Number of the trial that is followed: the last candidate. The first ones start from settings that are given."""
 PARTS = (Job, JobSummary, Candidate, Plan, TrialPlan, Task, Training, Run, Result, Attempt, RunContents)
 EVENTS = (Progress, Evaluated, Trained)
-KEEPERS = ("trials/storage/ledger.py", "search/study_state.py", "search/mlflow/fill_in.py")
+KEEPERS = ("trials/store/ledger.py", "search/study_state.py", "search/mlflow/fill_in.py")
 """Files in which the candidate stays."""
 ASKED, TAKEN_IN, WATCHED, IN_MLFLOW = (
     "Proposals.ask",

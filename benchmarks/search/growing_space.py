@@ -27,11 +27,11 @@ from pathlib import Path
 from benchmarks.shared.generated_log import write_low_rank_log
 from benchmarks.shared.machine_and_tables import machine, markdown
 from dhen.values import dump_yaml
-from search.pareto import eligible
 from search.read_study import read_study
-from search.samplers.ranker.acquisition import hypervolume
-from trials.record import TrialRecord
-from trials.study_record import StudyRecord, relative_ne_percent
+from search.samplers.ranker.propose import hypervolume
+from search.selection import eligible
+from trials.records.study_record import StudyRecord, relative_ne_percent
+from trials.records.trial_record import TrialRecord
 
 LOW_RANK, LOW_RANK_ROWS = "low-rank", 8_000
 NARROW = {

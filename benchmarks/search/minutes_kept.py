@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 
 from benchmarks.shared.machine_and_tables import machine, markdown
-from search.budget.turns import tuned, untuned
+from search.execution.budget import tuned, untuned
 from search.read_study import read_study
-from trials.record import TrialKind
-from trials.study_record import covered_seconds
+from trials.records.study_record import covered_seconds
+from trials.records.trial_record import TrialKind
 
 COLUMNS = (
     *("minutes", "asked, s", "taken, s", "off", "baseline, s", "search and tuning, s", "retrainings, s"),

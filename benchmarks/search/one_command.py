@@ -34,15 +34,13 @@ from scipy.special import expit, logit
 from benchmarks.search.beside_boosting import LIBRARIES, tuned
 from benchmarks.shared.machine_and_tables import machine, markdown
 from benchmarks.shared.tree_log import write_tree_log
-from dashboards.names import trial_name
-from dashboards.units import si
+from dashboards.names import si, trial_name
 from search.analysis.losses import BLOCKS
-from search.analysis.statistics.bootstrap import one_seed_difference
+from search.analysis.statistics import one_seed_difference
 from search.bundles.export import study_log
 from search.read_study import read_study
-from trials.data.example_weights import Floats
-from trials.metrics import evaluate_predictions
-from trials.study_record import StudyRecord
+from trials.records.metrics import Floats, evaluate_predictions
+from trials.records.study_record import StudyRecord
 
 ROWS, SEED = 150_000, 101
 RECURRING = ("users=4000", "items=600", "affinity=0.4", "own=0.3")

@@ -32,9 +32,9 @@ from benchmarks.shared.machine_and_tables import machine, markdown
 from benchmarks.shared.stopwatch import Stopwatch
 from search.config import StudyConfig, write_config
 from search.dataset import open_log
+from search.execution.admission import Admission
 from search.execution.trainer import Trainer
 from search.log_config import DemoConfig
-from search.planning.admission import Admission
 from search.run_directory import database_url
 from search.samplers.ask_tell import Proposals
 from search.study.driver import Study
@@ -42,13 +42,13 @@ from search.study.open_study import open_study
 from search.study.report_writer import ReportWriter
 from search.study.settings import StudySettings
 from search.study_state import StudyState
-from spaces.catalog_loader import load_space
-from trials.data.cache import PreparedLog
-from trials.job import TrainingConfig
-from trials.processes.launcher import Launcher
-from trials.record import TrialRecord
-from trials.storage.ledger import Ledger
-from trials.study_record import StudyRecord
+from spaces.space import load_space
+from trials.data.prepared_log import PreparedLog
+from trials.records.job import TrainingConfig
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import TrialRecord
+from trials.runtime.launcher import Launcher
+from trials.store.ledger import Ledger
 
 PARTS = {
     "ask": (Proposals, "ask"),

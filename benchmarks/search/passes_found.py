@@ -21,14 +21,14 @@ from benchmarks.shared.machine_and_tables import machine, markdown
 from dhen.model import named_model
 from search.config import read_study_config
 from search.dataset import open_log
-from search.execution.jobs import job_on, new_record
 from search.execution.passes import NEARLY, Passes
 from search.execution.reduce_events import reduce_event
+from search.execution.trainer import job_on, new_record
 from spaces.space import Point
-from trials.data.cache import PreparedLog
-from trials.events import Event
-from trials.job import TrainingConfig
-from trials.record import TrialKind, TrialRecord
+from trials.data.prepared_log import PreparedLog
+from trials.records.events import Event
+from trials.records.job import TrainingConfig
+from trials.records.trial_record import TrialKind, TrialRecord
 from trials.training.loop import train
 
 FIXED = (2, 3, 4, 6, 8, 12, 16)

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from benchmarks.shared.machine_and_tables import machine, markdown
 from search.read_study import read_study
-from trials.record import TrialRecord
-from trials.study_record import StudyRecord, relative_ne_percent
+from trials.records.study_record import StudyRecord, relative_ne_percent
+from trials.records.trial_record import TrialRecord
 
 DRIFT = (
     *("demo.rows=24000", "demo.users=1500", "demo.items=400", "demo.own=0.2", "demo.affinity=0.15"),

@@ -22,11 +22,11 @@ from pathlib import Path
 from benchmarks.search.candidate_table import check_alike
 from benchmarks.search.stopping_replayed import corners, final, reference
 from benchmarks.shared.machine_and_tables import machine, markdown, spread
-from search.pareto import eligible
 from search.read_study import read_study
-from search.samplers.ranker.acquisition import hypervolume
-from trials.record import TrialRecord
-from trials.study_record import StudyRecord
+from search.samplers.ranker.propose import hypervolume
+from search.selection import eligible
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import TrialRecord
 
 
 def in_order(record: StudyRecord) -> list[TrialRecord]:

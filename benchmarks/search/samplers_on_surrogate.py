@@ -42,12 +42,11 @@ from dhen.cost import dense_parameters
 from dhen.model import model_cost
 from search.samplers import SAMPLERS
 from search.samplers.ask_tell import Proposals
-from search.samplers.ranker.acquisition import hypervolume
-from search.samplers.static_cost import CandidatePricer, PricedCandidate
-from search.stopping import NONE, RULES
-from search.stopping.base import first_stop
+from search.samplers.context import CandidatePricer, PricedCandidate
+from search.samplers.ranker.propose import hypervolume
+from search.samplers.stopping import NONE, RULES, first_stop
 from spaces.space import Candidate
-from trials.record import Origin, Outcome, TrialKind, TrialRecord
+from trials.records.trial_record import Origin, Outcome, TrialKind, TrialRecord
 
 POINTS_FOR_LIMIT = 400
 MARKS = (50, 100, 200)

@@ -26,12 +26,20 @@ from typing import Any
 from benchmarks.search.candidate_table import read_table, table
 from benchmarks.shared.machine_and_tables import machine, markdown, spread
 from benchmarks.shared.surrogate import curve_of, metrics
-from search.pareto import pareto_front
-from search.samplers.ranker.acquisition import hypervolume
-from search.stopping import NONE, RULES
-from search.stopping.base import FEWEST, Judge, first_stop, like, went_on
-from search.stopping.forecast import CONFIDENCE, forecast
-from trials.record import JobSummary, Outcome, Result, TrialKind, TrialRecord
+from search.samplers.ranker.propose import hypervolume
+from search.samplers.stopping import (
+    CONFIDENCE,
+    FEWEST,
+    NONE,
+    RULES,
+    Judge,
+    first_stop,
+    forecast,
+    like,
+    went_on,
+)
+from search.selection import pareto_front
+from trials.records.trial_record import JobSummary, Outcome, Result, TrialKind, TrialRecord
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,13 @@ from dhen.batch import FeatureBatch
 from dhen.model import build_model
 from dhen.schema import FeatureSchema, Table
 from trials.data.loader import Batch
-from trials.distributed.process_group import meeting_of_servers
-from trials.distributed.table_split import take_tables
-from trials.embeddings.local import LocalTables
-from trials.job import Job, TablesConfig, TrainingConfig
-from trials.planner.servers.served import Served
-from trials.servers.client import Servers
-from trials.servers.server_tables import ServerTables
+from trials.planner.table_servers import Served
+from trials.records.job import Job, TablesConfig, TrainingConfig
+from trials.training.distributed.engine import take_tables
+from trials.training.embeddings.engine import LocalTables
+from trials.training.process_group import meeting_of_servers
+from trials.training.servers.client import Servers
+from trials.training.servers.server_tables import ServerTables
 
 COLUMNS, EXPONENT, CPU = 8, 1.1, torch.device("cpu")
 WARM_UP = 5

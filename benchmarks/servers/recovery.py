@@ -24,12 +24,12 @@ from benchmarks.servers.watched_training import served_job, served_task, watched
 from benchmarks.shared.machine_and_tables import machine, markdown
 from search.dataset import open_log
 from search.log_config import LogConfig
-from trials.checkpoint.folders import checkpoints_in
-from trials.data.cache import PreparedLog
-from trials.events import Event, Failed, Progress, Replaced, Trained
-from trials.job import Synchrony, TablesConfig, TrainingConfig
-from trials.processes.launcher import Launcher, Run
-from trials.strategy import Strategy
+from trials.data.prepared_log import PreparedLog
+from trials.records.events import Event, Failed, Progress, Replaced, Trained
+from trials.records.job import Synchrony, TablesConfig, TrainingConfig
+from trials.records.places import checkpoints_in
+from trials.records.strategy import Strategy
+from trials.runtime.launcher import Launcher, Run
 
 RANKS, SERVERS, PASSES = 2, 2, 50
 ROLES = {"first rank": (0,), "other rank": (1,), "server": (2, 3)}

@@ -24,11 +24,11 @@ from benchmarks.servers.watched_training import DENSE, served_job, served_task, 
 from benchmarks.shared.machine_and_tables import machine, markdown
 from search.dataset import open_log
 from search.log_config import LogConfig
-from trials.events import Event, Trained
-from trials.job import TablesConfig, TrainingConfig
-from trials.processes.launcher import Launcher, Run
-from trials.processes.task import Task
-from trials.strategy import Strategy
+from trials.records.events import Event, Trained
+from trials.records.job import TablesConfig, TrainingConfig
+from trials.records.strategy import Strategy
+from trials.records.task import Task
+from trials.runtime.launcher import Launcher, Run
 
 WAYS = {
     "async": TablesConfig(synchrony="async"),

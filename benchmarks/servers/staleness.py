@@ -25,11 +25,11 @@ from benchmarks.servers.watched_training import DENSE, served_job, served_task, 
 from benchmarks.shared.kept_trainings import half_interval, keep, kept
 from benchmarks.shared.log_or_demo import log_or_demo
 from benchmarks.shared.machine_and_tables import machine, markdown
-from trials.data.cache import PreparedLog
-from trials.events import Trained
-from trials.job import Job, TablesConfig, TrainingConfig
-from trials.processes.launcher import Launcher
-from trials.strategy import named
+from trials.data.prepared_log import PreparedLog
+from trials.records.events import Trained
+from trials.records.job import Job, TablesConfig, TrainingConfig
+from trials.records.strategy import named
+from trials.runtime.launcher import Launcher
 
 LOCAL, DELAYS, WORKERS = "local", (0, 1, 2, 4, 8, 16), (2, 4)
 Found = dict[tuple[str, str, int], dict[str, Any]]

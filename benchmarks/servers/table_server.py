@@ -8,12 +8,11 @@ from pathlib import Path
 
 import torch
 
-from trials.distributed.process_group import meeting_of_servers
-from trials.job import Job
-from trials.processes.fork_server import server_environment
-from trials.servers.server import Server
-from trials.servers.shares import Share
-from trials.without_main import without_main
+from trials.records.job import Job
+from trials.runtime.fork_server import server_environment, without_main
+from trials.training.process_group import meeting_of_servers
+from trials.training.servers.messages import Share
+from trials.training.servers.server import Server
 
 
 def start_server(job: Job, folder: Path, number: int, count: int) -> BaseProcess:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from benchmarks.models.one_network import parsed, stacked
 from trials.cluster.machine import preferred_precision
-from trials.data.cache import PreparedLog
-from trials.events import Event, Failed
-from trials.job import Job, TablesConfig, TrainingConfig
-from trials.processes.launcher import POLL_SECONDS, Launcher, Run, wait_for
-from trials.processes.task import Task
-from trials.strategy import Strategy
+from trials.data.prepared_log import PreparedLog
+from trials.records.events import Event, Failed
+from trials.records.job import Job, TablesConfig, TrainingConfig
+from trials.records.strategy import Strategy
+from trials.records.task import Task
+from trials.runtime.launcher import POLL_SECONDS, Launcher, Run, wait_for
 
 DENSE = {"light": stacked("linear", layers=1), "heavy": stacked("dcn_v2", "dlrm", "mlp", layers=3)}
 """Networks by the weight of their dense part."""

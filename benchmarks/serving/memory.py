@@ -28,8 +28,8 @@ from benchmarks.shared.machine_and_tables import machine, markdown
 from dhen.atomic_write import atomic_folder
 from dhen.model import build_model
 from search.bundles.bundle import Bundle, read_bundle, weights_names, write_beside_weights
-from trials.data.cache import PreparedLog
-from trials.storage.weights_file import save_weights
+from trials.data.prepared_log import PreparedLog
+from trials.store.weights import save_weights
 
 ROWS = 4000
 """Rows of the log."""

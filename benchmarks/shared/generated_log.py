@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from trials.data.cache import PreparedLog
 from trials.data.log_schema import CategoricalColumn, Column, LabelColumn, LogSchema, SplitRule
 from trials.data.prepare.prepare_log import prepare
+from trials.data.prepared_log import PreparedLog
 
 TEN_COLUMNS = (10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 100_000)
 """Distinct ids of each column of the usual log."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from search.dataset import open_log
 from search.log_config import DEMO, DemoConfig, LogConfig
-from trials.data.cache import PreparedLog
+from trials.data.prepared_log import PreparedLog
 
 
 def log_or_demo(names: Sequence[str], rows: int) -> PreparedLog:

@@ -27,10 +27,9 @@ from sklearn.preprocessing import StandardScaler
 
 from benchmarks.search.candidate_table import read_table
 from dhen.schema import FeatureSchema, Table
-from search.samplers.static_cost import CandidatePricer, PricedCandidate
-from spaces.catalog_loader import load_space
-from spaces.space import Space
-from trials.record import CurvePoint, Metrics
+from search.samplers.context import CandidatePricer, PricedCandidate
+from spaces.space import Space, load_space
+from trials.records.trial_record import CurvePoint, Metrics
 
 FOLDS = 5
 TABLES, NUMERIC = 20, 8

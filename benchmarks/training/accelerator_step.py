@@ -36,19 +36,16 @@ from dhen.cost import headline_flops
 from dhen.model import build_model, model_cost, named_model, parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.cluster.cluster import Cluster
-from trials.cluster.here import this_machine
-from trials.data.loader import Batch
-from trials.data.prefetch import on_device
-from trials.distributed import zero_offload
-from trials.job import Job, TrainingConfig
+from trials.cluster.this_machine import this_machine
+from trials.data.loader import Batch, on_device
 from trials.planner.estimates import PricedStrategy
 from trials.planner.plan import plan
-from trials.ranks import Ranks
-from trials.strategy import Strategy, named
+from trials.records.job import Job, TrainingConfig
+from trials.records.strategy import Ranks, Strategy, named
 from trials.training.compile_layers import compile_checked
+from trials.training.distributed import zero_offload
 from trials.training.distributed_step import DistributedStep
-from trials.training.local_step import TrainStep
-from trials.training.step import Step
+from trials.training.step import Step, TrainStep
 
 TABLES, TABLE_ROWS, NUMERIC = 26, 100_000, 13
 WARM_STEPS, REPEATS = 5, 5

@@ -54,17 +54,17 @@ from benchmarks.training.timed_steps import StepTrainer, completed, train_timed
 from dhen.config import ModelConfig
 from dhen.errors import UserError
 from dhen.model import parse_model
-from search.execution.scoring import score_one
+from search.execution.retraining import score_one
 from trials.cluster.machine import PRODUCT_SIZE, MatmulPeak, matmul_peak, measured_matmul, preferred_precision
-from trials.data.cache import PreparedLog
 from trials.data.log_schema import CategoricalColumn, Column, IgnoredColumn
 from trials.data.prepare.prepare_log import prepare
+from trials.data.prepared_log import PreparedLog
 from trials.data.raw.sources import open_log
 from trials.data.read_options import ReadOptions
 from trials.data.roles.infer import infer
-from trials.job import TrainingConfig
-from trials.metrics import evaluate_predictions
-from trials.processes.launcher import Launcher
+from trials.records.job import TrainingConfig
+from trials.records.metrics import evaluate_predictions
+from trials.runtime.launcher import Launcher
 
 OURS, FUXICTR, PLAIN = "ours", "FuxiCTR", "plain PyTorch"
 PEERS = Path(__file__).parent / "peers"

@@ -24,12 +24,12 @@ from benchmarks.shared.log_or_demo import log_or_demo
 from benchmarks.shared.machine_and_tables import machine, markdown
 from dhen.config import ModelConfig
 from dhen.model import parse_model
-from search.execution.jobs import job_on
+from search.execution.trainer import job_on
 from trials.cluster.machine import Precision
-from trials.data.cache import PreparedLog
-from trials.events import Diverged, Event, Trained
-from trials.job import TrainingConfig
-from trials.strategy import Strategy
+from trials.data.prepared_log import PreparedLog
+from trials.records.events import Diverged, Event, Trained
+from trials.records.job import TrainingConfig
+from trials.records.strategy import Strategy
 from trials.training.loop import train
 
 SETTINGS: dict[str, dict[str, object]] = {

@@ -20,13 +20,13 @@ from rich.console import Console
 
 from benchmarks.shared.machine_and_tables import machine, markdown
 from dashboards.names import trial_name
-from search.analysis.scored import fresh_seeds
-from search.execution.jobs import trained_job
+from search.analysis.confirm import fresh_seeds
 from search.execution.passes import FALLING
 from search.execution.retraining import SPLIT, RetrainingRequest
-from search.study.reopen import FinishedStudy, finished_study
-from trials.job import Job
-from trials.record import Outcome, TrialRecord
+from search.execution.trainer import trained_job
+from search.study.run_session import FinishedStudy, finished_study
+from trials.records.job import Job
+from trials.records.trial_record import Outcome, TrialRecord
 
 PATIENT = 1_000_000
 """Evaluations without a better NE through which falling rates go on to their end."""

@@ -32,16 +32,16 @@ from dhen.batch import FeatureBatch, Keys
 from dhen.inputs.growing import GrowingRows
 from dhen.model import build_model
 from dhen.schema import FeatureSchema, Growing, Table
-from trials.data.cache import PreparedLog
 from trials.data.loader import Batch
 from trials.data.log_schema import LogSchema
 from trials.data.prepare.prepare_log import prepare
+from trials.data.prepared_log import PreparedLog
 from trials.data.read_options import GivenGrowing, ReadOptions
-from trials.embeddings.growing import GrowingTables
-from trials.job import TrainingConfig
-from trials.processes.launcher import Launcher
-from trials.ranks import Ranks
-from trials.training.local_step import TrainStep
+from trials.records.job import TrainingConfig
+from trials.records.strategy import Ranks
+from trials.runtime.launcher import Launcher
+from trials.training.embeddings.growing import GrowingTables
+from trials.training.step import TrainStep
 
 COLUMNS, NUMBERS = 10, 4
 SHARES = (1.0, 0.5, 0.2, 0.1)

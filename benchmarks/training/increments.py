@@ -21,8 +21,7 @@ from benchmarks.shared.machine_and_tables import machine, markdown
 from benchmarks.training.online_beside_frozen import halves, median_seconds, prepared, trained
 from search.bundles.bundle import Bundle
 from search.bundles.increments import read_increment, write_increment
-from trials.storage.weight_changes import apply_changes, changes
-from trials.storage.weights_file import read_weights, save_weights
+from trials.store.weights import apply_changes, changes, read_weights, save_weights
 
 ROWS = 4000
 """Rows of the log."""

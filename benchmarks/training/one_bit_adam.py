@@ -29,20 +29,18 @@ from benchmarks.shared.log_or_demo import log_or_demo
 from benchmarks.shared.machine_and_tables import machine, markdown, spread
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
-from search.execution.jobs import new_record
-from search.execution.train_one import train_one
-from search.execution.trainer import Trainer
+from search.execution.attempts import Execution
+from search.execution.train_list import train_one
+from search.execution.trainer import Trainer, new_record
 from search.log_config import DEMO
-from search.planning.attempts import Execution
-from trials.cluster.here import this_machine
-from trials.cluster.load import load_cluster
-from trials.data.cache import PreparedLog
-from trials.job import TrainingConfig
-from trials.planner.one_bit_worth import worth
+from trials.cluster.this_machine import load_cluster, this_machine
+from trials.data.prepared_log import PreparedLog
 from trials.planner.pricing import Pricing
-from trials.processes.launcher import Launcher
-from trials.record import Outcome, TrialKind
-from trials.strategy import Strategy
+from trials.planner.sentences import worth
+from trials.records.job import TrainingConfig
+from trials.records.strategy import Strategy
+from trials.records.trial_record import Outcome, TrialKind
+from trials.runtime.launcher import Launcher
 
 LAYER = {
     "modules": [{"kind": "dlrm", "rank": 16, "mlp": [256, 128]}, {"kind": "dcn_v2", "layers": 2}],

@@ -27,9 +27,8 @@ from benchmarks.models.one_network import stacked
 from benchmarks.shared.machine_and_tables import beside, machine, markdown, spread
 from search.bundles.bundle import Bundle, read_bundle
 from search.bundles.increments import write_increment
-from search.online.online_training import time_of
-from trials.storage.weight_changes import changes
-from trials.storage.weights_file import save_weights
+from search.bundles.online import time_of
+from trials.store.weights import changes, save_weights
 
 LOG = ("users=2000", "items=300", "own=0.6", "lifetime_days=3")
 STATES = {"fresh optimizers": (), "their state kept": ("objective=next_period",)}

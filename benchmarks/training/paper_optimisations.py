@@ -1,9 +1,9 @@
 """The paper's general optimisations (arXiv 2203.11014): speed and NE with each of them on, and with all.
 
-Each is a setting of `training`, in fields of `trials.job.TrainingConfig`; what it is compared with is the same
-training in fp32 throughout. A repeat trains every setting once, one after the other, from a seed of its own;
-speed is examples a second between evaluations, of all ranks together, and its ratio is to fp32 in the same
-repeat, as is the difference in validation NE. Figures are medians over repeats, with the extremes of the
+Each is a setting of `training`, in fields of `trials.records.job.TrainingConfig`; what it is compared with is
+the same training in fp32 throughout. A repeat trains every setting once, one after the other, from a seed of
+its own; speed is examples a second between evaluations, of all ranks together, and its ratio is to fp32 in the
+same repeat, as is the difference in validation NE. Figures are medians over repeats, with the extremes of the
 differences in NE. Ranks are processes on this machine, as a study starts them. Settings that concern what ranks
 send are left out on one rank. On several, bytes decide where tables lie, and where a table is split decides
 over which columns Adagrad takes its mean: NE differs by that too.
@@ -31,18 +31,17 @@ from benchmarks.shared.log_or_demo import log_or_demo
 from benchmarks.shared.machine_and_tables import machine, markdown
 from dhen.model import parse_model
 from dhen.values import parse
-from search.execution.jobs import new_record
-from search.execution.train_one import train_one
-from search.execution.trainer import Trainer
+from search.execution.attempts import Execution
+from search.execution.train_list import train_one
+from search.execution.trainer import Trainer, new_record
 from search.log_config import DEMO
-from search.planning.attempts import Execution
 from trials.cluster.cluster import Cluster
-from trials.cluster.here import this_machine
-from trials.data.cache import PreparedLog
-from trials.job import TrainingConfig
+from trials.cluster.this_machine import this_machine
+from trials.data.prepared_log import PreparedLog
 from trials.planner.pricing import pricing_of
-from trials.processes.launcher import Launcher
-from trials.record import Outcome, TrialKind
+from trials.records.job import TrainingConfig
+from trials.records.trial_record import Outcome, TrialKind
+from trials.runtime.launcher import Launcher
 
 FP32 = {"precision": "fp32", "all_reduce_precision": "fp32"}
 """What is automatic otherwise, of what every setting starts from."""

@@ -1,7 +1,7 @@
 """How long do the ranks of a pipeline wait, beside what the planner says?
 
 Each rank has a stage of a DHEN (two with `interleaved`) and trains by torch's schedule over gloo. How long each
-pass lasts is noted; planned is the planner's clock (`trials.planner.pipeline.timeline`), given what passes took.
+pass lasts is noted; planned is the planner's clock (`trials.planner.pipeline_time`), given what passes took.
 With `--pass-ms` they last so long at least and leave the cores to others, as those of an accelerator do, so that
 four ranks on two cores have a bubble too; with 0 they last as long as this CPU takes, for which each rank needs a
 core.
@@ -36,17 +36,16 @@ from dhen.model import build_model, parse_model
 from search.config import StudyConfig
 from search.dataset import open_log
 from search.log_config import DemoConfig
-from trials.cluster.load import load_cluster
-from trials.data.cache import PreparedLog
+from trials.cluster.this_machine import load_cluster
 from trials.data.loader import train_batches
-from trials.distributed.process_group import join
-from trials.job import Job, TrainingConfig
-from trials.memory.malloc import keep_freed_memory
-from trials.planner.pipeline.orders import Kind, wrong_micro_batches
-from trials.planner.pipeline.timeline import StageSeconds, played
-from trials.ranks import Ranks
-from trials.strategy import CHUNKS_PER_RANK, Schedule, Strategy
+from trials.data.prepared_log import PreparedLog
+from trials.planner.pipeline_memory import Kind, wrong_micro_batches
+from trials.planner.pipeline_time import StageSeconds, played
+from trials.records.job import Job, TrainingConfig
+from trials.records.strategy import CHUNKS_PER_RANK, Ranks, Schedule, Strategy
 from trials.training.distributed_step import DistributedStep
+from trials.training.memory_limit import keep_freed_memory
+from trials.training.process_group import join
 
 WARM_UP, DIFFERENT_BATCHES, LAYERS = 2, 3, 8
 FORWARD, BACKWARD, WEIGHTS = "forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk"

@@ -17,13 +17,13 @@ from rich.console import Console
 
 from benchmarks.shared.machine_and_tables import machine, markdown
 from dashboards.names import trial_name
+from search.analysis.confirm import SEEDS, BlockLosses, BySeed, JobOf, by_seed, fresh_seeds, wanted_from
 from search.analysis.losses import blocks_of
-from search.analysis.scored import SEEDS, BlockLosses, BySeed, JobOf, by_seed, fresh_seeds, wanted_from
-from search.analysis.statistics.bootstrap import paired_bootstrap
-from search.execution.jobs import refit_job, trained_job
+from search.analysis.statistics import paired_bootstrap
 from search.execution.retraining import SPLIT
-from search.study.reopen import FinishedStudy, finished_study
-from trials.record import TrialRecord
+from search.execution.trainer import refit_job, trained_job
+from search.study.run_session import FinishedStudy, finished_study
+from trials.records.trial_record import TrialRecord
 
 
 def gains(study: FinishedStudy, seeds: range) -> list[list[str]]:

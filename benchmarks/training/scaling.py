@@ -41,10 +41,10 @@ from benchmarks.training.timed_steps import StepTrainer, completed, train_timed
 from dhen.config import ModelConfig
 from dhen.model import parse_model
 from trials.cluster.machine import PRODUCT_SIZE, matmul_peak, measured_matmul, preferred_precision
-from trials.data.cache import PreparedLog
-from trials.job import TrainingConfig
-from trials.processes.launcher import Launcher
-from trials.record import TrialRecord
+from trials.data.prepared_log import PreparedLog
+from trials.records.job import TrainingConfig
+from trials.records.trial_record import TrialRecord
+from trials.runtime.launcher import Launcher
 
 POINTS: dict[str, tuple[int, ...]] = {
     "rows": (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000),

@@ -28,16 +28,15 @@ from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
 from dhen.model import build_model
 from dhen.schema import FeatureSchema, Table
-from trials.cluster.here import this_machine
+from trials.cluster.this_machine import this_machine
 from trials.data.loader import Batch
-from trials.data.prepare.statistics import repeats
-from trials.embeddings.levels.cached_tables import CachedTables
-from trials.job import Job, TrainingConfig
+from trials.data.prepare.fit import repeats
 from trials.planner.pricing import Pricing
-from trials.planner.tables.levels import hits_of
-from trials.ranks import Ranks
-from trials.strategy import KIB, Strategy
+from trials.planner.table_memory import hits_of
+from trials.records.job import Job, TrainingConfig
+from trials.records.strategy import KIB, Ranks, Strategy
 from trials.training.distributed_step import DistributedStep
+from trials.training.embeddings.levels import CachedTables
 
 COLUMNS, CPU = 8, torch.device("cpu")
 COLD = 3

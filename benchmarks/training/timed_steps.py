@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from benchmarks.training.peers.contest import Lap
-from search.execution.jobs import new_record
-from search.execution.train_one import train_one
-from search.execution.trainer import Trainer
-from trials.events import EVENTS, Evaluated, Event, EventReader, Progress
-from trials.job import Job
-from trials.processes.task import Task
-from trials.record import Outcome, TrialKind, TrialRecord
+from search.execution.train_list import train_one
+from search.execution.trainer import Trainer, new_record
+from trials.records.events import EVENTS, Evaluated, Event, EventReader, Progress
+from trials.records.job import Job
+from trials.records.task import Task
+from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 
 
 class StepTrainer(Trainer):

@@ -18,7 +18,7 @@ from dashboards.figures.memory import ladder_figure, predictions_figure
 from dashboards.figures.modules import modules_figure
 from dashboards.figures.plane import front_figure, table_bytes_figure
 from dashboards.figures.worth import ablations_figure, averages_figure, slices_figure
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
 
 FIGURES: Mapping[str, Callable[[StudyRecord], go.Figure | None]] = {
     "front": front_figure,

@@ -8,11 +8,11 @@ import plotly.graph_objects as go
 
 from dashboards.edges import front_networks
 from dashboards.figures.style import BLUE, GRID, PALE_GREY, VERMILION, drawing, empty, frame, text
+from dashboards.names import known, percent
 from dashboards.rows import TrialRow, trial_rows
-from dashboards.units import known, percent
-from trials.ordered_axis import OrderedAxis, Setting
-from trials.record import Outcome
-from trials.study_record import StudyRecord
+from trials.records.findings import OrderedAxis, Setting
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import Outcome
 
 TITLE = "Where on each axis the good candidates lie"
 COLUMNS, PANEL_HEIGHT = 3, 210

@@ -34,11 +34,10 @@ from dashboards.figures.style import (
     study_techniques,
     text,
 )
-from dashboards.names import trial_name
+from dashboards.names import decimals, duration, known, percent, trial_name
 from dashboards.rows import baseline_ne, known_ne
-from dashboards.units import decimals, duration, known, percent
-from trials.record import MADE_OF_WINNERS, Outcome, TrialKind, TrialRecord
-from trials.study_record import StageName, StudyRecord, relative_ne_percent
+from trials.records.study_record import StageName, StudyRecord, relative_ne_percent
+from trials.records.trial_record import MADE_OF_WINNERS, Outcome, TrialKind, TrialRecord
 
 PAUSE_SECONDS = 300.0
 """Length from which time in which nothing ran is left out."""

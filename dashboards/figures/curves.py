@@ -19,10 +19,9 @@ from dashboards.figures.style import (
     frame,
     text,
 )
-from dashboards.names import trial_name
+from dashboards.names import known, percent, si, trial_name
 from dashboards.rows import TrialRow, find, trial_rows
-from dashboards.units import known, percent, si
-from trials.study_record import StudyRecord, relative_ne_curve
+from trials.records.study_record import StudyRecord, relative_ne_curve
 
 MILESTONE_COLORS = (BLUE, VERMILION, GREY)
 MILESTONE_DASHES = ("solid", "dash", "dot", "dashdot")

@@ -20,11 +20,10 @@ from dashboards.figures.style import (
     study_techniques,
     text,
 )
-from dashboards.names import trial_name
-from dashboards.units import byte_size, known, si
+from dashboards.names import byte_size, known, si, trial_name
 from trials.planner.estimates import PricedStrategy
-from trials.record import TrialRecord
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import TrialRecord
 
 GIB = 2**30
 

@@ -27,12 +27,11 @@ from dashboards.figures.style import (
     study_techniques,
     text,
 )
-from dashboards.names import trial_name
+from dashboards.names import byte_size, known, milliseconds, trial_name
 from dashboards.plans import ITEMS, nearest_of_each_way, overall_accuracy, share, signed
 from dashboards.rows import find
-from dashboards.units import byte_size, known, milliseconds
-from trials.record import Outcome, PlanSummary, TrialRecord
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import Outcome, PlanSummary, TrialRecord
 
 OTHERS, TOGETHER = "all else", "not itemised"
 """What further items are called together, and a peak of whose items the record knows nothing."""

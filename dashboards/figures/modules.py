@@ -26,12 +26,11 @@ from numpy.typing import NDArray
 
 from dashboards.figures.style import PURPLE, empty, frame
 from dashboards.figures.worth import Estimate, brought, estimates_figure, interval_trace, judged
-from dashboards.names import counted_from_one
+from dashboards.names import counted_from_one, known, percent
 from dashboards.rows import baseline_ne, known_ne
-from dashboards.units import known, percent
-from trials.analyses import Better
-from trials.record import Outcome, TrialRecord
-from trials.study_record import StudyRecord, relative_ne_percent
+from trials.records.findings import Better
+from trials.records.study_record import StudyRecord, relative_ne_percent
+from trials.records.trial_record import Outcome, TrialRecord
 
 Floats = NDArray[np.float64]
 PENALTIES = np.logspace(-1, 3, 17)

@@ -27,10 +27,10 @@ from dashboards.figures.style import (
     study_techniques,
     text,
 )
+from dashboards.names import byte_size, decimals, known, milliseconds, percent, ratio, si
 from dashboards.rows import TrialRow, table_bytes_differ, trial_rows
-from dashboards.units import byte_size, decimals, known, milliseconds, percent, ratio, si
-from trials.record import Outcome, TrialKind, TrialRecord
-from trials.study_record import StudyRecord, relative_ne_percent
+from trials.records.study_record import StudyRecord, relative_ne_percent
+from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 
 HEIGHT = 520
 NEAR_FLOOR = 1.0

@@ -5,8 +5,8 @@ for the baseline, raised a little in lightness so that they hold on dark paper, 
 else is grey. Roles and categories differ in shape too, never in colour alone. The paper is left transparent: the
 page decides it, and the colour of text and grid.
 
-A memory technique's name is a strategy's (`trials.strategy`), such as `hsdp+cpu_offload`. Its colour is that of
-its way to hold the dense state, so that it is the same in every figure of every study.
+A memory technique's name is a strategy's (`trials.records.strategy`), such as `hsdp+cpu_offload`. Its colour is
+that of its way to hold the dense state, so that it is the same in every figure of every study.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from trials.record import TrialKind
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import TrialKind
 
 BLUE = "#2a86c7"
 """Colour of what the study found: front, best, knee."""

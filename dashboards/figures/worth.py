@@ -22,12 +22,11 @@ from dashboards.figures.style import (
     legend_below,
     text,
 )
-from dashboards.names import counted_from_one, trial_name
+from dashboards.names import counted_from_one, decimals, percent, percent_range, ratio, si, trial_name
 from dashboards.rows import baseline_ne, find, known_ne, relative_percent
-from dashboards.units import decimals, percent, percent_range, ratio, si
-from trials.analyses import Better, MeanInterval
-from trials.record import TrialKind, TrialRecord
-from trials.study_record import StudyRecord, relative_ne_percent
+from trials.records.findings import Better, MeanInterval
+from trials.records.study_record import StudyRecord, relative_ne_percent
+from trials.records.trial_record import TrialKind, TrialRecord
 
 ROW_HEIGHT, MARGINS = 24, 210
 """Pixels of a row, and above and below all of them."""

@@ -7,15 +7,14 @@ import shlex
 from dataclasses import dataclass
 from math import prod
 
-from dashboards.names import trial_name
+from dashboards.names import byte_size, decimals, known, milliseconds, percent, ratio, si, trial_name
 from dashboards.rows import TrialRow, find, trial_rows
 from dashboards.sentences.stages import number_of_passes
 from dashboards.sentences.summary import ended
 from dashboards.sentences.winners import confirm_command, interval
-from dashboards.units import byte_size, decimals, known, milliseconds, percent, ratio, si
-from trials.analyses import Better
-from trials.record import TrialRecord
-from trials.study_record import ClusterSummary, Comparison, StudyRecord
+from trials.records.findings import Better
+from trials.records.study_record import ClusterSummary, Comparison, StudyRecord
+from trials.records.trial_record import TrialRecord
 
 VERDICTS = {
     Better.YES: "Yes, better",

@@ -9,15 +9,14 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from dashboards.figures.style import BLUE, VERMILION, drawing, empty, text
-from dashboards.names import trial_name
+from dashboards.names import MISSING, byte_size, decimals, duration, known, percent, si, trial_name
 from dashboards.report.answers import Command, facts, telling_comparison
 from dashboards.report.page import environment, figure_data, packed_plotly, scripts, write_page
 from dashboards.rows import TrialRow, baseline_ne, find, trial_rows
 from dashboards.sentences.summary import progress
 from dashboards.sentences.winners import interval
-from dashboards.units import MISSING, byte_size, decimals, duration, known, percent, si
-from trials.record import Metrics
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import Metrics
 
 SCRIPTS = ("elements.js", "units.js", "plotly.js", "figures.js", "copy.js", "compare.js")
 COLORS = (BLUE, VERMILION)

@@ -18,14 +18,13 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from dashboards.names import IN_WORDS, UNNAMED, as_list, counted_from_one
+from dashboards.names import IN_WORDS, UNNAMED, as_list, byte_size, counted_from_one, duration, known
 from dashboards.plans import held
 from dashboards.report.answers import cluster_words, export_line
 from dashboards.rows import Column, TrialRow, columns_of, trial_rows
-from dashboards.units import byte_size, duration, known
 from dhen.cost import ATTENTION, LOOKUP, MATMUL, CostRow
-from trials.record import Attempt, TrialRecord
-from trials.study_record import StudyRecord, relative_ne_curve
+from trials.records.study_record import StudyRecord, relative_ne_curve
+from trials.records.trial_record import Attempt, TrialRecord
 
 T = TypeVar("T")
 PERCENT_SCALE, NE_SCALE = 1e4, 1e6

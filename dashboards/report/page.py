@@ -19,17 +19,17 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from dashboards.figures import FIGURES
+from dashboards.names import duration, known
 from dashboards.plans import accuracy_table, attempts_table
 from dashboards.report.answers import answers, facts, next_commands
 from dashboards.report.embed import as_json, study_data, thinned
 from dashboards.rows import LOG_EXPLANATION, log_table
 from dashboards.sentences.summary import progress, sentences
 from dashboards.sentences.winners import explanation, winners_table
-from dashboards.units import duration, known
 from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
-from trials.record import TrialRecord
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import TrialRecord
 
 TEMPLATES = Path(__file__).parent / "templates"
 STYLES = ("page.css", "overview.css", "tables.css", "candidate.css", "print.css")

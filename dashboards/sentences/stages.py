@@ -8,12 +8,10 @@ import math
 from collections.abc import Iterator
 from statistics import median
 
-from dashboards.names import short_name
+from dashboards.names import byte_size, decimals, duration, milliseconds, percent, short_name, si
 from dashboards.rows import find, known_ne
 from dashboards.sentences.winners import confirm_command, diverged
-from dashboards.units import byte_size, decimals, duration, milliseconds, percent, si
-from trials.record import Outcome, TrialKind, TrialRecord
-from trials.study_record import (
+from trials.records.study_record import (
     EarlierStudy,
     ExpectedGain,
     FoundPasses,
@@ -21,6 +19,7 @@ from trials.study_record import (
     covered_seconds,
     relative_ne_percent,
 )
+from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 
 MOST_SEEDS = 5
 """Number of seeds from which `dhen-search confirm` retrains winners by default."""

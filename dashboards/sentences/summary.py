@@ -10,7 +10,18 @@ from collections.abc import Callable, Iterable, Mapping
 from statistics import mean, median
 
 from dashboards.edges import on_the_edge, widened
-from dashboards.names import IN_WORDS, short_name, trial_name
+from dashboards.names import (
+    IN_WORDS,
+    MISSING,
+    byte_size,
+    decimals,
+    known,
+    percent,
+    ratio,
+    short_name,
+    si,
+    trial_name,
+)
 from dashboards.plans import overall_accuracy, share, signed
 from dashboards.rows import TrialRow, does_not_fit, find, trial_rows
 from dashboards.sentences.stages import (
@@ -38,9 +49,8 @@ from dashboards.sentences.winners import (
     verdict,
     winners_chosen,
 )
-from dashboards.units import MISSING, byte_size, decimals, known, percent, ratio, si
-from trials.record import Metrics, Outcome, TrialKind, TrialRecord
-from trials.study_record import StudyRecord, relative_ne_percent
+from trials.records.study_record import StudyRecord, relative_ne_percent
+from trials.records.trial_record import Metrics, Outcome, TrialKind, TrialRecord
 
 LinkTo = Callable[[int | None], str | None]
 NOTE_COLUMNS = (

@@ -5,12 +5,20 @@ from __future__ import annotations
 
 import shlex
 
-from dashboards.names import counted_from_one, trial_name
+from dashboards.names import (
+    MISSING,
+    counted_from_one,
+    decimals,
+    percent,
+    percent_range,
+    ratio,
+    si,
+    trial_name,
+)
 from dashboards.rows import PlainTable, find
-from dashboards.units import MISSING, decimals, percent, percent_range, ratio, si
-from trials.analyses import Better
-from trials.record import Outcome, TrialRecord
-from trials.study_record import Comparison, StudyRecord, relative_ne_percent
+from trials.records.findings import Better
+from trials.records.study_record import Comparison, StudyRecord, relative_ne_percent
+from trials.records.trial_record import Outcome, TrialRecord
 
 NO_OPTIMISM_PERCENT = 0.005
 """Percent of NE that are shown as 0.00."""

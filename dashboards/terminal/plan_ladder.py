@@ -8,7 +8,7 @@ from itertools import groupby
 from rich.table import Table
 from rich.text import Text
 
-from dashboards.units import MISSING, byte_size, si
+from dashboards.names import MISSING, byte_size, si
 from trials.planner.estimates import MemoryEstimate, PricedStrategy, StepTime
 
 BEST_PER_SIZE = 3

@@ -8,12 +8,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from dashboards.names import IN_WORDS
+from dashboards.names import IN_WORDS, decimals, duration, milliseconds, percent, si
 from dashboards.rows import TrialRow, baseline_ne, columns_of, find, relative_percent, trial_rows
 from dashboards.sentences.summary import ended
-from dashboards.units import decimals, duration, milliseconds, percent, si
-from trials.record import Outcome, TrialKind, TrialRecord
-from trials.study_record import Stage, StageName, StudyRecord
+from trials.records.study_record import Stage, StageName, StudyRecord
+from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 
 COLUMNS = {
     "trial": "trial",

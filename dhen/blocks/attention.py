@@ -26,16 +26,13 @@ from dhen.cost import (
     linear_cost,
     product_cost,
 )
-from dhen.memory.tape import FP32_BYTES, MASK_BYTES, Tape
-from dhen.ops.block_attention import BlockAttention
-from dhen.ops.block_attention_cost import fused_attention_tape
+from dhen.ops.block_attention import BlockAttention, fused_attention_tape, fused_values
 from dhen.ops.block_layout import BlockLayout
-from dhen.ops.dropout import drop, dropout_scale
-from dhen.ops.flex_attention import fused_values
 from dhen.ops.linear import Linear, linear, linear_tape, part_shapes
-from dhen.ops.norm import LayerNorm, norm_tape
+from dhen.ops.norm import LayerNorm, drop, dropout_scale, norm_tape
 from dhen.ops.parts import EmbeddingProjection, projection_cost, projection_tape, split_in_turn
 from dhen.ops.split import How, RankGroup, apart, how_split
+from dhen.tape import FP32_BYTES, MASK_BYTES, Tape
 
 
 class AttentionConfig(DropoutBlockConfig):

@@ -14,8 +14,8 @@ from pydantic import Field
 from torch import nn
 
 from dhen.cost import Costs
-from dhen.memory.tape import Tape
 from dhen.ops.split import RankGroup
+from dhen.tape import Tape
 from dhen.values import Value
 
 
@@ -46,7 +46,7 @@ class BlockConfig(Value):
         """FLOPs and parameters per example; equal to what torch counts on `build(shape)`."""
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
-        """Writes down what its forward makes and keeps of x_BMD; the tensor u_BLD (see `dhen.memory.tape`).
+        """Writes down what its forward makes and keeps of x_BMD; the tensor u_BLD (see `dhen.tape`).
 
         A module that leaves it out works everywhere; planners then trace it, which is slower.
 

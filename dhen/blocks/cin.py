@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import Costs
-from dhen.memory.tape import Tape
-from dhen.ops.pair_mix import pair_mix, pair_mix_cost, pair_mix_tape
+from dhen.ops.pairwise import pair_mix, pair_mix_cost, pair_mix_tape
 from dhen.ops.parts import EmbeddingProjection, Widths, projection_cost, projection_tape
+from dhen.tape import Tape
 
 
 class CinConfig(BlockConfig):

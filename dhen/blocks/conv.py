@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import MATMUL, CostRow, Costs, elementwise_cost
-from dhen.memory.tape import Tape
 from dhen.ops.parts import EmbeddingProjection, projection_cost, projection_tape
 from dhen.ops.split import RankGroup, Split, keep_part, sums_gradients
+from dhen.tape import Tape
 
 
 class ConvConfig(BlockConfig):

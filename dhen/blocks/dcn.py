@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import Costs, elementwise_cost, linear_cost
-from dhen.memory.tape import Tape
 from dhen.ops.parts import (
     VectorToEmbeddings,
     undivided,
@@ -28,6 +27,7 @@ from dhen.ops.parts import (
     vector_to_embeddings_tape,
 )
 from dhen.ops.split import How, RankGroup, Split, keep_part, own, summed_both_ways
+from dhen.tape import Tape
 
 
 class DcnConfig(BlockConfig):

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import MATMUL, SOFTMAX_FLOPS, CostRow, Costs, elementwise_cost, linear_cost, within
-from dhen.memory.tape import Tape
 from dhen.ops.linear import Linear, linear_tape
 from dhen.ops.parts import EmbeddingProjection, projection_cost, projection_tape
+from dhen.tape import Tape
 
 
 class DcnMixConfig(BlockConfig):

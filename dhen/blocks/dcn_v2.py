@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import Costs, elementwise_cost, linear_cost
-from dhen.memory.tape import Tape
 from dhen.ops.linear import Linear, linear_tape
 from dhen.ops.parts import (
     EmbeddingProjection,
@@ -25,6 +24,7 @@ from dhen.ops.parts import (
     undivided,
 )
 from dhen.ops.split import RankGroup, how_split
+from dhen.tape import Tape
 
 
 class DcnV2Config(BlockConfig):

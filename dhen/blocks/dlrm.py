@@ -13,7 +13,6 @@ from torch import nn
 from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.blocks.mlp import split_tower, tower_split
 from dhen.cost import Costs
-from dhen.memory.tape import Tape
 from dhen.ops.pairwise import PairwiseDots, pairwise_cost, pairwise_tape, pairwise_width
 from dhen.ops.parts import (
     VectorToEmbeddings,
@@ -26,6 +25,7 @@ from dhen.ops.parts import (
     vector_to_embeddings_tape,
 )
 from dhen.ops.split import RankGroup
+from dhen.tape import Tape
 
 
 class DlrmConfig(DropoutBlockConfig):

@@ -19,11 +19,10 @@ from torch import Tensor, nn
 
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import Costs, elementwise_cost, linear_cost, within
-from dhen.memory.tape import Tape
 from dhen.ops.linear import Linear, linear_tape
-from dhen.ops.pair_mix import pair_mix, pair_mix_cost, pair_mix_tape
-from dhen.ops.pairwise import INDEX_BYTES
+from dhen.ops.pairwise import INDEX_BYTES, pair_mix, pair_mix_cost, pair_mix_tape
 from dhen.ops.parts import EmbeddingProjection, projection_cost, projection_tape
+from dhen.tape import Tape
 
 
 class FibinetConfig(BlockConfig):

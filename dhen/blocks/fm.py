@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import Costs, elementwise_cost, product_cost
-from dhen.memory.tape import Tape
 from dhen.ops.parts import EmbeddingProjection, mix_embeddings, projection_cost, projection_tape
+from dhen.tape import Tape
 
 
 class FmConfig(BlockConfig):

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import Costs, elementwise_cost, linear_cost
-from dhen.memory.tape import Tape
 from dhen.ops.linear import Linear, linear_tape
 from dhen.ops.parts import EmbeddingProjection, projection_cost, projection_tape
+from dhen.tape import Tape
 
 
 class InstanceGateConfig(DropoutBlockConfig):

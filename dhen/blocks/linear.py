@@ -8,8 +8,8 @@ from torch import nn
 
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import Costs
-from dhen.memory.tape import Tape
 from dhen.ops.parts import EmbeddingProjection, projection_cost, projection_tape
+from dhen.tape import Tape
 
 
 class LinearConfig(BlockConfig):

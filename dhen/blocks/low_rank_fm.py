@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import Costs, product_cost
-from dhen.memory.tape import Tape
 from dhen.ops.norm import LayerNorm, norm_cost, norm_tape
 from dhen.ops.parts import (
     EmbeddingProjection,
@@ -32,6 +31,7 @@ from dhen.ops.parts import (
     vector_to_embeddings_cost,
     vector_to_embeddings_tape,
 )
+from dhen.tape import Tape
 
 
 class LowRankFmConfig(DropoutBlockConfig):

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import Costs, elementwise_cost, linear_cost, within
-from dhen.memory.tape import Tape
 from dhen.ops.linear import Linear, linear_tape
 from dhen.ops.norm import LayerNorm, norm_cost, norm_tape
 from dhen.ops.parts import VectorToEmbeddings, vector_to_embeddings_cost, vector_to_embeddings_tape
+from dhen.tape import Tape
 
 
 class MaskBlockConfig(DropoutBlockConfig):

@@ -12,7 +12,6 @@ from torch import nn
 
 from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import Costs
-from dhen.memory.tape import Tape
 from dhen.ops.parts import (
     VectorToEmbeddings,
     Widths,
@@ -25,6 +24,7 @@ from dhen.ops.parts import (
     vector_to_embeddings_tape,
 )
 from dhen.ops.split import How, RankGroup, how_split
+from dhen.tape import Tape
 
 
 class MlpConfig(DropoutBlockConfig):

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import CostRow, Costs, elementwise_cost, linear_cost, product_cost
-from dhen.memory.tape import Tape
 from dhen.ops.linear import Linear, linear_tape
 from dhen.ops.parts import (
     EmbeddingProjection,
@@ -29,6 +28,7 @@ from dhen.ops.parts import (
     vector_to_embeddings_cost,
     vector_to_embeddings_tape,
 )
+from dhen.tape import Tape
 
 
 class PnnConfig(DropoutBlockConfig):

@@ -39,8 +39,7 @@ from dhen.blocks.attention import (
 )
 from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import Costs, headline_flops
-from dhen.memory.tape import Tape
-from dhen.ops.block_attention_cost import block_attention_cost, block_attention_tape
+from dhen.ops.block_attention import block_attention_cost, block_attention_tape
 from dhen.ops.block_layout import (
     BlockLayout,
     Blocks,
@@ -54,6 +53,7 @@ from dhen.ops.block_layout import (
 )
 from dhen.ops.parts import EmbeddingProjection
 from dhen.ops.split import RankGroup
+from dhen.tape import Tape
 
 MOST = 65_536
 Count = Annotated[int, Field(ge=0, le=MOST)]

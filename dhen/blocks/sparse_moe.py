@@ -23,10 +23,10 @@ from torch.nn import functional as F
 
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import MATMUL, SOFTMAX_FLOPS, CostRow, Costs, elementwise_cost, linear_cost, product_cost
-from dhen.memory.tape import Tape
-from dhen.ops.expert_linear import expert_linear
+from dhen.ops.experts import expert_linear
 from dhen.ops.linear import Linear, linear_tape
 from dhen.ops.pairwise import INDEX_BYTES
+from dhen.tape import Tape
 
 
 class SparseMoeConfig(BlockConfig):

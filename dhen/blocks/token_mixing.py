@@ -19,9 +19,9 @@ from torch.nn import functional as F
 
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import MATMUL, NORM_FLOPS, CostRow, Costs, elementwise_cost
-from dhen.memory.tape import Tape
 from dhen.ops.norm import LayerNorm, norm_tape
 from dhen.ops.parts import EmbeddingProjection, projection_cost, projection_tape
+from dhen.tape import Tape
 
 GELU_FLOPS = 8
 """Elementwise operations a value, about."""

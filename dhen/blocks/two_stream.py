@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import Costs, elementwise_cost, linear_cost, product_cost
-from dhen.memory.tape import Tape
 from dhen.ops.linear import Linear, linear_tape
 from dhen.ops.parts import (
     VectorToEmbeddings,
@@ -26,6 +25,7 @@ from dhen.ops.parts import (
     vector_to_embeddings_cost,
     vector_to_embeddings_tape,
 )
+from dhen.tape import Tape
 
 
 class TwoStreamConfig(DropoutBlockConfig):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from dhen.cost import Costs
-from dhen.memory.tape import Tape
+from dhen.tape import Tape
 from dhen.values import Value
 
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from dhen.cost import SOFTMAX_FLOPS, Costs, elementwise_cost, linear_cost, product_cost
 from dhen.ensembles.base import EnsembleConfig, EnsembleShape
-from dhen.memory.tape import Tape
 from dhen.ops.linear import Linear, linear_tape
+from dhen.tape import Tape
 
 
 class _MixingConfig(EnsembleConfig):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dhen.cost import Costs, elementwise_cost
 from dhen.ensembles.base import EnsembleConfig, EnsembleShape
-from dhen.memory.tape import Tape
+from dhen.tape import Tape
 
 
 class ConcatConfig(EnsembleConfig):

@@ -22,10 +22,18 @@ from torch.nn import functional as F
 from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
 from dhen.cost import ELEMENTWISE, LOOKUP, CostRow, Costs, headline_flops
-from dhen.inputs.fresh_rows import fresh_rows
-from dhen.inputs.growing import GrowingRows
-from dhen.inputs.held_schema import held_schema
-from dhen.inputs.lift import MixedEmbeddings, lift_cost, mixed_tape
+from dhen.inputs.growing import GrowingRows, fresh_rows
+from dhen.inputs.lift import (
+    MixedEmbeddings,
+    TableGroup,
+    held_schema,
+    lift_cost,
+    looked_up,
+    mixed_tape,
+    summed_tables,
+    table_dims,
+    table_groups,
+)
 from dhen.inputs.nodes import (
     CategoricalIds,
     interpolate,
@@ -33,12 +41,10 @@ from dhen.inputs.nodes import (
     interpolation_tape,
     node_tables,
 )
-from dhen.inputs.table_dims import TableGroup, looked_up, summed_tables, table_dims, table_groups
-from dhen.memory.segments import Setting, Taped
-from dhen.memory.tape import FP32_BYTES, Tape
 from dhen.ops.linear import Linear, linear_tape
 from dhen.ops.parts import mlp, mlp_cost, mlp_tape
 from dhen.schema import FeatureSchema, Table
+from dhen.tape import FP32_BYTES, Setting, Tape, Taped
 
 EMBEDDING_BYTES = 4
 
@@ -133,7 +139,7 @@ class MixedTables(nn.ModuleDict):
         super().__init__({f"d{dim}": EmbeddingTables(schema, dim, places) for dim, places in groups})
 
     def forward(self, batch: FeatureBatch) -> list[Tensor]:
-        """Theirs, one after another (`dhen.inputs.table_dims.looked_up`)."""
+        """Theirs, one after another (`dhen.inputs.lift.looked_up`)."""
         return [e for tables in self.values() for e in tables(batch)]
 
 

@@ -1,27 +1,133 @@
-"""Growing tables while they are read: which row each id has, and the default row for ids that have none.
+"""Finds the rows of 64-bit keys: an open-addressing hash table in tensors, looked up for many keys at once.
+
+A key's home is a bucket of four places, one cache line's half, in which it is compared with all four together;
+a key whose bucket is full lies in the next one that is not. Keys are hashes already, so their own bits say which
+bucket is theirs. The table doubles when it is half full. Removed keys leave a mark, so that keys behind them are
+still found, until the table is built anew.
+
+Shapes: N keys, P keys that are still being looked for, W places of a bucket.
+
+Growing tables while they are read: which row each id has, and the default row for ids that have none.
 
 The ids of such a table are 64-bit hashes of the log's values, its keys (`dhen.batch.Keys`). Which key has which
 row is part of the weights. Rows are given to keys, and taken back, by whoever trains
-(`trials.embeddings.growing`). Everything here lies in host memory, on whatever device the model is.
+(`trials.training.embeddings.growing`). Everything here lies in host memory, on whatever device the model is.
 
 Shapes: B examples, T categorical tables, G growing ones among them, K numeric inputs, N keys of a batch (those of
 columns, example by example, then those of bags), R rows of all growing tables together, the default rows apart.
+
+Fresh rows of embedding tables: all of a matrix, some of it for a process that holds a part, or none at all.
+
+Which rows are made is the caller's context (`part_of_tables`, `unfilled_tables`), as models are built by functions
+that need not know of it. Whatever is built after the tables has the same weights in all contexts but the last.
+
+Shapes: R rows of a matrix or of a block of it, D columns, P of the rows that are kept, Q of a block's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Callable
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from dhen.batch import FeatureBatch, Keys
-from dhen.inputs.key_index import EMPTY, KeyIndex
-from dhen.schema import FeatureSchema
+from dhen.schema import FeatureSchema, Table
+
+WIDTH = 4
+"""Places of a bucket, W: four were as fast as any for 40,000 keys, and faster for 2,600 (docs/log.md)."""
+EMPTY, REMOVED = 0, -1
+"""Keys of a place that was never taken, and of one whose key is gone: row 0 is theirs. Missing values have the
+first; an id with the second, one of 2^64, is taken for unknown."""
+SMALLEST = 256
+"""Places of an empty table."""
+
+
+class KeyIndex:
+    """Rows by key; row 0 stands for a key that is not there."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+        """Places that hold a key, or the mark of one."""
+        self._lanes = torch.arange(WIDTH)
+        self._make(SMALLEST)
+
+    def find(self, key_N: Tensor) -> Tensor:
+        """Returns row_N in int64, 0 for keys that are not there."""
+        place_N, found_N = self._places(key_N)
+        return torch.where(found_N, self._rows[place_N], 0)
+
+    def add(self, key_N: Tensor, row_N: Tensor) -> None:
+        """Adds keys, each once, which are not there yet."""
+        if 2 * (self._taken + len(key_N)) > len(self._rows):
+            self._rebuild(len(key_N))
+        self._taken += len(key_N)
+        self._put(key_N, row_N)
+
+    def remove(self, key_N: Tensor) -> None:
+        """Removes keys that are there."""
+        place_N, _ = self._places(key_N)
+        self._keys.view(-1)[place_N] = REMOVED
+        self._rows[place_N] = 0
+
+    def _make(self, places: int) -> None:
+        self._keys = torch.zeros(places // WIDTH, WIDTH, dtype=torch.int64)
+        self._rows = torch.zeros(places, dtype=torch.int64)
+        self._mask = places // WIDTH - 1
+
+    def _rebuild(self, more: int) -> None:
+        """Makes the table anew, without marks, at most a quarter full once so many keys more are in it."""
+        flat = self._keys.view(-1)
+        held = ((flat != EMPTY) & (flat != REMOVED)).nonzero().squeeze(1)
+        key_N, row_N = flat[held], self._rows[held]
+        self._taken = len(held)
+        self._make(max(SMALLEST, 1 << (4 * (len(held) + more) - 1).bit_length()))
+        self._put(key_N, row_N)
+
+    def _home(self, key_N: Tensor) -> Tensor:
+        return (key_N ^ (key_N >> 32)) & self._mask
+
+    def _places(self, key_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns where keys lie (N), and whether they do; a place means nothing where they do not."""
+        bucket_N = self._home(key_N)
+        place_N, found_N, on_N = self._in_buckets(key_N, bucket_N)
+        left_P = on_N.nonzero().squeeze(1)
+        bucket_P = bucket_N[left_P]
+        while len(left_P):
+            bucket_P = (bucket_P + 1) & self._mask
+            place_P, found_P, on_P = self._in_buckets(key_N[left_P], bucket_P)
+            place_N[left_P], found_N[left_P] = place_P, found_P
+            left_P, bucket_P = left_P[on_P], bucket_P[on_P]
+        return place_N, found_N
+
+    def _in_buckets(self, key_N: Tensor, bucket_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the places of keys in their buckets, whether they are there, and whether to look further: where
+        they are not and the bucket is full."""
+        held_NW = self._keys.index_select(0, bucket_N)
+        lane_N = ((held_NW == key_N.unsqueeze(1)) * self._lanes).amax(dim=1)
+        found_N = held_NW.gather(1, lane_N.unsqueeze(1)).squeeze(1) == key_N
+        return bucket_N * WIDTH + lane_N, found_N, ~found_N & (held_NW[:, -1] != EMPTY)
+
+    def _put(self, key_P: Tensor, row_P: Tensor) -> None:
+        """Puts keys into the first free places from their homes on; of those that meet at a place one stays, and
+        the others try again."""
+        bucket_P, flat = self._home(key_P), self._keys.view(-1)
+        while len(key_P):
+            lane_P = (self._keys.index_select(0, bucket_P) != EMPTY).sum(dim=1)
+            full_P = lane_P == WIDTH
+            place_P = bucket_P * WIDTH + lane_P.clamp_(max=WIDTH - 1)
+            free_P = (~full_P).nonzero().squeeze(1)
+            flat[place_P[free_P]] = key_P[free_P]
+            there_P = ~full_P & (flat[place_P] == key_P)
+            self._rows[place_P[there_P]] = row_P[there_P]
+            bucket_P = torch.where(full_P, (bucket_P + 1) & self._mask, bucket_P)
+            key_P, row_P, bucket_P = key_P[~there_P], row_P[~there_P], bucket_P[~there_P]
 
 
 class GrowingRows(nn.Module):
@@ -124,3 +230,102 @@ def _salted(keys: Tensor, salt: Tensor | int) -> Tensor:
 def _within(rows: Tensor, start: Tensor | int) -> Tensor:
     """Returns rows as their table counts them, the default row as 0."""
     return (rows - start).clamp_(min=0)
+
+
+EMBEDDING_INIT_STD = 0.05
+"""Standard deviation of fresh embeddings; small beside the layers' unit-variance outputs."""
+BLOCK_ROWS = 1 << 16
+"""Rows that are drawn at a time where few of them are kept: a multiple of 16, see `_drawn`."""
+
+
+class _Part(NamedTuple):
+    """Rows `first`, `first` + `step`, ... of a matrix; none where `first` is None."""
+
+    first: int | None
+    step: int
+
+
+_PART: ContextVar[_Part | None] = ContextVar("part", default=None)
+_UNFILLED: ContextVar[bool] = ContextVar("unfilled", default=False)
+
+
+@contextlib.contextmanager
+def part_of_tables(first: int | None, step: int = 1) -> Iterator[None]:
+    """A context in which tables are built with some rows of each matrix alone, and memory for these: rows `first`,
+    `first` + `step` and so on, or none where `first` is None.
+
+    They have the weights that they have among all, as all are drawn, a block at a time. Such tables are for
+    whoever takes their weights; they cannot be looked up.
+    """
+    token = _PART.set(_Part(first, step))
+    try:
+        yield
+    finally:
+        _PART.reset(token)
+
+
+@contextlib.contextmanager
+def unfilled_tables() -> Iterator[None]:
+    """A context in which tables are built without memory for their rows, which a file's take the place of
+    (`load_state_dict(..., assign=True)`)."""
+    token = _UNFILLED.set(True)
+    try:
+        yield
+    finally:
+        _UNFILLED.reset(token)
+
+
+def fresh_rows(tables: Sequence[Table], starts: Sequence[int], dim: int) -> Tensor:
+    """Returns fresh weights of tables that lie in one matrix (R, D), or what the context has of them.
+
+    Rows of growing tables are zero until an id has them; few systems give them memory before.
+
+    Args:
+        tables: the tables, in order.
+        starts: the first row of each, and at the end the number of all.
+        dim: D.
+    """
+    total = starts[-1]
+    if _UNFILLED.get():
+        return torch.empty(total, dim, device="meta")
+    # one draw for all where none grows: a seed stands for the same weights as it did before tables could grow
+    spans = [(0, total)]
+    if any(table.growing for table in tables):
+        spans = [
+            (start, 1 if table.growing else table.rows) for table, start in zip(tables, starts, strict=False)
+        ]
+    part = _PART.get()
+    if part is not None:
+        return _some_rows(spans, total, dim, part)
+    drawn = sum(rows for _, rows in spans)
+    weight_RD = torch.empty(total, dim) if drawn == total else torch.zeros(total, dim)
+    for start, rows in spans:
+        _draw(weight_RD[start : start + rows])
+    return weight_RD
+
+
+def _some_rows(spans: Sequence[tuple[int, int]], total: int, dim: int, part: _Part) -> Tensor:
+    """Returns some rows of a matrix (P, D), of which all in these spans (first row, number) are drawn."""
+    first = total if part.first is None else part.first
+    kept_PD = torch.zeros(len(range(first, total, part.step)), dim)
+    for start, rows in spans:
+        for block_RD in _drawn(rows, dim):
+            skipped = max(first - start, (first - start) % part.step)
+            chosen_QD = block_RD[skipped :: part.step]
+            place = (start + skipped - first) // part.step
+            kept_PD[place : place + len(chosen_QD)] = chosen_QD
+            start += len(block_RD)
+    return kept_PD
+
+
+def _drawn(rows: int, dim: int) -> Iterator[Tensor]:
+    """Yields fresh rows a block at a time, the same as from one draw: torch takes 16 numbers at a time from the
+    generator, and where the last are fewer, the last 16 once more."""
+    while rows:
+        block = rows if rows < 2 * BLOCK_ROWS else BLOCK_ROWS
+        yield _draw(torch.empty(block, dim))
+        rows -= block
+
+
+def _draw(weight_RD: Tensor) -> Tensor:
+    return nn.init.normal_(weight_RD, std=EMBEDDING_INIT_STD)

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from dhen.cost import CostRow, elementwise_cost
-from dhen.memory.tape import FP32_BYTES, Tape
 from dhen.schema import FeatureSchema, Table, node_names
+from dhen.tape import FP32_BYTES, Tape
 
 
 class NodeTable(Table):

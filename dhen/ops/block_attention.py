@@ -1,4 +1,9 @@
-"""Attention over a layout of blocks: each block of queries with the blocks of keys that it attends to, gathered.
+"""PyTorch's fused attention on accelerators: dense, and over a layout of blocks (FlexAttention, compiled).
+
+On CPUs FlexAttention's forward runs, and a test compares it; its backward does not (torch 2.13), and it has no
+dropout.
+
+Attention over a layout of blocks: each block of queries with the blocks of keys that it attends to, gathered.
 
 Rows of a layout that attend to equally many blocks are computed together, so that nothing is padded to the widest
 row (a global block's) and the products are exactly those of the layout. Only where the blocks do not divide the
@@ -7,19 +12,78 @@ gathers again, so that what is kept is linear in the pairs of blocks that attend
 
 Shapes: B examples, M embeddings, D = H d their dimension, H heads of d numbers, V = 3 D numbers of queries,
 keys and values; N blocks of s embeddings, R blocks of queries that are computed together, over all heads.
+
+What attention over a layout of blocks costs: its FLOPs, and its memory on a tape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, lru_cache, partial
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from dhen.cost import ATTENTION, SOFTMAX_FLOPS, CostRow, Costs, elementwise_cost
 from dhen.ops.block_layout import BlockLayout
-from dhen.ops.dropout import keep_mask, where_kept
-from dhen.ops.flex_attention import flex_runs, flex_values, fused_values
+from dhen.ops.norm import keep_mask, where_kept
+from dhen.tape import FP32_BYTES, MASK_BYTES, Held, Tape
+
+MOST_EXAMPLES = 65_535
+"""Number of examples that a GPU's kernels take at once: they have them where a grid has so many places."""
+LEAST_HEAD = 16
+"""Numbers of a head that its kernel asks for at least."""
+
+
+def flex_runs(device_type: str, head: int, p: float) -> bool:
+    """Returns whether FlexAttention trains there, with heads of so many numbers and dropout `p`."""
+    return device_type == "cuda" and head >= LEAST_HEAD and not p
+
+
+def flex_values(q_BHMd: Tensor, k_BHMd: Tensor, v_BHMd: Tensor, layout: BlockLayout) -> Tensor:
+    """Returns softmax(q k^T) v of (B, H, M, d), where the layout attends; q is scaled already."""
+    mask = _block_mask(layout, str(q_BHMd.device))
+    attend = partial(_attention(q_BHMd.device.type), block_mask=mask, scale=1.0)
+    return _in_parts(attend, q_BHMd, k_BHMd, v_BHMd)
+
+
+def fused_values(
+    q_BHMd: Tensor, k_BHMd: Tensor, v_BHMd: Tensor, p: float, scale: float | None = None
+) -> Tensor:
+    """Returns dropout(softmax(q k^T scale)) v of (B, H, M, d); without a scale it is 1 / sqrt(d)."""
+    return _in_parts(
+        partial(F.scaled_dot_product_attention, dropout_p=p, scale=scale), q_BHMd, k_BHMd, v_BHMd
+    )
+
+
+def _in_parts(attend: Callable[..., Tensor], *qkv: Tensor) -> Tensor:
+    """Attends to as many examples at a time as a kernel takes."""
+    if len(qkv[0]) <= MOST_EXAMPLES:
+        return attend(*qkv)
+    parts = zip(*(torch.split(each, MOST_EXAMPLES) for each in qkv), strict=True)
+    return torch.cat([attend(*part) for part in parts])
+
+
+@cache
+def _attention(device_type: str) -> Callable[..., Tensor]:
+    """Compiled where its kernel is."""
+    attend = cast("Callable[..., Tensor]", flex_attention)
+    return torch.compile(attend) if device_type == "cuda" else attend
+
+
+@lru_cache(maxsize=64)
+def _block_mask(layout: BlockLayout, device: str) -> BlockMask:
+    table, size = layout.table().to(device), layout.size
+
+    def attends(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        del batch
+        return table[head, query // size, key // size]
+
+    m = layout.embeddings
+    return create_block_mask(attends, None, len(layout.heads), m, m, device=device)
 
 
 class Together(NamedTuple):
@@ -243,3 +307,118 @@ def _by_scores(gradient: Tensor, v: Tensor, weights: Tensor, dropout: _Dropout) 
     """The gradient before the softmax."""
     by_weights = dropout(torch.bmm(gradient, v.mT))
     return torch._softmax_backward_data(by_weights, weights, -1, weights.dtype)
+
+
+INDEX_BYTES = 8
+
+
+def block_attention_cost(layout: BlockLayout, dim: int) -> Costs:
+    """Returns the two products and the softmax of all pairs of blocks, padding included."""
+    scores = layout.pairs * layout.size**2
+    flops = 2.0 * scores * (dim // len(layout.heads))
+    return (
+        CostRow("scores", ATTENTION, flops),
+        elementwise_cost("softmax", scores, flops_each=SOFTMAX_FLOPS),
+        CostRow("values", ATTENTION, flops),
+    )
+
+
+def block_attention_tape(tape: Tape, qkv: int, layout: BlockLayout, dim: int, *, p: float) -> int:
+    """Writes down `BlockAttention` of queries, keys and values; the tensor of its output."""
+    m, heads = layout.embeddings, len(layout.heads)
+    tape.buffer_bytes += INDEX_BYTES * _indices(layout)
+    if is_fused(tape.device, layout, dim // heads, p):
+        return fused_attention_tape(tape, qkv, m, dim, heads)
+    sizes, split = list(_sizes(layout, dim // heads)), layout.blocks * layout.size * dim
+    saved = [tape.scratch(3 * split)]
+    for size in sizes:
+        saved.append(tape.scratch(size.scores))
+        if p:
+            saved.append(tape.scratch(size.scores, itemsize=MASK_BYTES))
+    return tape.operation(
+        m * dim,
+        [qkv],
+        saves=saved,
+        running=_held(tape, _running(tape.itemsize, sizes, split, m * dim, p)),
+        backward_running=_held(tape, _backward_running(tape.itemsize, sizes, split, m * dim, p)),
+    )
+
+
+def fused_attention_tape(tape: Tape, qkv: int, embeddings: int, dim: int, heads: int) -> int:
+    """Writes down attention in one kernel, which keeps its inputs, its output, and a number per row of scores."""
+    values, sums = embeddings * dim, tape.scratch(heads * embeddings, itemsize=FP32_BYTES)
+    attended = tape.operation(
+        values, [qkv], saves=[qkv, sums], saves_output=True, backward_running=tape.held(3 * values)
+    )
+    return tape.copy(attended) if heads > 1 else attended
+
+
+class _Sizes(NamedTuple):
+    """Numbers per example of blocks that are computed together."""
+
+    queries: int
+    keys: int
+    scores: int
+    gathered_queries: int
+    """Those of `queries` that are copied for it."""
+    gathered_keys: int
+
+    def forward(self, itemsize: int, p: float) -> int:
+        """Most bytes at a moment: scores; their softmax; its dropout; the products with v."""
+        masks, dropped = (MASK_BYTES, self.scores) if p else (0, 0)
+        return max(
+            itemsize * (self.gathered_queries + self.gathered_keys + self.scores),
+            itemsize * 2 * self.scores,
+            (itemsize + 2 * masks) * self.scores,
+            masks * self.scores + itemsize * (self.scores + dropped + self.gathered_keys + self.queries),
+        )
+
+    def backward(self, p: float) -> int:
+        """Most numbers at a moment: gradients of v; of the scores; of q and k."""
+        others = max(
+            (self.scores if p else 0) + self.keys,
+            self.gathered_keys + 2 * self.scores,
+            self.scores + self.gathered_keys + self.queries,
+            self.scores + self.gathered_queries + self.keys,
+        )
+        return self.gathered_queries + others
+
+
+def _sizes(layout: BlockLayout, head: int) -> Iterator[_Sizes]:
+    size = layout.size
+    for group in together(layout):
+        queries, keys = size * head * len(group.rows), size * head * len(group.columns)
+        yield _Sizes(
+            queries=queries,
+            keys=keys,
+            scores=size * size * len(group.columns),
+            gathered_queries=queries if group.gathers_rows(layout) else 0,
+            gathered_keys=keys if group.gathers_columns(layout) else 0,
+        )
+
+
+def _running(itemsize: int, sizes: list[_Sizes], split: int, out: int, p: float) -> int:
+    """Bytes of forward beside what it saves and puts out; blocks of later groups have not been made before."""
+    kept = itemsize + (MASK_BYTES if p else 0)
+    not_yet = kept * sum(size.scores for size in sizes) + itemsize * out
+    most = 0
+    for size in sizes:
+        most = max(most, size.forward(itemsize, p) - not_yet)
+        not_yet -= kept * size.scores
+    return itemsize * split + most
+
+
+def _backward_running(itemsize: int, sizes: list[_Sizes], split: int, out: int, p: float) -> int:
+    """The same of backward, whose gradient of queries, keys and values is made last."""
+    return itemsize * (4 * split + max(0, *(size.backward(p) - 3 * out for size in sizes)))
+
+
+def _held(tape: Tape, row_bytes: int) -> Held:
+    return Held(row_bytes * tape.rows)
+
+
+def _indices(layout: BlockLayout) -> int:
+    """Numbers of blocks that are gathered."""
+    groups = together(layout)
+    rows = sum(len(group.rows) for group in groups if group.gathers_rows(layout))
+    return rows + sum(len(group.columns) for group in groups if group.gathers_columns(layout))

@@ -16,9 +16,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dhen.cost import CostRow, Costs, elementwise_cost, linear_cost
-from dhen.memory.tape import Tape
 from dhen.ops.linear import Linear, linear_tape
 from dhen.ops.split import How, RankGroup, Split, how_split, keep_part, summed
+from dhen.tape import Tape
 
 Widths = tuple[Annotated[int, Field(gt=0, le=65_536)], ...]
 """Output widths of the layers of an MLP, first to last."""

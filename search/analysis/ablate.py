@@ -1,7 +1,14 @@
 """What each part of a winner is worth: removed in turn, the rest trained again from the same seeds.
 
 NE is compared on validation: the test split is for the question whether a winner is one. The interval is over
-seeds, for each part by itself. The parts of an average are its members (`search.analysis.members`).
+seeds, for each part by itself. The parts of an average are its members (`search.analysis.ablate`).
+
+What each member of an average is worth: left out of the mean in turn, with the same trainings of the others.
+
+Nothing but the members' retrainings is needed, which `confirm` makes too. The logits that it keeps are on test, so
+NE is compared there: where the average is confirmed from these seeds that is no further look at the split, and
+else the looks are counted, and `confirm` need not take them again. Differences have the intervals of
+`search.analysis.statistics`, for each member by itself.
 """
 
 from __future__ import annotations
@@ -13,16 +20,25 @@ from dhen.config import DhenConfig, ModelConfig
 from dhen.cost import headline_flops
 from dhen.errors import UserError
 from dhen.model import model_cost, parse_model
-from search.analysis.scored import fresh_seeds
-from search.analysis.statistics.bootstrap import CONFIDENCE
-from search.analysis.statistics.t_interval import compared
-from search.execution.jobs import trained_job
-from search.execution.retraining import RetrainingRequest, Retrainings
-from trials.analyses import Ablation, MeanInterval, Part
-from trials.data.cache import PreparedLog
-from trials.job import Job
-from trials.record import TrialKind, TrialRecord
-from trials.study_record import StudyRecord
+from search.analysis.confirm import (
+    LEAST_SEEDS,
+    BlockLosses,
+    BySeed,
+    by_seed,
+    fresh_seeds,
+    too_few,
+    wanted_from,
+)
+from search.analysis.losses import blocks_of
+from search.analysis.statistics import CONFIDENCE, compared, paired_bootstrap
+from search.execution.retraining import SPLIT, RetrainingRequest, Retrainings
+from search.execution.trainer import trained_job
+from trials.data.prepared_log import PreparedLog
+from trials.records.findings import Ablation, MeanInterval, Part
+from trials.records.job import Job
+from trials.records.metrics import Floats
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import TrialKind, TrialRecord
 
 
 def without_parts(model: ModelConfig) -> dict[str, DhenConfig]:
@@ -118,3 +134,67 @@ def _ne(jobs: dict[int, Job], done: dict[str, TrialRecord]) -> list[float | None
         record.result.validation.ne if record is not None and record.result.validation else None
         for record in records
     ]
+
+
+def ablate_average(
+    study: StudyRecord,
+    trial: TrialRecord,
+    log: PreparedLog,
+    retrainings: Retrainings,
+    *,
+    seeds: int,
+    block_by: str | None = None,
+) -> Ablation:
+    """The ablation of an average of a finished study; what is trained already is not trained again.
+
+    Args:
+        study: the study, whose selection is frozen.
+        trial: the average.
+        log: the study's log.
+        retrainings: the study's retrainings.
+        seeds: number of trainings of each member; a seed from which a member failed does not count.
+        block_by: the column of `search.analysis.losses.blocks_of`.
+
+    Raises:
+        UserError: for too few seeds, a column that is not categorical, or fewer than two seeds from which all
+            completed.
+    """
+    assert trial.kind is TrialKind.AVERAGE
+    seed_range, networks = fresh_seeds(study.seed, seeds), study.networks(trial)
+    losses = BlockLosses(log, blocks_of(log, log.split(SPLIT), block_by), retrainings)
+    wanted = wanted_from(networks, study, log, seed_range)
+    whole = by_seed(networks, study, log, seed_range, retrainings.run(wanted, score=SPLIT))
+    if len(whole) < LEAST_SEEDS:
+        raise too_few(f"of all members of trial {trial.number}", seeds, retrainings.failures(wanted))
+    reference_SK, flops = losses(whole, whole), sum(network.job.flops or 0.0 for network in networks)
+    parts = [
+        part_of(
+            _name(member),
+            _interval(losses(_without(index, whole), whole), reference_SK),
+            flops - (member.job.flops or 0.0),
+            flops,
+        )
+        for index, member in enumerate(networks)
+    ]
+    return Ablation(
+        trial=trial.number,
+        seeds=tuple(whole),
+        split=SPLIT,
+        blocked_by=losses.blocks.by,
+        flops=flops,
+        parts=most_valuable_first(parts),
+    )
+
+
+def _name(member: TrialRecord) -> str:
+    return f"{'retraining' if member.kind is TrialKind.RETRAINING else 'trial'} {member.number}"
+
+
+def _without(index: int, whole: BySeed) -> BySeed:
+    return {seed: retrained[:index] + retrained[index + 1 :] for seed, retrained in whole.items()}
+
+
+def _interval(rest_SK: Floats, whole_SK: Floats) -> MeanInterval:
+    difference = paired_bootstrap(rest_SK, whole_SK)
+    low, high = difference.interval()
+    return MeanInterval(mean=difference.percent, low=low, high=high)

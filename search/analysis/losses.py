@@ -1,7 +1,9 @@
-"""From kept logits to sums of losses by block of examples: what the bootstrap resamples in place of rows.
+"""Which slice each row of a split falls into: the values of a column, or the tenths of a numeric one.
+
+From kept logits to sums of losses by block of examples: what the bootstrap resamples in place of rows.
 
 A block holds rows that depend on each other: rows that lie together in time (or in the log's order, without time
-stamps), or all rows of a user. Losses are those of `trials.metrics`, weighted and corrected for negative
+stamps), or all rows of a user. Losses are those of `trials.records.metrics`, weighted and corrected for negative
 sampling as `trials.training.evaluation` has them.
 """
 
@@ -15,15 +17,91 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dhen.averaging import mean_of_logits
 from dhen.errors import UserError
-from search.analysis.row_slices import categorical_ids
-from trials.data.cache import PreparedLog, Split
-from trials.data.encoding.hashing import MISSING_KEY
-from trials.data.encoding.vocabulary import MISSING_ID, UNKNOWN_ID
-from trials.data.example_weights import Floats, example_weights
-from trials.metrics import PROBABILITY_FLOOR
-from trials.storage.logits_file import read_logits
+from dhen.members import mean_of_logits
+from trials.data.prepared_log import PreparedLog, Split
+from trials.data.vocabulary import MISSING_ID, MISSING_KEY, UNKNOWN_ID
+from trials.records.metrics import PROBABILITY_FLOOR, Floats, example_weights
+from trials.store.weights import read_logits
+
+TENTHS = 10
+NOISE = 1e-6
+"""Share of the largest value that fp32 does not resolve."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Groups:
+    """Slices of N rows."""
+
+    group_N: NDArray[np.integer[Any]]
+    names: tuple[str, ...]
+    """Names by group: the largest first and the rest joined, or ascending for a numeric column."""
+
+
+def groups_of(log: PreparedLog, split: Split, column: str, most: int) -> Groups:
+    """Groups by the values of a categorical column (`most` of them, the others joined), or a numeric one's tenths.
+
+    Raises:
+        UserError: for a column that is neither.
+    """
+    ids = categorical_ids(log, split)
+    if column in ids:
+        return _by_value(log, column, ids[column], most)
+    if column in log.schema.numeric:
+        return _by_tenth(log.encoding.numbers(column, np.asarray(split.numeric)))
+    columns = ", ".join((*ids, *log.schema.numeric))
+    raise UserError(f"--column {column!r}: expected a categorical or numeric column of the log: {columns}.")
+
+
+def categorical_ids(log: PreparedLog, split: Split) -> dict[str, NDArray[np.integer[Any]]]:
+    """Views of the rows' ids (N) by categorical column, in the log's order; of growing tables the keys."""
+    columns: dict[str, NDArray[np.integer[Any]]] = {
+        table.name: np.asarray(split.categorical[:, index])
+        for index, table in enumerate(log.features.categorical)
+    }
+    keys, tables = split.inputs.keys, log.features.categorical
+    if keys is not None:
+        growing = enumerate(log.features.growing_columns)
+        columns |= {tables[column].name: np.asarray(keys[:, place]) for place, column in growing}
+    return columns
+
+
+def _by_value(log: PreparedLog, column: str, id_N: NDArray[np.integer[Any]], most: int) -> Groups:
+    ids, index_N, counts = np.unique(id_N, return_inverse=True, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    names = log.encoding.value_names(column, ids[order[:most]].tolist())
+    if len(ids) > most:
+        names.append(f"({len(ids) - most} other{'s' if len(ids) - most > 1 else ''})")
+    return Groups(group_N=np.minimum(rank, most)[index_N], names=tuple(names))
+
+
+def _by_tenth(value_N: NDArray[np.float64]) -> Groups:
+    missing_N = np.isnan(value_N)
+    present = value_N[~missing_N]
+    edges = np.unique(np.quantile(present, np.arange(1, TENTHS) / TENTHS)) if len(present) else present
+    group_N = np.searchsorted(edges, value_N, side="left")
+    group_N[missing_N] = len(edges) + 1
+    groups, group_N = np.unique(group_N, return_inverse=True)
+    known_N = _without_noise(value_N)
+    names = [
+        "(missing)" if group > len(edges) else _range(known_N[group_N == index])
+        for index, group in enumerate(groups)
+    ]
+    return Groups(group_N=group_N, names=tuple(names))
+
+
+def _without_noise(value_N: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The values, with zeros where standardisation in fp32 has left almost zero."""
+    small_N = np.abs(value_N) < NOISE * np.nanmax(np.abs(value_N), initial=0.0)
+    return np.where(small_N, 0.0, value_N)
+
+
+def _range(values: NDArray[np.float64]) -> str:
+    low, high = f"{values.min():.4g}", f"{values.max():.4g}"
+    return low if low == high else f"{low} to {high}"
+
 
 BLOCKS = 200
 """Largest number of blocks: the standard error of a block bootstrap is then known to 5 %, and blocks are long."""
@@ -64,7 +142,7 @@ def blocks_of(log: PreparedLog, split: Split, column: str | None = None) -> Bloc
     if column in (TIME, ORDER) and column not in categorical_ids(log, split):
         column = None
     if column is not None:
-        by_value_N = _by_value(log, split, column, block_N, count)
+        by_value_N = _blocks_by_value(log, split, column, block_N, count)
         filled, block_N = np.unique(by_value_N, return_inverse=True)
         count, by = len(filled), column
     if split.pair is not None:  # two rows that were one stay together
@@ -108,7 +186,7 @@ def losses(logit_N: NDArray[np.float32], label_N: NDArray[np.float32], rate: flo
     return loss
 
 
-def _by_value(
+def _blocks_by_value(
     log: PreparedLog, split: Split, column: str, in_time_N: NDArray[np.integer[Any]], count: int
 ) -> NDArray[np.integer[Any]]:
     """Blocks in which all rows of a value are together; rows of an unknown value lie as they do in time."""

@@ -1,7 +1,7 @@
 """NE by slice: where a winner is better than the baseline, and where it is worse, by the values of a column.
 
 Slices are made from the logits that `dhen-search confirm` kept of the test split: nothing is trained or scored.
-Intervals are over seeds and blocks of a slice's rows (`search.analysis.statistics.bootstrap`), p after Holm's
+Intervals are over seeds and blocks of a slice's rows (`search.analysis.statistics`), p after Holm's
 correction over slices.
 
 Shapes: S seeds, G groups (a slice each), K blocks of rows, C cells (a block of a group), N rows.
@@ -17,26 +17,23 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from dhen.averaging import mean_of_logits
 from dhen.errors import UserError
-from search.analysis.confirm import better
-from search.analysis.losses import blocks_of, losses
-from search.analysis.row_slices import groups_of
-from search.analysis.scored import retrained_job
-from search.analysis.statistics.bootstrap import BootstrapDifference, holm, paired_bootstrap
+from dhen.members import mean_of_logits
+from search.analysis.confirm import better, retrained_job
+from search.analysis.losses import blocks_of, groups_of, losses
+from search.analysis.statistics import BootstrapDifference, holm, paired_bootstrap
 from search.bundles.bundle import Bundle
-from search.execution.jobs import refit_job, trained_job
 from search.execution.retraining import SPLIT
+from search.execution.trainer import refit_job, trained_job
 from search.run_directory import folder_of
-from trials.analyses import Better, Slice, Slices
 from trials.cluster.machine import device
-from trials.data.cache import PreparedLog
-from trials.data.example_weights import Floats, example_weights
-from trials.events import logits_file
-from trials.metrics import entropy
-from trials.record import TrialRecord
-from trials.storage.logits_file import read_logits
-from trials.study_record import Comparison, StudyRecord
+from trials.data.prepared_log import PreparedLog
+from trials.records.events import logits_file
+from trials.records.findings import Better, Slice, Slices
+from trials.records.metrics import Floats, entropy, example_weights
+from trials.records.study_record import Comparison, StudyRecord
+from trials.records.trial_record import TrialRecord
+from trials.store.weights import read_logits
 from trials.training.evaluation import evaluate
 
 MOST = 20

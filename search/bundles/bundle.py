@@ -26,30 +26,38 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dhen.atomic_write import atomic_folder, check_named
-from dhen.averaging import MeanOfNetworks
 from dhen.cost import CostRow
 from dhen.errors import UserError
-from dhen.fingerprint import fingerprint
-from dhen.inputs.fresh_rows import unfilled_tables
+from dhen.inputs.growing import unfilled_tables
 from dhen.inputs.int8_tables import Int8Tables, scales_of, use_int8_tables
+from dhen.members import MeanOfNetworks
 from dhen.model import build_model, model_cost
 from dhen.schema import FeatureSchema
-from dhen.values import Value, load_json, parse
-from search.bundles.increments import Increment, TrainedPeriod, Version, read_increments, replay
+from dhen.values import Value, fingerprint, load_json, parse
+from search.bundles.increments import (
+    MANIFEST,
+    Increment,
+    TrainedPeriod,
+    Version,
+    check_is_bundle,
+    file_hashes,
+    first_fault,
+    read_increments,
+    replay,
+    write_manifest,
+)
 from search.bundles.int8_cost import Int8Cost
-from search.bundles.manifest import MANIFEST, check_is_bundle, file_hashes, first_fault, write_manifest
-from trials.data.cache import PreparedLog
-from trials.data.encoding.encoding import Encoding
+from trials.data.encoding import Bags, EncodedRows, Encoding
 from trials.data.loader import feature_batch
-from trials.data.rows import Bags, EncodedRows
-from trials.events import WEIGHTS
-from trials.job import Job
-from trials.optim.master_weights import compute_in
-from trials.record import Metrics
-from trials.serving_limits import ForwardTime, ServingConfig
-from trials.storage.weights_file import adopt_weights, named_tensor, read_weights, stored_numbers
-from trials.study_record import Comparison, LogSummary
-from trials.training.latency import forward_time
+from trials.data.prepared_log import PreparedLog
+from trials.optim.adamw import compute_in
+from trials.records.events import WEIGHTS
+from trials.records.job import Job
+from trials.records.serving_limits import ForwardTime, ServingConfig
+from trials.records.study_record import Comparison, LogSummary
+from trials.records.trial_record import Metrics
+from trials.store.weights import adopt_weights, named_tensor, read_weights, stored_numbers
+from trials.training.scoring import forward_time
 
 INFO, ENCODING, CHECK = "bundle.json", "encoding", "check.safetensors"
 CHECK_EXAMPLES = 64
@@ -196,7 +204,7 @@ class Bundle:
     def model(self, *, as_trained: bool = False, mapped: bool = False) -> nn.Module:
         """The trained model, in evaluation mode; in fp32, or in the precision that it was trained in.
 
-        With `mapped` its weights stay in the bundle's files (`trials.storage.weights_file.adopt_weights`).
+        With `mapped` its weights stay in the bundle's files (`trials.store.weights.adopt_weights`).
         """
         return _model(self.directory, self.info, self.increments, as_trained=as_trained, mapped=mapped)
 

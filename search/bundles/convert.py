@@ -22,23 +22,27 @@ from torch import Tensor, nn
 
 from dhen.config import ModelConfig
 from dhen.errors import UserError, unknown_name
-from dhen.inputs.fresh_rows import unfilled_tables
-from dhen.inputs.held_schema import held_schema
-from dhen.inputs.key_index import EMPTY
-from dhen.inputs.table_dims import table_dims
+from dhen.inputs.growing import EMPTY, unfilled_tables
+from dhen.inputs.lift import held_schema, table_dims
 from dhen.model import build_model
 from dhen.schema import FeatureSchema, Growing
 from dhen.values import parse
 from search.bundles.bundle import Bundle
-from trials.data.encoding.encoding import Encoding
-from trials.data.encoding.hashing import MISSING_KEY, Hashes
-from trials.data.encoding.vocabulary import FIRST_ID, MISSING_ID, UNKNOWN_ID, AnyVocabulary, HashVocabulary
+from trials.data.encoding import Encoding
 from trials.data.log_schema import FIXED, MIN_COUNT, Column, LogSchema, TableKind
 from trials.data.read_options import GivenGrowing
-from trials.embeddings.growing import growing_rows
-from trials.optim.master_weights import embedding_tables
-from trials.storage.weight_changes import KEYS
-from trials.storage.weights_file import adopt_weights, save_weights
+from trials.data.vocabulary import (
+    FIRST_ID,
+    MISSING_ID,
+    MISSING_KEY,
+    UNKNOWN_ID,
+    AnyVocabulary,
+    Hashes,
+    HashVocabulary,
+)
+from trials.optim.adamw import embedding_tables
+from trials.store.weights import KEYS, adopt_weights, save_weights
+from trials.training.embeddings.growing import growing_rows
 
 ROOM = 2
 """Rows of a growing table for each that is taken, where no capacity is given: as many again are free."""

@@ -1,25 +1,64 @@
-"""Writes a trial of a run directory as a bundle: picks it from the front and gathers its files."""
+"""Writes a trial of a run directory as a bundle: picks it from the front and gathers its files.
+
+The log that is named beside a bundle, in the bundle's encoding.
+
+Whether the weights that a study keeps are still in its run directory, in sentences for its report.
+
+A bundle copied to another folder, with what its increments brought in the weights themselves.
+
+A bundle with tables of 8 bits per value, of the newest version of another, and what they cost in NE.
+
+Rows are rounded to FBGEMM's row-wise format (`dhen.inputs.int8_tables`); all else is copied. The cost is measured:
+both networks score the same rows, and `bundle.json` keeps both metrics.
+"""
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
-from dhen.errors import UserError
-from search.bundles.bundle import BundleInfo, Member, library_versions, write_bundle
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from dhen.atomic_write import atomic_folder
+from dhen.errors import UserError, listed
+from dhen.inputs.int8_tables import Int8Tables, use_int8_tables
+from search.bundles.bundle import (
+    CHECK,
+    INFO,
+    Bundle,
+    BundleInfo,
+    Member,
+    check_place,
+    library_versions,
+    weights_names,
+    write_beside_weights,
+    write_bundle,
+)
+from search.bundles.increments import MANIFEST, file_hashes, replay, write_manifest
+from search.bundles.int8_cost import Int8Cost
 from search.config import written_config
-from search.dataset import open_study_log
-from search.execution.jobs import trained_job
-from search.pareto import picked
+from search.dataset import log_files, open_study_log
+from search.execution.trainer import trained_job
 from search.run_directory import folder_of
-from trials.data.cache import PreparedLog
-from trials.events import WEIGHTS
-from trials.record import TrialRecord
-from trials.study_record import StudyRecord
+from search.selection import picked
+from trials.cluster.machine import device
+from trials.data.prepare.prepare_log import prepare
+from trials.data.prepared_log import PreparedLog
+from trials.data.read_options import READ_AS_FOUND, ReadOptions
+from trials.optim.adamw import compute_in, embedding_tables
+from trials.records.events import WEIGHTS
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import TrialRecord
+from trials.store.weights import read_weights, save_weights
+from trials.training.evaluation import evaluate
 
 
 def export(record: StudyRecord, log: PreparedLog, how: str, out: Path) -> TrialRecord:
-    """Writes the bundle of the trial that `how` picks (see `search.pareto.picked`); returns the trial.
+    """Writes the bundle of the trial that `how` picks (see `search.selection.picked`); returns the trial.
 
     A bundle of an average holds all its members. Where the trial was trained once more on the rows of training and
     validation together, these networks are exported.
@@ -80,3 +119,138 @@ def bundle_info(
         executed_technique=trial.result.technique,
         versions=library_versions(),
     )
+
+
+def log_of(bundle: Bundle, data: Sequence[str], options: ReadOptions = READ_AS_FOUND) -> PreparedLog:
+    """Returns the log that `--data` names, prepared as at training where it is the bundle's, else in its encoding.
+
+    Raises:
+        UserError: for anything wrong with the files, and for a prepared log in another encoding than the bundle's,
+            whose ids name other rows of its tables.
+    """
+    files = log_files(data)
+    if len(files) == 1 and PreparedLog.is_prepared(files[0]):
+        prepared = PreparedLog.open(files[0])
+        if not _in_encoding_of(bundle, prepared):
+            raise UserError(
+                f"{files[0]}: this log was prepared in another encoding than that of {bundle.directory}; name "
+                "the raw files, and they are read in the bundle's."
+            )
+        return prepared
+    log = prepare(files, schema=bundle.encoding.schema, of_another_log=True, options=options)
+    same = log.fingerprint == bundle.info.log.fingerprint
+    return (
+        log
+        if same and _in_encoding_of(bundle, log)
+        else prepare(files, encoding=bundle.encoding, options=options)
+    )
+
+
+def _in_encoding_of(bundle: Bundle, log: PreparedLog) -> bool:
+    """Says whether ids name the same rows in both; one log may be fitted by other rules than it was."""
+    return log.encoding.fingerprint == bundle.encoding.fingerprint
+
+
+MOST_NAMED = 8
+
+
+def lost_weights(record: StudyRecord) -> tuple[str, ...]:
+    """Returns a sentence on the trials that could be exported but for their weights, which are gone; none where
+    all are there."""
+    directory = Path(record.directory)
+    lost = [
+        trial.number
+        for trial in record.trials
+        if trial.number in record.exportable
+        and not all(_has_weights(directory, network) for network in record.exported_networks(trial))
+    ]
+    if not lost:
+        return ()
+    named = listed([str(number) for number in lost], MOST_NAMED)
+    of = "trial" if len(lost) == 1 else "trials"
+    return (
+        f"The weights of {of} {named} are gone from {directory}: they cannot be exported. "
+        f"`dhen-search run --out {directory}` trains them again.",
+    )
+
+
+def _has_weights(directory: Path, network: TrialRecord) -> bool:
+    return (folder_of(directory, network) / WEIGHTS).exists()
+
+
+def copy_whole(bundle: Bundle, out: Path) -> None:
+    """Writes a bundle that begins with the version that this one has; increments that follow suit both.
+
+    Raises:
+        UserError: where `out` is something else than a bundle.
+    """
+    check_place(out)
+    with atomic_folder(out) as building:
+        for name in (*file_hashes(bundle.directory), MANIFEST):
+            (building / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(bundle.directory / name, building / name)
+        if not bundle.increments:
+            return
+        (name,) = weights_names(bundle.info)
+        weights = read_weights(building / name)
+        replay(weights, bundle.increments)
+        save_weights(weights, building / name)
+        stored = load_file(building / CHECK)
+        save_file(stored | {"score": bundle.increments[-1].scores()}, building / CHECK)
+        info = bundle.info.replace(version=bundle.version, trained=bundle.trained)
+        (building / INFO).write_text(json.dumps(info.to_dict(), indent=1), encoding="utf-8")
+        write_manifest(building)
+
+
+def write_int8(bundle: Bundle, out: Path, log: PreparedLog) -> Int8Cost:
+    """Writes a bundle with tables of 8 bits; this one stays as it is.
+
+    Args:
+        bundle: the bundle, with fp32 tables.
+        out: the folder of the new one.
+        log: the log, in the bundle's encoding, on whose validation rows the cost is measured.
+
+    Returns:
+        What the tables cost and save.
+
+    Raises:
+        UserError: where there are no tables of fp32, or `out` is something else than a bundle.
+    """
+    check_place(out)
+    if out.resolve() == bundle.directory.resolve():
+        raise UserError(f"{out} is the bundle that is exported; choose another --out.")
+    if bundle.info.int8_tables is not None:
+        raise UserError(f"{bundle.directory} has tables of 8 bits per value already.")
+    trained = bundle.model(as_trained=True)
+    if not embedding_tables(trained):
+        raise UserError(f"{bundle.directory} has no embedding tables; leave --int8-tables out.")
+    fp32_bytes = sum(matrix.weight.nbytes for matrix in embedding_tables(trained))
+    seen = bundle.info.has_seen_validation and log.fingerprint == bundle.info.log.fingerprint
+    split: Literal["validation", "test"] = "test" if seen else "validation"
+    fp32 = evaluate(trained.to(device()), log, split)
+    del trained  # tables may take most of the memory
+    model = bundle.model()
+    with atomic_folder(out) as building:
+        for network, name in zip(_networks(bundle, model), weights_names(bundle.info), strict=True):
+            use_int8_tables(network)
+            save_weights(network.state_dict(), building / name)
+        int8_bytes = sum(one.packed.nbytes for one in model.modules() if isinstance(one, Int8Tables))
+        for network, job in zip(_networks(bundle, model), bundle.info.jobs, strict=True):
+            assert job.training.precision != "auto"
+            compute_in(network, job.training.precision)
+        cost = Int8Cost(
+            log=log.fingerprint,
+            split=split,
+            int8=evaluate(model.to(device()), log, split),
+            fp32=fp32,
+            table_bytes=int8_bytes,
+            fp32_table_bytes=fp32_bytes,
+        )
+        info = bundle.info.replace(int8_tables=cost, version=None, converted=bundle.version)
+        write_beside_weights(building, info, bundle.encoding, bundle.examples(), bundle.serving)
+    return cost
+
+
+def _networks(bundle: Bundle, model: nn.Module) -> list[nn.Module]:
+    """Returns the network, or those of an average."""
+    return [model] if bundle.info.job else list(model.networks)  # type: ignore[arg-type]

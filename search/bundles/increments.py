@@ -1,4 +1,6 @@
-"""Increments of a bundle: what its weights became since a version, small beside a full export, replayed exactly.
+"""The manifest of a folder: SHA-256 of every file in it, by which a reader knows that they are whole.
+
+Increments of a bundle: what its weights became since a version, small beside a full export, replayed exactly.
 
 BUNDLE/increments/000001/   `increment.json` (what it is, and what it follows), `changes.safetensors` (rows that
 changed, new ones, tombstones), `check.safetensors` (scores of the bundle's stored examples after it),
@@ -19,19 +21,68 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import Timeout
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 from safetensors.torch import save_file
 from torch import Tensor
 
 from dhen.atomic_write import atomic_folder
 from dhen.errors import UserError
-from dhen.fingerprint import file_hash
-from dhen.values import Value, load_json, parse
-from search.bundles.manifest import MANIFEST, file_hashes, first_fault, write_manifest
-from trials.data.prepare.locked_directory import locked
-from trials.record import NAN_AS_WORD, Metrics
-from trials.storage.weight_changes import apply_changes
-from trials.storage.weights_file import Weights, named_tensor, read_weights
+from dhen.values import PathBelow, Value, file_hash, load_json, parse
+from trials.records.trial_record import NAN_AS_WORD, Metrics
+from trials.store.user_cache import locked
+from trials.store.weights import Weights, apply_changes, named_tensor, read_weights
+
+MANIFEST = "manifest.json"
+_HASHES = TypeAdapter(dict[PathBelow, str])
+
+
+def write_manifest(folder: Path) -> None:
+    """Writes the hashes of all files of a folder; the last of them."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    files = {str(path.relative_to(folder)): file_hash(path) for path in paths}
+    (folder / MANIFEST).write_text(json.dumps(files, indent=1, sort_keys=True), encoding="utf-8")
+
+
+def check_is_bundle(path: Path) -> None:
+    """Checks that a folder says it is a bundle.
+
+    Raises:
+        UserError: where it does not.
+    """
+    if not (path / MANIFEST).is_file():
+        raise UserError(f"{path}: no bundle here ({MANIFEST} is missing); `dhen-search export` makes one.")
+
+
+def first_fault(folder: Path, needed: Iterable[str] = ()) -> str | None:
+    """The first file that is not as it was written, with the reason, in words; None where all are.
+
+    Args:
+        folder: the folder.
+        needed: names of files that are read, and so have to be in the manifest.
+
+    Raises:
+        ValueError: for a damaged manifest.
+    """
+    hashes = file_hashes(folder)
+    for name in needed:
+        if name not in hashes:
+            return f"{name} is not in {MANIFEST}"
+    for name, expected in hashes.items():
+        if not (folder / name).is_file():
+            return f"{name} is missing"
+        if file_hash(folder / name) != expected:
+            return f"{name} was altered"
+    return None
+
+
+def file_hashes(folder: Path) -> dict[str, str]:
+    """Returns the hashes in a folder's manifest, by file.
+
+    Raises:
+        ValueError: for a damaged manifest.
+    """
+    return _HASHES.validate_json((folder / MANIFEST).read_bytes(), strict=True)
+
 
 INCREMENTS, INFO, CHANGES, CHECK = (
     "increments",
@@ -110,7 +161,7 @@ class Increment:
         return Version(number=self.info.number, base=self.info.base, identity=self.identity)
 
     def changes(self) -> Weights:
-        """Returns what it changes, as `trials.storage.weight_changes` has it."""
+        """Returns what it changes, as `trials.store.weights` has it."""
         return read_weights(self.directory / CHANGES)
 
     def scores(self) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from dhen.values import Value
-from trials.record import Metrics
+from trials.records.trial_record import Metrics
 
 
 class Int8Cost(Value):

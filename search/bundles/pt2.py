@@ -35,15 +35,14 @@ from dhen.errors import UserError
 from dhen.schema import FeatureSchema
 from dhen.values import Value
 from search.bundles.bundle import CHECK_TOLERANCE, ENCODING, Bundle
-from search.bundles.increments import Version
-from search.bundles.manifest import write_manifest
+from search.bundles.increments import Version, write_manifest
 from trials.cluster.machine import machine_name
+from trials.data.encoding import Bags, EncodedRows
 from trials.data.loader import feature_batch
-from trials.data.rows import Bags, EncodedRows
 
 MODEL, INPUTS, EXAMPLES = "model.pt2", "inputs.json", "check.safetensors"
 OUR_OPERATORS = "dhen"
-"""Namespace of operators that are registered by us (`dhen.ops.expert_linear`)."""
+"""Namespace of operators that are registered by us (`dhen.ops.experts`)."""
 PROBABILITY = "probability"
 IDS, NUMERIC, SHARE = "ids", "numeric", "share"
 Inputs = dict[str, Tensor]
@@ -107,7 +106,7 @@ class Package(nn.Module):
             share_BN=given.get(SHARE),
         )
         p_B = torch.sigmoid(self.model(batch).double())
-        # as `trials.metrics.undo_negative_sampling`, which is of arrays
+        # as `trials.records.metrics.undo_negative_sampling`, which is of arrays
         return p_B if self.rate == 1.0 else p_B / (p_B + (1.0 - p_B) / self.rate)
 
 

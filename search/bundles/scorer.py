@@ -2,11 +2,15 @@
 
 Files, data frames, MLflow's model and the server all score through this one class, so that a row has the same
 probability wherever it comes from.
+
+Scores raw rows of a log with a bundle: encodes them as the bundle learned to, and writes a score for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import csv
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,14 +18,16 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
+from dhen.atomic_write import atomic_file
 from dhen.errors import ScoreError
-from dhen.memory.passes import rows_at_once
+from dhen.tape import MOST_ROWS, rows_at_once
 from search.bundles.bundle import Bundle
 from trials.cluster.machine import device
-from trials.data.encoding.encode_rows import transform
+from trials.data.encode_rows import encode_rows, transform
+from trials.data.encoding import EncodedRows
 from trials.data.loader import feature_batch
-from trials.data.rows import EncodedRows
-from trials.metrics import undo_negative_sampling
+from trials.data.read_options import ReadOptions
+from trials.records.metrics import undo_negative_sampling
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -122,3 +128,35 @@ def _text(value: Any) -> str | None:
 
 def _missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and np.isnan(value))
+
+
+def score_rows(
+    bundle: Bundle, files: Sequence[Path], out: Path, *, options: ReadOptions, on_rows: Callable[[int], None]
+) -> int:
+    """Writes `row,score` in input order to a CSV file, which appears whole or not at all.
+
+    Args:
+        bundle: the bundle whose encoding and weights are used.
+        files: raw rows.
+        out: the CSV file.
+        options: how the files are read.
+        on_rows: is called with how many rows are scored so far.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        UserError: for files that cannot be read as rows of the bundle's log.
+        ScoreError: for the first row whose score is no probability.
+    """
+    scorer, scored = Scorer(bundle), 0
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(out) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(("row", "score"))
+        for rows in encode_rows(files, bundle.encoding, options=options, batch_size=MOST_ROWS):
+            scores_B = scorer.score_encoded(rows, first=scored)
+            writer.writerows((scored + i, f"{score:.9g}") for i, score in enumerate(scores_B))
+            scored += len(scores_B)
+            on_rows(scored)
+    return scored

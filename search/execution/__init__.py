@@ -1,0 +1,1 @@
+"""How a study runs its trainings: plans, admission, the scheduler, the budget."""

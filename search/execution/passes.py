@@ -23,10 +23,10 @@ from typing import Any
 
 from dhen.errors import UserError
 from spaces.space import Point
-from trials.job import Job, TrainingConfig
 from trials.planner.plan import Plan
-from trials.record import CurvePoint, Outcome, TrialRecord
-from trials.study_record import FoundPasses, StudyRecord, relative_ne_percent
+from trials.records.job import Job, TrainingConfig
+from trials.records.study_record import FoundPasses, StudyRecord, relative_ne_percent
+from trials.records.trial_record import CurvePoint, Outcome, TrialRecord
 
 EPOCHS = "training.epochs"
 """Name under which a point of the baseline has its number of passes."""
@@ -48,7 +48,7 @@ DECAYS: tuple[dict[str, float], ...] = (
 """Decays of embeddings that trials with many passes have in turn, where the training has none of its own; the
 last has all settings that there are."""
 OF_TABLES = "table_decay"
-"""The decay of whole tables, which some techniques exclude (`trials.exclusions`)."""
+"""The decay of whole tables, which some techniques exclude (`trials.planner.ladder`)."""
 NEARLY = 0.05
 """Passes by which an evaluation may miss the end of a pass, since it waits for the end of a batch."""
 SLACK = 1.5

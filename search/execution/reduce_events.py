@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import NoneType
 from typing import NamedTuple
 
-from trials.events import Diverged, Evaluated, Event, Failed, Trained, Wrapped
-from trials.record import DRIVER_DIED, Attempt, Outcome, TrialRecord
-from trials.strategy import Strategy
+from trials.records.events import Diverged, Evaluated, Event, Failed, Trained, Wrapped
+from trials.records.strategy import Strategy
+from trials.records.trial_record import DRIVER_DIED, Attempt, Outcome, TrialRecord
 
 MOST_HOSTS_LOST = 10
 """Number of times that a candidate is tried again because a host of it has left; then it may be what ends them."""

@@ -1,21 +1,76 @@
-"""What goes on in processes of its own, as the driver sees it: a training, a scoring, a measured forward pass."""
+"""A run whose processes begin when the scheduler has places for its ranks.
+
+What goes on in processes of its own, as the driver sees it: a training, a scoring, a measured forward pass.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from typing import Protocol, TypeVar
 
 from dhen.errors import UserError
-from search.execution.late_run import LateRun
 from search.execution.reduce_events import AttemptContext, reduce_event, with_attempt
-from search.planning.step_correction import StepCorrections
-from trials.events import Event, Failed, Progress, Replaced, Scored, SlowRank, Timed, Trained
-from trials.job import Job
-from trials.processes.launcher import wait_for
-from trials.record import Metrics, TrialRecord
-from trials.serving_limits import ForwardTime
-from trials.storage.disk_full import DiskFullError
+from search.execution.step_correction import StepCorrections
+from trials.records.events import Event, Failed, Progress, Replaced, Scored, SlowRank, Timed, Trained
+from trials.records.job import Job
+from trials.records.serving_limits import ForwardTime
+from trials.records.trial_record import Metrics, TrialRecord
+from trials.runtime.launcher import AnyRun, wait_for
+from trials.store.user_cache import DiskFullError
+
+
+class LateRun:
+    """A `trials.runtime.launcher.AnyRun` that begins when it is told to."""
+
+    def __init__(self, start: Callable[[], AnyRun], ranks: int = 1) -> None:
+        """`start` asks for the processes; `ranks` is the number of places that they take."""
+        self.ranks = ranks
+        self._start = start
+        self._run: AnyRun | None = None
+        self._began = 0.0
+        self._given_up = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether the processes were asked for."""
+        return self._run is not None
+
+    @property
+    def seconds(self) -> float:
+        """Wall clock since the processes were asked for; what was waited for places before does not count."""
+        return time.monotonic() - self._began if self.begun else 0.0
+
+    def begin(self) -> None:
+        """Asks for the processes.
+
+        Raises:
+            UserError: where this machine lacks what they need.
+        """
+        self._began = time.monotonic()
+        self._run = self._start()
+
+    @property
+    def ended(self) -> bool:
+        """See `AnyRun`; true too where it was given up before it began."""
+        return self._given_up if self._run is None else self._run.ended
+
+    @property
+    def sentinels(self) -> list[int]:
+        """See `AnyRun`; none while places are waited for."""
+        return [] if self._run is None else self._run.sentinels
+
+    def new_events(self) -> list[Event]:
+        """See `AnyRun`; none while places are waited for."""
+        return [] if self._run is None else self._run.new_events()
+
+    def kill(self) -> None:
+        """See `AnyRun`."""
+        self._given_up = True
+        if self._run is not None:
+            self._run.kill()
+
 
 LOG = logging.getLogger(__name__)
 E = TypeVar("E", bound=Event)

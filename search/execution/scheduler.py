@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
 from search.execution.running import Activity, look
-from trials.processes.launcher import POLL_SECONDS
+from trials.runtime.launcher import POLL_SECONDS
 
 A = TypeVar("A", bound=Activity)
 

@@ -2,13 +2,15 @@
 
 A finished training is `trainings/FINGERPRINT.json`, its record; a training that was cut short left its checkpoint
 beside. Tables with one folder share the trainings that they have in common.
+
+One training by itself, as `dhen-search train` wants it, tried again as a study would try it.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -16,13 +18,12 @@ from pydantic import ValidationError
 
 from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
-from search.execution.jobs import new_record
 from search.execution.running import Training
 from search.execution.scheduler import Scheduler
-from search.execution.trainer import Trainer
+from search.execution.trainer import Trainer, new_record
 from trials.cluster.machine import Precision, preferred_precision
-from trials.job import Job
-from trials.record import TrialKind, TrialRecord
+from trials.records.job import Job
+from trials.records.trial_record import TrialKind, TrialRecord
 
 TRAININGS, PRECISION_FILE = "trainings", "precision.json"
 
@@ -148,3 +149,78 @@ def _read(path: Path) -> TrialRecord:
         return TrialRecord.model_validate_json(path.read_text(encoding="utf-8"))
     except ValidationError:
         raise UserError(f"{path} is damaged; remove it, and its training is done again.") from None
+
+
+OnChange = Callable[[TrialRecord], None]
+"""A function that is called with the record as it grows."""
+
+
+def train_one(
+    record: TrialRecord,
+    job: Job,
+    trainer: Trainer,
+    on_change: OnChange,
+    *,
+    start_from: Path | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> TrialRecord:
+    """The record of a finished training; one that runs out of memory, or is killed, has its next attempts.
+
+    Ctrl-C ends the processes and is raised again.
+
+    Args:
+        record: the record of a trial that is about to start.
+        job: the job that is trained.
+        trainer: starts the processes.
+        on_change: is called as the record grows.
+        start_from: a weights file to begin with in place of fresh weights.
+        say: is called with sentences for people, such as on a rank that is slow.
+
+    Raises:
+        UserError: where this machine lacks what the strategy needs.
+    """
+    work = _OneTraining(record, job, trainer, on_change, start_from, say)
+    Scheduler[Training](1).run(work)
+    return work.record
+
+
+class _OneTraining:
+    """The `search.execution.scheduler.Work` of one training."""
+
+    def __init__(
+        self,
+        record: TrialRecord,
+        job: Job,
+        trainer: Trainer,
+        on_change: OnChange,
+        start_from: Path | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self.record, self._job, self._trainer = record, job, trainer
+        self._on_change, self._start_from, self._say = on_change, start_from, say
+
+    def begin(self) -> Iterator[Training]:
+        yield self._start(self.record)
+
+    def has_room(self) -> bool:
+        return True
+
+    def heard(self, activity: Training) -> bool:
+        self._on_change(activity.record)
+        for notice in activity.take_notices():
+            self._say(notice)
+        return False
+
+    def ended(self, activity: Training) -> Iterable[Training]:
+        record = self._trainer.execution.next_attempt(activity.record, self._job)
+        if record is None:
+            self.record = self._trainer.execution.ended(activity.record, self._job)
+            return []
+        self.record = activity.record
+        return [self._start(record)]
+
+    def looked(self) -> None:
+        pass
+
+    def _start(self, record: TrialRecord) -> Training:
+        return self._trainer.start(record, self._job, start_from=self._start_from)

@@ -18,8 +18,8 @@ from dashboards.report.page import Live, render
 from dhen.errors import UserError
 from search.read_study import ledger_of, read_stored_study, read_study
 from search.run_directory import STUDY_FILE, is_driven, trial_folder
-from trials.events import EVENTS, Evaluated, EventReader, Progress
-from trials.storage.studies import Studies
+from trials.records.events import EVENTS, Evaluated, EventReader, Progress
+from trials.store.ledger import Studies
 
 LEAST_PAUSE_SECONDS = 1.0
 PAUSE_RATIO = 10.0

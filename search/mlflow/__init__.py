@@ -1,0 +1,1 @@
+"""The study in MLflow, and a bundle as a registered model."""

@@ -32,6 +32,7 @@ from search.mlflow.contents import (
     KEY,
     STATUS,
     STUDY,
+    VIEWS,
     MetricValue,
     RunContents,
     run_key,
@@ -39,6 +40,8 @@ from search.mlflow.contents import (
     study_status,
     trial_contents,
     trial_files,
+    view_link,
+    view_tags,
 )
 from search.mlflow.store import (
     LOCK_SECONDS,
@@ -54,10 +57,9 @@ from search.mlflow.store import (
     store_uri,
     take_addresses_along,
 )
-from search.mlflow.views import VIEWS, view_link, view_tags
 from search.run_directory import BEST, REPORT
 from trials.data.remote import is_url, shown_url
-from trials.study_record import LogSummary, StudyRecord
+from trials.records.study_record import LogSummary, StudyRecord
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dashboards.names import short_name
+from dashboards.names import decimals, percent, short_name, si
 from dashboards.sentences.winners import interval
-from dashboards.units import decimals, percent, si
 from dhen.errors import UserError
 from search.bundles.bundle import Bundle, read_bundle
 from search.mlflow.store import (
@@ -33,9 +32,9 @@ from search.mlflow.store import (
     open_client,
     store_uri,
 )
-from trials.data.encoding.encoding import Encoding
-from trials.data.encoding.vocabulary import Vocabulary
-from trials.study_record import relative_ne_percent
+from trials.data.encoding import Encoding
+from trials.data.vocabulary import Vocabulary
+from trials.records.study_record import relative_ne_percent
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -26,9 +26,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from dhen.atomic_write import atomic_file
 from dhen.errors import UserError
-from trials.storage.database import engine_options, masked, sqlite_file, trouble
-from trials.storage.disk_full import disk_full, is_disk_full
-from trials.user_cache import user_cache
+from trials.store.database import engine_options, masked, sqlite_file, trouble
+from trials.store.user_cache import disk_full, is_disk_full, user_cache
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -12,11 +12,11 @@ from typing import Any
 from rich.console import Console
 
 from dhen.errors import UserError
-from search.budget.clock import StudyClock
 from search.cli import INTERRUPTED
+from search.execution.clock import StudyClock
 from search.logs import show_logs
 from search.notebook.study import Study
-from trials.processes.launcher import Launcher
+from trials.runtime.launcher import Launcher
 
 Log = str | Path | Sequence[str | Path]
 

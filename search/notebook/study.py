@@ -17,13 +17,13 @@ from dashboards.rows import TrialRow, trial_rows
 from dashboards.sentences.summary import progress, sentences
 from dhen.errors import UserError
 from search.read_study import read_stored_study, read_study, run_directory_of, stored_studies
-from trials.record import Attempt, Metrics
-from trials.storage.database import masked
+from trials.records.trial_record import Attempt, Metrics
+from trials.store.database import masked
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from trials.study_record import StudyRecord
+    from trials.records.study_record import StudyRecord
 
 SHORT = ["model", "ne", "ne_vs_baseline_percent", "flops", "outcome", "marks"]
 """Columns of the front that a study shows of itself."""

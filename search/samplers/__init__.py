@@ -1,4 +1,4 @@
-"""Samplers by name: what proposes the next candidate. One file each; adding one is a file and an entry."""
+"""Samplers by name: what proposes the next candidate. Adding one is a function and an entry."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from dhen.errors import unknown_name
-from search.samplers import gp, nsga2, random, ranker, tpe
+from search.samplers.optuna_samplers import (
+    GP_MOST_TRIALS,
+    make_gp,
+    make_nsga2,
+    make_random,
+    make_ranker,
+    make_tpe,
+)
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -15,13 +22,13 @@ if TYPE_CHECKING:
     from search.samplers.context import SamplerContext
 
 SAMPLERS: dict[str, Callable[[int, SamplerContext], BaseSampler]] = {
-    "gp": gp.make,
-    "nsga2": nsga2.make,
-    "random": random.make,
-    "ranker": ranker.make,
-    "tpe": tpe.make,
+    "gp": make_gp,
+    "nsga2": make_nsga2,
+    "random": make_random,
+    "ranker": make_ranker,
+    "tpe": make_tpe,
 }
-SUCCESSORS = {"gp": (gp.MOST_TRIALS, "tpe")}
+SUCCESSORS = {"gp": (GP_MOST_TRIALS, "tpe")}
 """Samplers that another sampler follows: after how many candidates, and which one."""
 AUTO = "ranker"
 """The sampler that `auto` means (docs/benchmarks/samplers.md has the comparison)."""

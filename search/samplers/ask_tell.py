@@ -13,13 +13,12 @@ import random
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from dhen.fingerprint import fingerprint
-from search.pareto import log_flops
+from dhen.values import fingerprint
 from search.samplers import check_sampler, make_sampler, successor
-from search.samplers.context import SamplerContext
-from search.samplers.static_cost import CandidatePricer
+from search.samplers.context import CandidatePricer, SamplerContext
+from search.selection import log_flops
 from spaces.space import Point
-from trials.record import Outcome, TrialRecord
+from trials.records.trial_record import Outcome, TrialRecord
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -1,0 +1,1 @@
+"""Scores over HTTP, in the protocol of MLflow."""

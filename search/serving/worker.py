@@ -26,7 +26,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dhen.errors import UserError
-from trials.processes.logs import DATE_FORMAT, FORMAT
+from trials.runtime.rank_process import DATE_FORMAT, FORMAT
 
 BACKLOG = 128
 """Connections that wait to be accepted. All are accepted in one turn, before anybody is answered, so this bounds
@@ -72,8 +72,7 @@ def main(settings: ServeSettings, listener: socket.socket, parent: Connection) -
     """Answers until it is told to end; tells the parent the version that it serves, or why it serves none."""
     import torch  # the parent needs none of these
 
-    from search.serving.app import make_app
-    from search.serving.live_model import LiveModel
+    from search.serving.app import LiveModel, make_app
 
     _log()
     allow_open_files()

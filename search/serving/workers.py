@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 from dhen.errors import UserError
 from search.serving.worker import GRACE_SECONDS, Refused, ServeSettings, main
-from trials.processes.fork_server import server_environment
-from trials.without_main import without_main
+from trials.runtime.fork_server import server_environment, without_main
 
 PRELOADED = ("search.serving.app", "search.serving.worker", "pandas")
 RESTART_SECONDS = 1.0

@@ -12,24 +12,21 @@ from typing import Any
 from dhen.errors import UserError
 from dhen.model import parse_model
 from dhen.values import parse
-from search.budget.budget import Budget
-from search.budget.turns import TUNED_ARCHITECTURES, untuned
 from search.config import StudyConfig
-from search.execution.jobs import candidate_of, candidate_training, new_record, now
+from search.execution.admission import Admission, AdmittedTrial
+from search.execution.budget import TUNED_ARCHITECTURES, Budget, untuned
+from search.execution.growth import Growth
 from search.execution.passes import EPOCHS, OF_TABLES, Passes, has_decay
-from search.growth.grow import Growth
-from search.planning.admission import Admission, AdmittedTrial
-from search.proposals.outside import OutsideProposals
-from search.reuse.start_points import next_point
-from search.reuse.warm_start import WarmStart
+from search.execution.proposals import OutsideProposals
+from search.execution.trainer import candidate_of, candidate_training, new_record, now
 from search.samplers.ask_tell import Proposals
-from search.study.baseline import Baseline
-from search.study.retune import Architecture, best_architectures, least_tuned
+from search.study.reuse import WarmStart, next_point
+from search.study.tuning import Architecture, Baseline, best_architectures, least_tuned
 from search.study_state import StudyState
 from spaces.nearest import nearest_label, nearest_point
 from spaces.space import Candidate, Point, Space
-from trials.job import Job, TrainingConfig
-from trials.record import Origin, Outcome, TrialKind, TrialRecord
+from trials.records.job import Job, TrainingConfig
+from trials.records.trial_record import Origin, Outcome, TrialKind, TrialRecord
 
 LOG = logging.getLogger(__name__)
 JobOf = Callable[[Any, TrainingConfig, int], Job]

@@ -12,23 +12,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from dashboards.sentences.stages import passes_found, search_ended
-from search.budget.budget import Budget
-from search.drivers.sharing import POLL_SECONDS, Sharing
-from search.execution.jobs import now
+from search.execution.admission import Admission, AdmittedTrial
+from search.execution.budget import Budget
 from search.execution.passes import Passes
-from search.planning.admission import Admission, AdmittedTrial
+from search.execution.trainer import now
 from search.study.candidates import CandidateSource
-from search.study.decisions import Decisions
+from search.study.drivers import POLL_SECONDS, Sharing
 from search.study.finalize import Finals
-from search.study.full_data import require_promoted
 from search.study.settings import StudySettings
-from search.study.trial_runner import TrialRunner
+from search.study.trial_runner import Decisions, TrialRunner
+from search.study.tuning import require_promoted
 from search.study_state import StudyState
 from spaces.space import Point
-from trials.job import Job
-from trials.record import TrialKind, TrialRecord
-from trials.storage.ledger import Ledger
-from trials.study_record import StageName, StudyRecord
+from trials.records.job import Job
+from trials.records.study_record import StageName, StudyRecord
+from trials.records.trial_record import TrialKind, TrialRecord
+from trials.store.ledger import Ledger
 
 LOG = logging.getLogger(__name__)
 STAGES = tuple(StageName)

@@ -23,12 +23,8 @@ from dashboards.sentences.stages import (
 )
 from dashboards.sentences.winners import confirm_command, retrained_line
 from dhen.errors import UserError
-from search.analysis.choice.choose import choice_of, choice_with_origins
-from search.analysis.choice.evidence import on_validation
-from search.analysis.choice.judge import Evidence
-from search.analysis.choice.origins import with_earlier_periods
-from search.analysis.confirm import confirm, confirming, most_important_first
-from search.averages.average_trials import (
+from search.analysis.averages import (
+    Lesson,
     Members,
     average_record,
     choose,
@@ -36,27 +32,36 @@ from search.averages.average_trials import (
     mean_probability,
     meets,
 )
-from search.averages.distil import Lesson
-from search.budget.budget import Budget
-from search.budget.later_stages import LaterStages
-from search.budget.seed_by_seed import SeedBySeed
+from search.analysis.choice import (
+    Evidence,
+    choice_of,
+    choice_with_origins,
+    on_validation,
+    with_earlier_periods,
+)
+from search.analysis.confirm import confirm, confirming, most_important_first
 from search.config import StudyConfig
-from search.execution.jobs import new_record, refit_job, trained_job
-from search.execution.retraining import RetrainingRequest, Retrainings, Watcher
-from search.execution.scoring import ScoringRequest, score_networks
-from search.execution.trainer import Trainer
-from search.planning.admission import Admission, AdmittedTrial
-from search.reuse.kept_weights import KeptWeights
+from search.execution.admission import Admission, AdmittedTrial
+from search.execution.budget import Budget, SeedBySeed
+from search.execution.later_stages import LaterStages
+from search.execution.retraining import (
+    RetrainingRequest,
+    Retrainings,
+    ScoringRequest,
+    Watcher,
+    score_networks,
+)
+from search.execution.trainer import Trainer, new_record, refit_job, trained_job
+from search.study.reuse import KeptWeights
 from search.study.trial_runner import TrialRunner
 from search.study_state import StudyState
-from trials.choice import Choice
-from trials.data.cache import PreparedLog
-from trials.data.origin import JOINED, origins_of
-from trials.data.teacher import save_teacher
-from trials.events import Progress
-from trials.record import Metrics, Outcome, TrialKind, TrialRecord
-from trials.storage.ledger import Ledger
-from trials.study_record import Refitted, StageName, StudyRecord
+from trials.data.log_views import JOINED, origins_of, save_teacher
+from trials.data.prepared_log import PreparedLog
+from trials.records.events import Progress
+from trials.records.findings import Choice
+from trials.records.study_record import Refitted, StageName, StudyRecord
+from trials.records.trial_record import Metrics, Outcome, TrialKind, TrialRecord
+from trials.store.ledger import Ledger
 
 SEED_STRIDE = 1000
 """Distance between the seeds of one network's trainings for averages: more than what `confirm` draws its seeds
@@ -145,7 +150,7 @@ class Finals:
         """Makes trials of those means of networks on the front, and next to it, that nothing beats.
 
         Averages are chosen on validation among many, so they are a little better there than elsewhere
-        (`search.averages.greedy_selection`).
+        (`search.analysis.averages`).
         """
         if not self._config.most_averaged or not self._state.selection.networks:
             return
@@ -173,7 +178,7 @@ class Finals:
 
     def distil(self) -> None:
         """Has networks of the front learn from the best average, where there is one and the study is to
-        (`search.averages.distil`)."""
+        (`search.analysis.averages`)."""
         # winners who learn afterwards would be others than those that were trained once more and confirmed
         has_ended = self._budget.spent and self._config.distil is not True
         if not self._config.distils or has_ended:

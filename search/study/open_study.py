@@ -12,13 +12,13 @@ from dhen.config import ModelConfig
 from dhen.errors import UserError
 from dhen.values import compact, parse
 from search.analysis.losses import blocks_of
-from search.budget.budget import Budget
-from search.budget.clock import StudyClock
-from search.budget.later_stages import LaterStages
 from search.config import StudyConfig
-from search.drivers.follow import Follower
-from search.drivers.sharing import Sharing
-from search.execution.parallelism import Parallelism, study_parallelism
+from search.execution.admission import Admission
+from search.execution.attempts import Parallelism, execution, most_ranks, ranks_here, study_parallelism
+from search.execution.budget import Budget
+from search.execution.clock import StudyClock
+from search.execution.growth import Growth, ordered_axes, widen_again, widen_as_earlier
+from search.execution.later_stages import LaterStages
 from search.execution.passes import (
     OF_TABLES,
     Passes,
@@ -26,48 +26,52 @@ from search.execution.passes import (
     known_passes,
     without_tables,
 )
+from search.execution.plan_trial import check_some_fit, check_some_tables_fit
+from search.execution.proposals import Lines, OutsideProposals, Proposer, lines_of_file, lines_of_function
 from search.execution.reduce_events import cut_short, without_driver
 from search.execution.retraining import SPLIT
+from search.execution.step_correction import StepCorrections
 from search.execution.trainer import Trainer
-from search.growth.grow import Growth
-from search.growth.replay import widen_again, widen_as_earlier
-from search.ordered_axes import ordered_axes
-from search.planning.admission import Admission
-from search.planning.attempts import execution, most_ranks, ranks_here
-from search.planning.space_fits import check_some_fit, check_some_tables_fit
-from search.planning.step_correction import StepCorrections
-from search.proposals.lines import Lines, Proposer, lines_of_file, lines_of_function
-from search.proposals.outside import OutsideProposals
 from search.read_study import read_study
-from search.reuse.kept_weights import KeptWeights
-from search.reuse.start_points import points_of, read_other_study
-from search.reuse.warm_start import EarlierResults, WarmStart, earlier_study, read_reused
 from search.run_directory import database_url, study_name
 from search.samplers.ask_tell import Proposals
-from search.samplers.static_cost import CandidatePricer
-from search.stopping import stopping_rule
-from search.study.baseline import MODEL_AXES, Baseline, read_baseline
+from search.samplers.context import CandidatePricer
+from search.samplers.stopping import stopping_rule
 from search.study.candidates import CandidateJobs, CandidateSource
-from search.study.decisions import Decisions
 from search.study.driver import Study
+from search.study.drivers import Follower, Sharing
 from search.study.finalize import Finals
-from search.study.full_data import promotions
-from search.study.retune import check_tunable, is_tunable
+from search.study.reuse import (
+    EarlierResults,
+    KeptWeights,
+    WarmStart,
+    earlier_study,
+    points_of,
+    read_other_study,
+    read_reused,
+)
 from search.study.settings import StudySettings, check_training_axes
-from search.study.smallest_difference import SmallestDifference
-from search.study.trial_runner import TrialRunner
+from search.study.trial_runner import Decisions, TrialRunner
+from search.study.tuning import (
+    MODEL_AXES,
+    Baseline,
+    SmallestDifference,
+    check_tunable,
+    is_tunable,
+    promotions,
+    read_baseline,
+)
 from search.study_state import Observer, StudyState
 from spaces.axes import Choice
-from spaces.catalog_loader import load_space
-from spaces.space import Candidate, Space
-from trials.data.cache import PreparedLog
-from trials.data.origin import check_origins
+from spaces.space import Candidate, Space, load_space
+from trials.data.log_views import check_origins
 from trials.data.periods import check_periods
-from trials.embeddings.requirements import check_torchrec
-from trials.job import Job, TrainingConfig, check_order
-from trials.processes.launcher import AnyLauncher
-from trials.storage.ledger import Ledger
-from trials.study_record import FoundPasses, GrownAxis, RefusedProposal, covered_seconds
+from trials.data.prepared_log import PreparedLog
+from trials.records.job import Job, TrainingConfig, check_order
+from trials.records.study_record import FoundPasses, GrownAxis, RefusedProposal, covered_seconds
+from trials.runtime.launcher import AnyLauncher
+from trials.store.ledger import Ledger
+from trials.training.embeddings.engine import check_torchrec
 
 
 def open_study(

@@ -17,12 +17,12 @@ from rich.console import Console
 from dashboards.report.page import write_report
 from dhen.errors import UserError
 from search.config import StudyConfig
-from search.drivers.sharing import POLL_SECONDS, Sharing
 from search.mlflow.fill_in import StudyRuns
-from search.optuna.mirror import OptunaMirror
 from search.run_directory import REPORT
+from search.study.drivers import POLL_SECONDS, Sharing
+from search.study.optuna_mirror import OptunaMirror
 from search.study_state import StudyState
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
 
 PAUSE_SECONDS = 2.0
 PAUSE_RATIO = 10.0

@@ -1,7 +1,14 @@
-"""One session of the main job: from the command's words to the report and the best candidate's bundle."""
+"""One session of the main job: from the command's words to the report and the best candidate's bundle.
+
+Opens a finished study once more, for its winners to be retrained; its report and its bundle are written anew at
+the end.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -10,26 +17,41 @@ from rich.console import Console
 from dashboards.sentences.summary import sentences
 from dhen.atomic_write import remove_left_behind
 from dhen.errors import UserError
-from search.budget.clock import StudyClock
+from search.analysis.views import RetrainingsView
 from search.bundles.export import export
-from search.config import StudyConfig, as_begun, check_directory, read_study_config, write_config
+from search.config import (
+    StudyConfig,
+    as_begun,
+    check_directory,
+    read_study_config,
+    write_config,
+    written_config,
+)
 from search.dataset import log_name
-from search.drivers.join import Joined
+from search.execution.attempts import Parallelism, execution
+from search.execution.clock import StudyClock
+from search.execution.retraining import Retrainings
+from search.execution.trainer import Trainer
 from search.log_config import DEMO
 from search.mlflow.store import server_of, store_uri, with_destination
-from search.run_directory import BEST, REPORT, STUDY_FILE, database_url, network_file_system
+from search.read_study import read_finished_study, read_study
+from search.run_directory import BEST, REPORT, STUDY_FILE, database_url, network_file_system, study_name
 from search.samplers import check_sampler
+from search.samplers.stopping import stopping_rule
 from search.session import Session, open_session
-from search.stopping import stopping_rule
-from search.study.baseline import read_baseline
+from search.study.drivers import Joined
 from search.study.open_study import open_study
 from search.study.report_writer import ReportWriter
+from search.study.settings import StudySettings
+from search.study.tuning import read_baseline
 from search.terminal import StudyView, resumable
-from spaces.catalog_loader import load_space
-from trials.processes.launcher import Launcher
-from trials.storage.database import sqlite_file
-from trials.storage.disk_full import is_disk_full
-from trials.study_record import StudyRecord
+from spaces.space import load_space
+from trials.data.prepared_log import PreparedLog
+from trials.records.study_record import StudyRecord
+from trials.runtime.launcher import Launcher
+from trials.store.database import sqlite_file
+from trials.store.ledger import Ledger
+from trials.store.user_cache import is_disk_full
 
 STUDY_SUFFIXES = (".yaml", ".yml", ".json", "")
 MOUNTS = Path("/proc/mounts")
@@ -240,3 +262,78 @@ def _default_directory(file: Path | None, data: tuple[str, ...]) -> Path:
 def _resumes(directory: Path, data: tuple[str, ...]) -> bool:
     """Whether the run directory's own settings are meant: where no log is named, and it has settings."""
     return not data and (directory / STUDY_FILE).exists()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedStudy:
+    """A finished study, opened for its winners to be retrained; nobody else drives it meanwhile."""
+
+    config: StudyConfig
+    record: StudyRecord
+    log: PreparedLog
+    ledger: Ledger
+    retrainings: Retrainings
+
+
+@contextlib.contextmanager
+def finished_study(directory: Path, console: Console) -> Iterator[FinishedStudy]:
+    """The study in a run directory; the report, MLflow and the bundle of the best are written anew at the end.
+
+    Ctrl-C ends what trains, and then this process (exit code 130); the same command goes on from there.
+
+    Raises:
+        UserError: where the study is not finished, another process drives it, or it does not fit its settings.
+    """
+    if read_finished_study(directory).running:  # before anything is locked, opened or written
+        raise UserError(f"{directory}: another process is running this study; wait for it to end.")
+    config = written_config(directory)
+    launcher = Launcher(several_ranks=config.ranks is not None)
+    launcher.warm_up()
+    try:
+        with resumable(console, directory):
+            with open_session(directory, config, launcher, console) as session:
+                record = read_finished_study(directory)
+                ledger = Ledger(database_url(directory, config.storage), study_name(directory, config.name))
+                with contextlib.closing(ledger), RetrainingsView(console) as view:
+                    shares = session.shares(config)
+                    retrainings = _retrainings(config, session, ledger, view, shares)
+                    session.admit_hosts(shares)
+                    yield FinishedStudy(
+                        config=config, record=record, log=session.log, ledger=ledger, retrainings=retrainings
+                    )
+            export(read_study(directory), session.log, "best", directory / BEST)
+    except BaseException as error:
+        if not is_disk_full(error):  # else the report would find no space either
+            ReportWriter(directory, config, console).finish(read_study(directory))
+        raise
+    ReportWriter(directory, config, console).finish(read_study(directory))
+
+
+def _retrainings(
+    config: StudyConfig, session: Session, ledger: Ledger, view: RetrainingsView, shares: Parallelism
+) -> Retrainings:
+    """The study's retrainings, trained as its trials were: with the same ranks, precision and memory."""
+    directory, log = session.directory, session.log
+    settings = StudySettings(
+        ledger,
+        config,
+        directory,
+        log,
+        load_space(config.space, log.features),
+        side_by_side=shares.sharing,
+        threads=shares.threads,
+    )
+    ledger.settle(settings.setting)
+    trainer = Trainer(
+        session.launcher,
+        log,
+        directory,
+        threads=shares.threads,
+        precision=settings.precision,
+        execution=execution(config, *settings.clusters, threads=shares.threads),
+        ranks_at_once=shares.ranks,
+    )
+
+    return Retrainings(
+        ledger, trainer, side_by_side=shares.side_by_side, on_change=view.changed, watcher=view.watcher
+    )

@@ -12,25 +12,22 @@ from dashboards.terminal.tables import counted
 from dhen.errors import UserError
 from dhen.values import parse
 from search.config import StudyConfig
-from search.drivers.join import SETTINGS, WRITTEN, for_other_drivers
-from search.ordered_axes import ordered_axes
-from search.planning.plan_trial import LOCAL, cluster_summary, declared_clusters
+from search.execution.growth import ordered_axes
+from search.execution.plan_trial import LOCAL, cluster_summary, declared_clusters
 from search.read_study import HEAD, NOTED_AT, not_begun, run_directory_of
 from search.run_directory import database_url, has_database, has_results
+from search.study.drivers import SETTINGS, WRITTEN, for_other_drivers
 from search.study_state import StudyState
 from spaces.axes import Choice
 from spaces.space import Space
-from trials import choice
-from trials.address import LOCAL as LAUNCHED_HERE
 from trials.cluster.cluster import Cluster
-from trials.cluster.load import THIS
 from trials.cluster.machine import Precision, preferred_precision
-from trials.data.cache import PreparedLog
-from trials.job import TRAINING_VERSION, TrainingConfig
-from trials.storage.database import same_database
-from trials.storage.ledger import Ledger, Setting
-from trials.storage.studies import StoredStudy
-from trials.study_record import (
+from trials.cluster.this_machine import THIS
+from trials.data.prepared_log import PreparedLog
+from trials.records import findings
+from trials.records.job import TRAINING_VERSION, TrainingConfig
+from trials.records.places import LOCAL as LAUNCHED_HERE
+from trials.records.study_record import (
     ExpectedGain,
     FoundPasses,
     GrownAxis,
@@ -40,6 +37,8 @@ from trials.study_record import (
     StageName,
     StudyRecord,
 )
+from trials.store.database import same_database
+from trials.store.ledger import Ledger, Setting, StoredStudy
 
 BUDGET = "budget"
 """Key of the facts under which the study's budget is noted."""
@@ -141,7 +140,7 @@ class StudySettings:
             if earlier.get("passes") is not None:
                 self.head = self.head.replace(passes=FoundPasses.model_validate(earlier["passes"]))
             if earlier.get("choice") is not None:
-                self.head = self.head.replace(choice=choice.Choice.model_validate(earlier["choice"]))
+                self.head = self.head.replace(choice=findings.Choice.model_validate(earlier["choice"]))
             self.head = self.head.replace(
                 refits=tuple(map(Refitted.model_validate, earlier.get("refits", ())))
             )

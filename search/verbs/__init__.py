@@ -1,0 +1,1 @@
+"""The commands of `dhen-search`, one per file."""

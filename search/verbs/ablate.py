@@ -7,17 +7,15 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from dashboards.names import counted_from_one, trial_name
+from dashboards.names import MISSING, counted_from_one, decimals, percent, percent_range, si, trial_name
 from dashboards.terminal.tables import plain_table
-from dashboards.units import MISSING, decimals, percent, percent_range, si
-from search.analysis.ablate import ablate
-from search.analysis.members import ablate_average
-from search.analysis.scored import SEEDS, fresh_seeds
-from search.pareto import picked
-from search.study.reopen import FinishedStudy, finished_study
+from search.analysis.ablate import ablate, ablate_average
+from search.analysis.confirm import SEEDS, fresh_seeds
+from search.selection import picked
+from search.study.run_session import FinishedStudy, finished_study
 from search.terminal import print_table
-from trials.analyses import Ablation
-from trials.record import TrialKind, TrialRecord
+from trials.records.findings import Ablation
+from trials.records.trial_record import TrialKind, TrialRecord
 
 OUTPUT = Ablation
 COLUMNS = ("Removed", "NE without it", "95 % interval", "FLOPs without it", "Its share of FLOPs")
@@ -35,7 +33,7 @@ COLUMNS = ("Removed", "NE without it", "95 % interval", "FLOPs without it", "Its
 @click.option(
     "--seeds", default=SEEDS, show_default=True, help="Trainings of the whole and without each part."
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON (trials.analyses.Ablation).")
+@click.option("--json", "as_json", is_flag=True, help="As JSON (trials.records.findings.Ablation).")
 def command(directory: Path, how: str, seeds: int, as_json: bool) -> None:
     """Remove each module and each layer of a winner in turn, train the rest again, and say what it was worth.
 

@@ -8,8 +8,8 @@ import click
 
 from dhen.errors import UserError
 from search.bundles.bundle import read_bundle
+from search.bundles.export import copy_whole
 from search.bundles.increments import only_trainer, take_increments
-from search.bundles.whole_copy import copy_whole
 from search.verbs.output import AppliedBundle, json_option, print_json
 
 OUTPUT = AppliedBundle

@@ -12,7 +12,7 @@ from search.read_study import read_finished_study, read_study
 from search.study.run_session import run_session
 from search.verbs.finished_run import finished_run
 from search.verbs.output import FinishedRun, json_option, print_json
-from trials.processes.launcher import Launcher
+from trials.runtime.launcher import Launcher
 
 OUTPUT = FinishedRun
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from dhen.blocks import BLOCKS, BlockShape
 from dhen.cost import dense_parameters, headline_flops
 from dhen.errors import unknown_name
-from search.field_docs import field_docs
+from search.log_config import field_docs
 from search.verbs.output import BlockFacts, BlockSetting, print_json
 
 OUTPUT = list[BlockFacts]

@@ -10,8 +10,8 @@ import click
 
 from dhen.errors import UserError, unknown_name
 from search.verbs.output import CacheFacts, KeptEntry, json_option, print_json
-from trials.cluster.quantity import byte_words
-from trials.user_cache import LIMIT, CacheEntry, cache_limit, entries, remove, user_cache
+from trials.cluster.cluster import byte_words
+from trials.store.user_cache import LIMIT, CacheEntry, cache_limit, entries, remove, user_cache
 
 OUTPUT = CacheFacts
 

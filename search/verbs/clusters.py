@@ -13,12 +13,11 @@ import click
 from rich.console import Console
 from rich.table import Column, Table
 
-from dashboards.units import MISSING, byte_size, si
+from dashboards.names import MISSING, byte_size, si
 from dhen.values import parse
 from search.verbs.output import ClusterFacts, print_json
 from trials.cluster.cluster import Cluster, Link
-from trials.cluster.here import DESCRIPTION, host_memory_bytes
-from trials.cluster.load import THIS, catalog, load_cluster
+from trials.cluster.this_machine import DESCRIPTION, THIS, catalog, host_memory_bytes, load_cluster
 
 OUTPUT = list[ClusterFacts]
 DIRECTIONS = "Bandwidths are of one direction, for one GPU."

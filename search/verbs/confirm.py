@@ -10,13 +10,12 @@ from rich.console import Console
 
 from dashboards.sentences.winners import explanation, verdict, winners_table
 from dashboards.terminal.tables import plain_table
-from search.analysis.confirm import confirm
-from search.analysis.scored import SEEDS, fresh_seeds
+from search.analysis.confirm import SEEDS, confirm, fresh_seeds
 from search.read_study import read_study
 from search.run_directory import REPORT
-from search.study.reopen import finished_study
+from search.study.run_session import finished_study
 from search.terminal import print_table
-from trials.study_record import Comparison
+from trials.records.study_record import Comparison
 
 OUTPUT = list[Comparison]
 
@@ -38,7 +37,10 @@ Examples:
     "together in time. By default the study's block_by.",
 )
 @click.option(
-    "--json", "as_json", is_flag=True, help="The comparisons as JSON (trials.study_record.Comparison)."
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="The comparisons as JSON (trials.records.study_record.Comparison).",
 )
 def command(directory: Path, seeds: int, block_by: str | None, as_json: bool) -> None:
     """Retrain the winners of the finished study in DIRECTORY and its baseline from several seeds; compare on test.

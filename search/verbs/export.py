@@ -8,18 +8,16 @@ from pathlib import Path
 
 import click
 
-from dashboards.names import short_name
+from dashboards.names import byte_size, short_name
 from dashboards.sentences.winners import better_line
-from dashboards.units import byte_size
 from dhen.errors import UserError
 from search.bundles.bundle import Bundle, BundleInfo, is_bundle, read_bundle
-from search.bundles.export import export, study_log
+from search.bundles.export import export, log_of, study_log
 from search.bundles.int8_cost import Int8Cost
-from search.bundles.log_of_bundle import log_of
+from search.log_config import data_option
 from search.read_study import read_study
-from search.verbs.data_option import data_option
 from search.verbs.output import ExportedBundle, json_option, print_json
-from trials.data.cache import PreparedLog
+from trials.data.prepared_log import PreparedLog
 
 OUTPUT = ExportedBundle
 PICK = "best"
@@ -114,7 +112,7 @@ def _exported(directory: Path, pick: str, out: Path, say: Callable[[str], None],
 def _with_int8_tables(
     bundle: Bundle, out: Path, log: PreparedLog, say: Callable[[str], None], *, named: Path
 ) -> Bundle:
-    from search.bundles.int8 import write_int8
+    from search.bundles.export import write_int8
 
     say("tables of 8 bits: the network is scored twice, this takes a while ...")
     say(f"{named}: {_int8_line(write_int8(bundle, out, log))}")

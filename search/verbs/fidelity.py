@@ -9,10 +9,10 @@ from rich.console import Console
 
 from dhen.errors import UserError
 from search.dataset import log_name
-from search.verbs.data_option import data_option
-from trials.processes.launcher import Launcher
+from search.log_config import data_option
+from trials.runtime.launcher import Launcher
 
-OUTPUT = "search.analysis.fidelity.result:FidelityResult"
+OUTPUT = "search.analysis.fidelity_result:FidelityResult"
 """Where the class of what `--json` prints is: it is imported with torch, and that late."""
 
 
@@ -35,7 +35,7 @@ Examples:
 @click.option("--seed", help="Of the draw and of trainings (default 0).")
 @click.option("--tau", help="Kendall's, that is to be kept (default 0.8).")
 @click.option("--out", type=click.Path(path_type=Path), help="The folder (default runs/fidelity-NAME).")
-@click.option("--json", "as_json", is_flag=True, help="The audit as JSON (search.analysis.fidelity.result).")
+@click.option("--json", "as_json", is_flag=True, help="The audit as JSON (search.analysis.fidelity_result).")
 def command(
     overrides: tuple[str, ...],
     data: tuple[str, ...],
@@ -55,12 +55,14 @@ def command(
         raise UserError("whose log? --data LOG draws candidates, --from DIR takes those of a finished study.")
     launcher = Launcher()
     launcher.warm_up()
-    from search.analysis.fidelity.candidates import studied
-    from search.analysis.fidelity.config import (
+    from search.analysis.fidelity import fidelity, studied
+    from search.analysis.fidelity_result import (
+        key,
         read_fidelity_config,  # torch is imported here and there side by side
+        remarks,
+        table,
+        verdict,
     )
-    from search.analysis.fidelity.session import fidelity
-    from search.analysis.fidelity.show import key, remarks, table, verdict
     from search.terminal import resumable
 
     study = studied(directory) if directory else None

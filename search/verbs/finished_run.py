@@ -8,7 +8,7 @@ from dashboards.rows import baseline_ne, find
 from dashboards.sentences.summary import sentences
 from search.run_directory import BEST, REPORT
 from search.verbs.output import FinishedRun
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
 
 
 def finished_run(record: StudyRecord) -> FinishedRun:

@@ -12,7 +12,7 @@ from rich.console import Console
 from dashboards.leaderboard import KEYS, By, Leaderboard, leaderboard, leaderboard_table
 from dashboards.sentences.winners import confirm_command
 from search.read_study import read_study
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
 
 OUTPUT = Leaderboard
 WIDTH = 100

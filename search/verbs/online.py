@@ -12,22 +12,28 @@ import click
 from rich.console import Console
 
 from dashboards.figures.curves import PeriodPoint, periods_figure
+from dashboards.names import byte_size
 from dashboards.report.page import write_figure
-from dashboards.units import byte_size
 from search.bundles.bundle import read_bundle
 from search.bundles.increments import Increment, only_trainer
+from search.bundles.online import (
+    CHECKPOINTS,
+    OnlineTraining,
+    check_network,
+    check_servers,
+    online_settings,
+    opened,
+    time_of,
+)
+from search.bundles.table_servers import SERVERS, TableServers
 from search.dataset import log_files
-from search.log_config import read_options
-from search.online.online_training import CHECKPOINTS, OnlineTraining, check_network, opened, time_of
-from search.online.settings import check_servers, online_settings
-from search.online.table_servers import SERVERS, TableServers
+from search.log_config import data_option, read_options
 from search.terminal import print_notes, resumable, step_progress
-from search.verbs.data_option import data_option
 from search.verbs.output import OnlineBundle, OnlineIncrement, json_option, print_json
-from trials.data.cache import PreparedLog
 from trials.data.periods import Periods
 from trials.data.prepare.prepare_log import prepare
-from trials.job import TrainingConfig
+from trials.data.prepared_log import PreparedLog
+from trials.records.job import TrainingConfig
 
 OUTPUT = OnlineBundle
 FIGURE = "online.html"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from search.optuna.storage import WrittenStudy
+from search.study.optuna_storage import WrittenStudy
 from search.verbs.output import json_option, print_json
 
 OUTPUT = WrittenStudy
@@ -34,8 +34,8 @@ def command(directory: Path, storage: str, name: str | None, as_json: bool) -> N
     brings it up to date; `dhen-search run` does so by itself with optuna=STORAGE. The ledger stays the truth:
     nothing is read back from there.
     """
-    from search.optuna.mirror import OptunaMirror
     from search.read_study import read_study
+    from search.study.optuna_mirror import OptunaMirror
 
     record = read_study(directory)
     with contextlib.closing(OptunaMirror(storage, name=name)) as mirror:

@@ -15,9 +15,9 @@ from pydantic import Field, SerializeAsAny, TypeAdapter
 from dhen.values import Value
 from search.bundles.int8_cost import Int8Cost
 from trials.cluster.cluster import Link, PeakFlops
-from trials.record import NAN_AS_WORD, Metrics
-from trials.serving_limits import ForwardTime
-from trials.study_record import ColumnFinding, Comparison
+from trials.records.serving_limits import ForwardTime
+from trials.records.study_record import ColumnFinding, Comparison
+from trials.records.trial_record import NAN_AS_WORD, Metrics
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -251,7 +251,7 @@ class CacheFacts(Value):
 
 
 class SpaceSizes(Value):
-    """How large a space is (`spaces.size.SpaceSize`)."""
+    """How large a space is (`spaces.nearest.SpaceSize`)."""
 
     model_config = NAN_AS_WORD
 

@@ -1,4 +1,6 @@
-"""`plan`: the ladder of memory techniques for a configuration, priced on clusters; needs no GPU and no data.
+"""A model at other depths, priced at each: its last layer repeated, or its last layers left out.
+
+`plan`: the ladder of memory techniques for a configuration, priced on clusters; needs no GPU and no data.
 
 `--json` is a list of plans, one per cluster in the order asked for: `cluster`, `hosts`, `gpus_per_host`,
 `hbm`, `verified`, `examples_per_rank`, `batch_size`, `precision`, `chosen` (a strategy's name, or null
@@ -10,6 +12,8 @@ Each strategy has `name`, `techniques`, `memory` (bytes by item and `total`), `s
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +21,80 @@ import click
 from rich.console import Console
 
 from dashboards.figures.depth import deepest_that_fit, sweep_figure
-from dashboards.names import short_name
+from dashboards.names import byte_size, short_name
 from dashboards.report.page import write_figure
 from dashboards.terminal.plan_ladder import ladder_table, parts_table, reasons, selection
-from dashboards.units import byte_size
+from dhen.config import DhenConfig, ModelConfig
 from dhen.errors import UserError
 from search.config import HELD_KEYS, LOG_KEYS, held_config
-from search.log_config import set_override
-from search.plan_request import PlanRequest, fits_nowhere, in_least_shape, log_to_read, read_request
-from search.planning.attempts import plan_options
-from search.planning.plan_trial import declared_clusters
-from search.planning.step_correction import StepCorrections
-from search.verbs.data_option import data_option
-from search.verbs.depth_sweep import depths, sweep
+from search.execution.attempts import plan_options
+from search.execution.plan_trial import declared_clusters
+from search.execution.step_correction import StepCorrections
+from search.log_config import data_option, set_override
+from search.plan_request import (
+    PlanRequest,
+    fits_nowhere,
+    for_cluster,
+    in_least_shape,
+    log_to_read,
+    read_request,
+)
 from search.verbs.output import PlannedCluster, StrategyPrice, print_json
-from trials.cluster.cluster import Cluster
-from trials.cluster.load import THIS
-from trials.cluster.quantity import parse_bytes
-from trials.planner.estimates import PricedStrategy
-from trials.planner.options import PlanOptions
-from trials.planner.plan import Plan
-from trials.strategy import Prefer
+from trials.cluster.cluster import Cluster, parse_bytes
+from trials.cluster.this_machine import THIS
+from trials.planner.estimates import PlanOptions, PricedStrategy
+from trials.planner.plan import Plan, plan
+from trials.records.strategy import Prefer
+
+DEPTHS = re.compile(r"depth=([0-9]+)\.\.([0-9]+)")
+DEEPEST = 1000
+
+
+def depths(text: str) -> range:
+    """The depths of `depth=1..40`, both ends included.
+
+    Raises:
+        UserError: for anything else.
+    """
+    match = DEPTHS.fullmatch(text.strip())
+    first, last = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= first <= last <= DEEPEST:
+        raise UserError(
+            f"--sweep {text!r}: expected depth=FIRST..LAST from 1 to {DEEPEST}, such as depth=1..40."
+        )
+    return range(first, last + 1)
+
+
+def at_depth(model: ModelConfig, depth: int) -> DhenConfig:
+    """The model with so many layers.
+
+    Raises:
+        UserError: for a family without layers.
+    """
+    if not isinstance(model, DhenConfig):
+        raise UserError(f"--sweep: a model of the family {model.family!r} has no layers; give a dhen model.")
+    layers = model.layers[:depth]
+    return model.replace(layers=layers + layers[-1:] * (depth - len(layers)))
+
+
+def sweep(
+    request: PlanRequest, cluster: Cluster, depths: Iterable[int], options: PlanOptions
+) -> dict[int, tuple[PricedStrategy, ...]]:
+    """The priced ladder by depth.
+
+    Raises:
+        UserError: see `at_depth` and `trials.planner.plan.plan`.
+    """
+    training = for_cluster(request.training, cluster)
+    return {
+        depth: tuple(
+            plan(
+                at_depth(request.model, depth), request.schema, training, cluster, options=options
+            ).strategies
+        )
+        for depth in depths
+    }
+
 
 OUTPUT = list[PlannedCluster]
 WIDTH = 120

@@ -9,13 +9,12 @@ from rich.console import Console
 
 from dhen.errors import UserError
 from search.bundles.bundle import read_bundle
-from search.bundles.score_rows import score_rows
+from search.bundles.scorer import score_rows
 from search.dataset import log_files
-from search.log_config import read_options
+from search.log_config import data_option, read_options
 from search.terminal import step_progress
-from search.verbs.data_option import data_option
 from search.verbs.output import ScoredRows, json_option, print_json
-from trials.data.cache import PreparedLog
+from trials.data.prepared_log import PreparedLog
 
 OUTPUT = ScoredRows
 

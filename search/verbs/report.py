@@ -15,14 +15,13 @@ from dashboards.sentences.summary import sentences
 from dashboards.sentences.winners import winners_table
 from dashboards.terminal.tables import plain_table
 from dhen.values import load_yaml
-from search.bundles.lost_weights import lost_weights
 from search.mlflow.fill_in import StudyRuns, is_behind
 from search.mlflow.store import LOCAL, database, server_of
 from search.read_study import read_study
 from search.run_directory import REPORT, STUDY_FILE
 from search.terminal import print_table
 from search.verbs.output import WrittenReport, json_option, print_json
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
 
 OUTPUT = WrittenReport
 COMPARISON = "comparison.html"
@@ -55,6 +54,8 @@ def command(directory: Path, out: Path | None, other: Path | None, opens: bool, 
         write_comparison(record, read_study(other, or_empty=True), path)
     else:
         path = out or directory / REPORT
+        from search.bundles.export import lost_weights
+
         notes = lost_weights(record)
         write_report(record, path, notes=notes)
     if as_json:

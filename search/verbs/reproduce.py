@@ -8,10 +8,10 @@ import click
 from rich.console import Console
 
 from search.dataset import log_name
-from search.verbs.data_option import data_option
-from trials.processes.launcher import Launcher
+from search.log_config import data_option
+from trials.runtime.launcher import Launcher
 
-OUTPUT = "search.analysis.reproduce.result:TableResult"
+OUTPUT = "search.analysis.reproduce:TableResult"
 """Where the class of what `--json` prints is: it is imported with torch, and that late."""
 
 
@@ -27,7 +27,7 @@ Examples:
 @click.argument("overrides", nargs=-1, metavar="[key=value ...]")
 @data_option(required=True)
 @click.option("--out", type=click.Path(path_type=Path), help="The folder (default runs/reproduce-NAME).")
-@click.option("--json", "as_json", is_flag=True, help="The table as JSON (search.analysis.reproduce.result).")
+@click.option("--json", "as_json", is_flag=True, help="The table as JSON (search.analysis.reproduce).")
 def command(
     table: str, overrides: tuple[str, ...], data: tuple[str, ...], out: Path | None, as_json: bool
 ) -> None:
@@ -47,11 +47,10 @@ def command(
     """
     launcher = Launcher()
     launcher.warm_up()
-    from search.analysis.reproduce.config import (
+    from search.analysis.reproduce import findings, findings_heading, markdown, remarks, reproduce, rich_table
+    from search.analysis.reproduce_tables import (
         read_table_config,  # torch is imported here and there side by side
     )
-    from search.analysis.reproduce.session import reproduce
-    from search.analysis.reproduce.show import findings, findings_heading, markdown, remarks, rich_table
     from search.terminal import resumable
 
     config = read_table_config(table, overrides, data)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from search.budget.clock import StudyClock
-from search.verbs.data_option import data_option
+from search.execution.clock import StudyClock
+from search.log_config import data_option
 from search.verbs.output import FinishedRun, json_option, print_json
-from trials.processes.launcher import Launcher
+from trials.runtime.launcher import Launcher
 
 OUTPUT = FinishedRun
 

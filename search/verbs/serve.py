@@ -7,11 +7,10 @@ from pathlib import Path
 import click
 
 from dhen.errors import UserError
-from search.bundles.manifest import check_is_bundle
 from search.http import LOCAL, LOOPBACK, TOKEN_VARIABLE, listening, needed_token, shown_address
 from search.serving.worker import ServeSettings
 from search.serving.workers import Workers
-from trials.cluster.quantity import parse_bytes
+from trials.cluster.cluster import parse_bytes
 
 MAX_BODY = "16MiB"
 
@@ -68,6 +67,8 @@ def command(
     When the bundle changes on disk (replaced by a newer export, or by an increment) the new version answers
     without a restart; the header X-Model-Version says which one has. One that is damaged is refused.
     """
+    from search.bundles.increments import check_is_bundle
+
     check_is_bundle(bundle)
     clients_token = needed_token(token, made=host not in LOCAL)
     settings = ServeSettings(

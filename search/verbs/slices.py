@@ -7,21 +7,20 @@ from pathlib import Path
 
 import click
 
+from dashboards.names import MISSING, decimals, percent, percent_range
 from dashboards.terminal.tables import plain_table
-from dashboards.units import MISSING, decimals, percent, percent_range
 from dhen.errors import UserError
 from search.analysis.slices import MOST, bundle_slices, slices
 from search.bundles.bundle import is_bundle, read_bundle
-from search.bundles.export import study_log
-from search.bundles.log_of_bundle import log_of
+from search.bundles.export import log_of, study_log
 from search.config import written_config
-from search.pareto import picked
+from search.log_config import data_option
 from search.read_study import read_study
 from search.run_directory import database_url, study_name
+from search.selection import picked
 from search.terminal import print_table
-from search.verbs.data_option import data_option
-from trials.analyses import Better, Slice, Slices
-from trials.storage.ledger import Ledger
+from trials.records.findings import Better, Slice, Slices
+from trials.store.ledger import Ledger
 
 OUTPUT = Slices
 COLUMNS = (
@@ -62,7 +61,7 @@ Examples:
 @click.option(
     "--block-by", help="Of a study: as in `dhen-search confirm`; by default what that has compared with."
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON (trials.analyses.Slices).")
+@click.option("--json", "as_json", is_flag=True, help="As JSON (trials.records.findings.Slices).")
 def command(
     what: Path,
     data: tuple[str, ...],

@@ -7,8 +7,8 @@ from rich.console import Console
 
 from dhen.values import dump_yaml
 from search.verbs.output import SpaceFacts, SpaceSizes, print_json
-from spaces.catalog_loader import catalog, load_space
-from spaces.size import space_size
+from spaces.nearest import space_size
+from spaces.space import catalog, load_space
 
 OUTPUT = list[SpaceFacts]
 

@@ -12,8 +12,8 @@ from dashboards.sentences.summary import sentences
 from dashboards.terminal.tables import trial_table
 from search.read_study import read_progress, read_study
 from search.terminal import progress_lines
-from trials.storage.garbage import no_garbage_collection
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
+from trials.store.garbage import no_garbage_collection
 
 OUTPUT = StudyRecord
 ROWS = 50
@@ -26,7 +26,7 @@ ROWS = 50
     "--json",
     "as_json",
     is_flag=True,
-    help="The study's whole record as JSON (trials.study_record.StudyRecord).",
+    help="The study's whole record as JSON (trials.records.study_record.StudyRecord).",
 )
 def command(directory: Path, as_json: bool) -> None:
     """The study in DIRECTORY: its trials, its front, its best against the baseline, what runs now."""

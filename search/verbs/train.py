@@ -16,15 +16,14 @@ from dashboards.sentences.stages import decay_left_out
 from dhen.atomic_write import write_atomically
 from dhen.config import ModelConfig
 from dhen.errors import UserError, unknown_name
-from dhen.fingerprint import fingerprint
 from dhen.model import catalog, named_model, parse_model
-from dhen.values import parse
+from dhen.values import fingerprint, parse
 from search.bundles.bundle import Member, check_place, is_bundle, read_bundle, write_bundle
 from search.bundles.convert import with_growing_columns
 from search.bundles.export import bundle_info
 from search.config import HELD_KEYS, LOG_KEYS, StudyConfig, held_config
 from search.dataset import log_files, open_log
-from search.execution.jobs import job_on, new_record, refit_job
+from search.execution.attempts import execution, most_ranks, plan_options, ranks_here
 from search.execution.passes import (
     DECAYS,
     FALLING,
@@ -34,26 +33,24 @@ from search.execution.passes import (
     many_passes,
     open_decays,
 )
-from search.execution.scoring import score_one
-from search.execution.train_one import train_one
-from search.execution.trainer import Trainer
-from search.log_config import set_override
-from search.planning.attempts import execution, most_ranks, plan_options, ranks_here
-from search.planning.plan_trial import LOCAL, declared_clusters, planned
-from search.study.baseline import read_configuration
+from search.execution.plan_trial import LOCAL, declared_clusters, planned
+from search.execution.retraining import score_one
+from search.execution.train_list import train_one
+from search.execution.trainer import Trainer, job_on, new_record, refit_job
+from search.log_config import data_option, set_override
+from search.study.tuning import read_configuration
 from search.terminal import print_notes, step_progress
-from search.verbs.data_option import data_option
 from search.verbs.output import TrainedBundle, json_option, print_json
 from trials.cluster.machine import preferred_precision
-from trials.data.cache import PreparedLog
-from trials.data.encoding.encoding import Encoding
+from trials.data.encoding import Encoding
 from trials.data.periods import check_periods
 from trials.data.prepare.prepare_log import prepare
-from trials.events import WEIGHTS
-from trials.job import Job, TrainingConfig
-from trials.processes.launcher import Launcher
-from trials.record import Outcome, TrialKind, TrialRecord
-from trials.strategy import named
+from trials.data.prepared_log import PreparedLog
+from trials.records.events import WEIGHTS
+from trials.records.job import Job, TrainingConfig
+from trials.records.strategy import named
+from trials.records.trial_record import Outcome, TrialKind, TrialRecord
+from trials.runtime.launcher import Launcher
 
 OUTPUT = TrainedBundle
 RECORD = "record.json"

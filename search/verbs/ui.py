@@ -18,8 +18,8 @@ import click
 
 from dhen.errors import UserError
 from search.http import LOCAL, LOOPBACK, TOKEN_VARIABLE, listening, needed_token, shown_address
+from search.mlflow.contents import VIEW, view_link
 from search.mlflow.store import check_store, database
-from search.mlflow.views import VIEW, view_link
 from search.run_directory import STUDY_FILE, is_driven
 
 if TYPE_CHECKING:

@@ -12,21 +12,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dhen.averaging import mean_of_logits
 from dhen.cost import headline_flops
 from dhen.errors import UserError
+from dhen.members import mean_of_logits
 from dhen.model import model_cost
 from search.bundles.bundle import Bundle, read_bundle
+from search.bundles.export import log_of
 from search.bundles.int8_cost import Int8Cost
-from search.bundles.log_of_bundle import log_of
-from search.log_config import read_options
-from search.verbs.data_option import data_option
+from search.log_config import data_option, read_options
 from search.verbs.output import VerifiedBundle, VerifiedSplit, json_option, print_json
-from trials.data.cache import PreparedLog
-from trials.record import Metrics
-from trials.serving_limits import ForwardTime
+from trials.data.prepared_log import PreparedLog
+from trials.records.serving_limits import ForwardTime
+from trials.records.trial_record import Metrics
 from trials.training.evaluation import evaluate, logit_metrics
-from trials.training.score_weights import score
+from trials.training.scoring import score
 from trials.training.step import ONE_RANK, PLAIN_DP
 
 OUTPUT = VerifiedBundle

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from search.budget.clock import StudyClock
-from search.verbs.data_option import data_option
+from search.execution.clock import StudyClock
+from search.log_config import data_option
 from search.verbs.output import FinishedRun, json_option, print_json
-from trials.processes.launcher import Launcher
+from trials.runtime.launcher import Launcher
 
 OUTPUT = FinishedRun
 
@@ -52,7 +52,7 @@ def command(
     launcher.warm_up()
     from rich.console import Console
 
-    from search.drivers.join import join
+    from search.study.drivers import join
     from search.study.run_session import join_session  # torch is imported here and in the fork server
     from search.verbs.finished_run import finished_run
 

@@ -21,13 +21,13 @@ from dhen.config import DhenConfig
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.cluster.cluster import Cluster
-from trials.cluster.load import load_cluster
-from trials.job import TrainingConfig
+from trials.cluster.this_machine import load_cluster
 from trials.planner.collectives import AlphaBeta
 from trials.planner.ladder import ladder
 from trials.planner.pricing import Pricing
-from trials.planner.time.step_time import Step, prepare
-from trials.strategy import Dense, Strategy
+from trials.planner.step_time import Step, prepare
+from trials.records.job import TrainingConfig
+from trials.records.strategy import Dense, Strategy
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +197,7 @@ def test_a_constant_is_changed_wherever_it_is_read(constant: str) -> None:
     names = [found.name for found in pkgutil.walk_packages(trials.planner.__path__, "trials.planner.")]
     readers = [name for name in names if hasattr(importlib.import_module(name), constant)]
     listed = {f"trials.planner.{name}" for name in CONSTANTS[constant]}
-    assert set(readers) - {"trials.planner.device_constants"} == listed
+    assert set(readers) - {"trials.planner.collectives"} == listed
 
 
 def test_every_change_of_figure_6_can_be_made(pod: Cluster) -> None:

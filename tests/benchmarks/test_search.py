@@ -207,7 +207,7 @@ def test_one_command_stands_beside_an_earlier_version_and_boosting(tmp_path: Pat
 def test_the_walk_of_a_candidate_is_followed() -> None:
     said = run_benchmark_process("benchmarks.search.candidate_walk")
     assert "The walk: files that make the candidate, change it or keep it: " in said
-    for name in ("trials/storage/ledger.py", "search/mlflow/fill_in.py", "search/samplers/ask_tell.py"):
+    for name in ("trials/store/ledger.py", "search/mlflow/fill_in.py", "search/samplers/ask_tell.py"):
         assert f" {name} " in said
 
 

@@ -13,11 +13,11 @@ from gloo_ranks import on_ranks
 from benchmarks.reference.step_trace import StepMemory, blank_batch, measure, trace
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
-from trials.distributed.parallelize import device_mesh, parallelize
-from trials.distributed.table_split import take_tables
-from trials.job import TrainingConfig
-from trials.memory.counter import MemoryCounter
-from trials.strategy import Dense, Strategy
+from trials.planner.memory_counter import MemoryCounter
+from trials.records.job import TrainingConfig
+from trials.records.strategy import Dense, Strategy
+from trials.training.distributed.engine import take_tables
+from trials.training.distributed.parallelize import device_mesh, parallelize
 
 SCHEMA = FeatureSchema(
     tables=(*(Table(name=f"c{n}", rows=9) for n in range(9)), Table(name="m", rows=9, multi_hot=True)),

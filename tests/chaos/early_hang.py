@@ -10,7 +10,7 @@ from pathlib import Path
 if __name__ == "__main__":
     seconds = float(sys.argv.pop(1))
 
-    from search.planning import attempts
+    from search.execution import attempts
 
     attempts.DEADLINE_SECONDS = seconds
 

@@ -23,7 +23,7 @@ from postgresql import Server, served
 
 from dhen.values import Value
 from search.read_study import read_study
-from trials.record import TrialRecord
+from trials.records.trial_record import TrialRecord
 
 ROWS = 2000
 KINDS: dict[str, tuple[type[Scene], tuple[str, ...]]] = {

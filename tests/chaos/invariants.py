@@ -10,13 +10,13 @@ from typing import NamedTuple
 from chaos import processes
 from chaos.scenes import Scene
 
-from search.bundles.manifest import first_fault
+from search.bundles.increments import first_fault
 from search.mlflow.contents import study_contents, trial_contents
 from search.mlflow.store import open_client, store_uri
-from search.pareto import eligible, front_of
 from search.read_study import read_study
-from trials.record import Outcome, TrialKind, TrialRecord
-from trials.study_record import StudyRecord
+from search.selection import eligible, front_of
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 
 Key = tuple[str, str | None]
 """Fingerprint of a job, and the technique that it was trained under."""

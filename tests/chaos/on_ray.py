@@ -16,7 +16,7 @@ from chaos.hit import Hit
 from chaos.scenes import Scene
 from faulty_hosts import CPUS, ENVIRONMENT, add_node, ray_cluster
 
-from trials.hosts.head import RAYS_SETTING, SHARE
+from trials.runtime.hosts.ray_connection import RAYS_SETTING, SHARE
 
 NEW_NODE_SECONDS = 2.0
 GONE_SECONDS = 15.0

@@ -22,8 +22,8 @@ from servers.mlflow_servers import tracking_server
 
 from dhen.errors import UserError
 from search.read_study import read_study
-from trials.events import EVENTS
-from trials.record import TrialRecord
+from trials.records.events import EVENTS
+from trials.records.trial_record import TrialRecord
 
 CANDIDATES = 3
 WORDS = (

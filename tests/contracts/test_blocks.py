@@ -18,7 +18,7 @@ from dhen.cost import ATTENTION, dense_parameters, headline_flops
 from dhen.ops.pairwise import PairwiseDots
 from dhen.ops.split import split_parameters
 from dhen.values import parse
-from search.field_docs import field_docs
+from search.log_config import field_docs
 
 SHAPES = [
     BlockShape(embeddings=5, dim=8, out=3),

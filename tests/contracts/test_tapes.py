@@ -14,15 +14,14 @@ from dhen.advanced_dlrm import AdvancedDlrmConfig
 from dhen.batch import FeatureBatch
 from dhen.blocks import BLOCKS, BlockConfig
 from dhen.config import DhenConfig, LayerConfig, ModelConfig
+from dhen.dhen_model import DhenLayer, LayerShape, taped_layer
 from dhen.ensembles import ENSEMBLES
-from dhen.inputs.table_dims import looked_up
-from dhen.layer import DhenLayer, LayerShape, taped_layer
-from dhen.memory.replay import Footprint, replay
-from dhen.memory.segments import Setting, Taped
+from dhen.inputs.lift import looked_up
 from dhen.model import build_model, taped_model
-from dhen.ops.dropout import pools
+from dhen.ops.norm import pools
 from dhen.schema import FeatureSchema, Table
-from trials.memory.counter import MemoryCounter
+from dhen.tape import Footprint, Setting, Taped, replay
+from trials.planner.memory_counter import MemoryCounter
 
 BATCH = 64
 TOLERANCE = 0.01

@@ -10,8 +10,8 @@ from records import judged, trial
 from dashboards.plans import ALL, accuracy, accuracy_table
 from dashboards.report.page import render
 from dashboards.sentences.summary import sentences
-from trials.record import Attempt, Outcome, TrialKind
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import Attempt, Outcome, TrialKind
 
 
 def attempt(strategy: str, predicted: int | None, measured: int | None, **changes: object) -> Attempt:

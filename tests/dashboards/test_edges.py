@@ -8,9 +8,9 @@ from records import changed, judged, study
 
 from dashboards.edges import Edge, edges, on_the_edge, widened, widened_now
 from dashboards.sentences.summary import sentences
-from trials.ordered_axis import OrderedAxis, Setting
-from trials.record import Outcome, TrialKind, TrialRecord
-from trials.study_record import GrownAxis, StudyRecord
+from trials.records.findings import OrderedAxis, Setting
+from trials.records.study_record import GrownAxis, StudyRecord
+from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 
 LENGTHS = OrderedAxis(name="embedding_dim", part="model", key="embedding_dim", values=(8, 16, 32))
 RATES = OrderedAxis(

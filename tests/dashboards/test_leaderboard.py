@@ -10,9 +10,9 @@ from reports import planned
 from rich.console import Console
 
 from dashboards.leaderboard import By, Leaderboard, leaderboard, leaderboard_table
-from trials.choice import Choice, Winner
-from trials.record import TrialKind
-from trials.study_record import Better, StudyRecord
+from trials.records.findings import Choice, Winner
+from trials.records.study_record import Better, StudyRecord
+from trials.records.trial_record import TrialKind
 
 
 def shown(board: Leaderboard, width: int) -> tuple[list[str], str | None]:

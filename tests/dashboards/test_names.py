@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dashboards.names import short_name, trial_name
-from trials.record import TrialKind, TrialRecord
+from trials.records.trial_record import TrialKind, TrialRecord
 
 
 def layer(*kinds: str, ensemble: str = "concat") -> dict:

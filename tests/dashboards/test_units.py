@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dashboards.units import MISSING, byte_size, decimals, duration, percent, ratio, si
+from dashboards.names import MISSING, byte_size, decimals, duration, percent, ratio, si
 
 FACTORS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 

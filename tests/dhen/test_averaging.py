@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dhen.averaging import mean_logit, mean_of_logits
-from trials.metrics import undo_negative_sampling
+from dhen.members import mean_logit, mean_of_logits
+from trials.records.metrics import undo_negative_sampling
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.05])

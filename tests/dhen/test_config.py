@@ -10,8 +10,8 @@ from dhen.blocks import BLOCKS
 from dhen.config import DhenConfig, LayerConfig
 from dhen.ensembles import ENSEMBLES
 from dhen.errors import UserError
-from dhen.fingerprint import fingerprint
 from dhen.model import parse_model
+from dhen.values import fingerprint
 
 layers = st.builds(
     lambda modules, ensemble, out, raw: {

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dhen.config import LayerConfig
-from dhen.layer import DhenLayer, LayerShape
+from dhen.dhen_model import DhenLayer, LayerShape
 
 B, M, D, K = 6, 4, 8, 3
 SHAPE = LayerShape(embeddings=M, dim=D, numeric=K)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dhen.loss import cross_entropy
+from dhen.members import cross_entropy
 
 
 def test_each_member_has_a_loss_of_its_own() -> None:

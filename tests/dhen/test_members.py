@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dhen.batch import FeatureBatch
 from dhen.config import DhenConfig
 from dhen.errors import UserError
-from dhen.members import mean_logit
+from dhen.members import mean_logit_of_members
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
 
@@ -86,7 +86,7 @@ def test_members_part_at_the_first_adapter_alone() -> None:
 def test_the_mean_of_probabilities_as_a_logit() -> None:
     logit_BK = torch.tensor([[0.3, -2.0], [500.0, 400.0], [-500.0, -400.0], [90.0, -90.0]])
     p = logit_BK[0].double().sigmoid().mean()
-    found = mean_logit(logit_BK)
+    found = mean_logit_of_members(logit_BK)
     assert found[0].item() == pytest.approx((p / (1 - p)).log().item(), abs=1e-6)
     two = torch.tensor(2.0).log()
     expected = torch.stack([400 + two, -400 - two, torch.zeros(())])

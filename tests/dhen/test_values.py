@@ -10,9 +10,8 @@ import pytest
 from pydantic import Field, ValidationError, model_validator
 
 from dhen.errors import UserError, unknown_name
-from dhen.fingerprint import fingerprint
 from dhen.schema import FeatureSchema
-from dhen.values import Value, compact, dump_yaml, load_yaml, parse, parse_yaml
+from dhen.values import Value, compact, dump_yaml, fingerprint, load_yaml, parse, parse_yaml
 
 
 def test_fingerprint_ignores_the_order_of_keys() -> None:

@@ -24,24 +24,23 @@ from interrupted import Interrupted, Told, run
 from tools import needs
 
 from dhen.errors import UserError
-from dhen.fingerprint import file_hash
 from dhen.model import build_model, parse_model
-from trials.checkpoint.checkpointer import BEST, KEPT, STANDS, Checkpoints, Resumable
-from trials.checkpoint.folders import PREFIX
-from trials.checkpoint.whole import damage, write_manifest
-from trials.cluster.load import load_cluster
-from trials.data.cache import PreparedLog
+from dhen.values import file_hash
+from trials.cluster.this_machine import load_cluster
 from trials.data.prepare.prepare_log import prepare
-from trials.distributed import zero_offload
-from trials.events import Event
-from trials.job import Job
-from trials.memory.limit import limited_memory
-from trials.ranks import Ranks
-from trials.strategy import Strategy
+from trials.data.prepared_log import PreparedLog
+from trials.records.events import Event
+from trials.records.job import Job
+from trials.records.places import PREFIX
+from trials.records.strategy import Ranks, Strategy
+from trials.training.checkpoint_files import damage, write_manifest
+from trials.training.checkpointer import BEST, KEPT, STANDS, Checkpoints, Resumable
+from trials.training.distributed import zero_offload
 from trials.training.distributed_step import DistributedStep
-from trials.training.local_step import TrainStep
 from trials.training.loop import train
-from trials.training.weight_average import WeightAverage
+from trials.training.memory_limit import limited_memory
+from trials.training.schedule import WeightAverage
+from trials.training.step import TrainStep
 
 ROWS, BATCH, EPOCHS, EVERY = 3000, 42, 2, 700
 SHAPES = {2: (1, 2), 4: (2, 2)}

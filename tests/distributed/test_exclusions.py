@@ -20,16 +20,15 @@ from dhen.errors import UserError
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
 from dhen.values import parse
-from trials.cluster.load import load_cluster
-from trials.data.cache import PreparedLog
+from trials.cluster.this_machine import load_cluster
 from trials.data.prepare.prepare_log import prepare
-from trials.distributed import zero_offload
-from trials.exclusions import EXCLUSIONS, exclusions_of
-from trials.job import Job, TrainingConfig
-from trials.planner.options import PlanOptions
+from trials.data.prepared_log import PreparedLog
+from trials.planner.estimates import PlanOptions
+from trials.planner.ladder import EXCLUSIONS, exclusions_of
 from trials.planner.plan import plan
-from trials.ranks import Ranks
-from trials.strategy import named
+from trials.records.job import Job, TrainingConfig
+from trials.records.strategy import Ranks, named
+from trials.training.distributed import zero_offload
 from trials.training.loop import train
 
 SERVED = {"synchrony": "sync"}

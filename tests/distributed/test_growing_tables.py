@@ -17,16 +17,15 @@ from tools import needs
 
 from dhen.batch import Keys
 from dhen.model import build_model, parse_model
-from trials.cluster.load import load_cluster
-from trials.data.cache import PreparedLog
+from trials.cluster.this_machine import load_cluster
 from trials.data.loader import train_batches
 from trials.data.prepare.prepare_log import prepare
+from trials.data.prepared_log import PreparedLog
 from trials.data.read_options import GivenGrowing, ReadOptions
-from trials.job import Job
-from trials.ranks import Ranks
-from trials.strategy import Strategy
+from trials.records.job import Job
+from trials.records.strategy import Ranks, Strategy
 from trials.training.distributed_step import DistributedStep
-from trials.training.local_step import TrainStep
+from trials.training.step import TrainStep
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -18,23 +18,21 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dhen.loss import cross_entropy
+from dhen.members import cross_entropy
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema
-from trials.cluster.load import load_cluster
-from trials.data.cache import PreparedLog
+from trials.cluster.this_machine import load_cluster
 from trials.data.prepare.prepare_log import prepare
-from trials.distributed.executed_strategy import executed_strategy
-from trials.distributed.parallelize import ParallelStep, device_mesh, parallelize
-from trials.distributed.table_split import DenseBatch, DenseInputs
-from trials.job import Job, TrainingConfig
-from trials.memory.counter import MemoryCounter
-from trials.optim import onebit_adam
-from trials.optim.one_bit import BLOCK
-from trials.optim.onebit_adam import LEAST_ROOT, LOOKS, OneBitAdam
+from trials.data.prepared_log import PreparedLog
+from trials.optim import one_bit_adam
+from trials.optim.one_bit_adam import BLOCK, LEAST_ROOT, LOOKS, OneBitAdam
+from trials.planner.memory_counter import MemoryCounter
 from trials.planner.pricing import Pricing
-from trials.ranks import Ranks
-from trials.strategy import named
+from trials.records.job import Job, TrainingConfig
+from trials.records.strategy import Ranks, named
+from trials.training.distributed.engine import DenseBatch, DenseInputs
+from trials.training.distributed.executed_strategy import executed_strategy
+from trials.training.distributed.parallelize import ParallelStep, device_mesh, parallelize
 
 RANKS, FEWER, EXAMPLES, STEPS, LAG = 3, 2, 30, 14, 4
 """The variance is frozen after eight steps, as if these were the first of a longer training."""
@@ -232,7 +230,7 @@ def a_job(log: PreparedLog, **more: object) -> Job:
     return found.replace(training=found.training.resolved(log.split("train").rows, "fp32"))
 
 
-@patch.object(onebit_adam, "VARIANCE_RATIO", 0.01)  # at the second look, whatever the variance is
+@patch.object(one_bit_adam, "VARIANCE_RATIO", 0.01)  # at the second look, whatever the variance is
 def resumed(folder: Path) -> dict[str, Any]:
     """Broken off in the second stage; then to the end, by as many ranks."""
     world = dist.get_world_size()
@@ -258,7 +256,7 @@ def resumed(folder: Path) -> dict[str, Any]:
     return found
 
 
-@patch.object(onebit_adam, "VARIANCE_RATIO", 0.01)  # at the second look, whatever the variance is
+@patch.object(one_bit_adam, "VARIANCE_RATIO", 0.01)  # at the second look, whatever the variance is
 def on_a_rank(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"resumed": resumed(folder)}
     for name in HELD:

@@ -11,11 +11,11 @@ from torch import nn
 
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema
-from trials.distributed.buckets import Bucket, Group
-from trials.distributed.parallelize import device_mesh, parallelize
-from trials.distributed.table_split import DenseBatch, DenseInputs
-from trials.job import TrainingConfig
-from trials.strategy import Strategy
+from trials.records.job import TrainingConfig
+from trials.records.strategy import Strategy
+from trials.training.distributed.engine import DenseBatch, DenseInputs
+from trials.training.distributed.parallelize import device_mesh, parallelize
+from trials.training.distributed.zero import Bucket, Group
 
 SCHEMA = FeatureSchema(tables=(), numeric=("a", "b"))
 MODEL = parse_model({"embedding_dim": 4, "layers": [{"modules": ["mlp"]}], "dropout": 0.0}, "test")

@@ -16,11 +16,11 @@ from torch.nn import functional as F
 from dhen.config import ModelConfig
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
-from trials.distributed.executed_strategy import executed_strategy
-from trials.distributed.parallelize import ParallelStep, device_mesh, parallelize
-from trials.distributed.table_split import DenseBatch, DenseInputs, take_tables
-from trials.job import TrainingConfig
-from trials.strategy import Strategy
+from trials.records.job import TrainingConfig
+from trials.records.strategy import Strategy
+from trials.training.distributed.engine import DenseBatch, DenseInputs, take_tables
+from trials.training.distributed.executed_strategy import executed_strategy
+from trials.training.distributed.parallelize import ParallelStep, device_mesh, parallelize
 
 HOSTS, RANKS_PER_HOST, STEPS, EXAMPLES = 2, 2, 4, 40
 RANKS = HOSTS * RANKS_PER_HOST

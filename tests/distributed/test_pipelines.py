@@ -17,19 +17,16 @@ from torch import Tensor, nn
 
 from dhen.config import ModelConfig
 from dhen.model import build_model, parse_model
-from trials.checkpoint.checkpointer import Checkpoints
-from trials.checkpoint.training_state import TrainingState
 from trials.cluster.cluster import Cluster
-from trials.cluster.load import load_cluster
-from trials.data.cache import PreparedLog
-from trials.data.id_counts import IdCounts
+from trials.cluster.this_machine import load_cluster
 from trials.data.loader import Batch, train_batches
 from trials.data.prepare.prepare_log import prepare
+from trials.data.prepared_log import IdCounts, PreparedLog
 from trials.data.roles.infer import infer_schema
-from trials.job import Job
-from trials.planner.pipeline.orders import orders
-from trials.ranks import Ranks
-from trials.strategy import Strategy, named
+from trials.planner.pipeline_memory import orders
+from trials.records.job import Job
+from trials.records.strategy import Ranks, Strategy, named
+from trials.training.checkpointer import Checkpoints, TrainingState
 from trials.training.distributed_step import DistributedStep
 
 pytestmark = needs("torchrec")

@@ -34,19 +34,18 @@ from interrupted import Interrupted, Told, run
 from torch import Tensor
 from torch.optim import AdamW
 
-from dhen.loss import cross_entropy
-from trials.cluster.load import load_cluster
-from trials.data.cache import PreparedLog
+from dhen.members import cross_entropy
+from trials.cluster.this_machine import load_cluster
 from trials.data.prepare.prepare_log import prepare
-from trials.distributed.parallelize import device_mesh, parallelize
-from trials.distributed.power_sgd import EPSILON, WHOLE_GRADIENTS
-from trials.job import TrainingConfig
-from trials.memory.counter import MemoryCounter
-from trials.optim.low_rank import LowRank, low_rank_of
+from trials.data.prepared_log import PreparedLog
+from trials.optim.one_bit_adam import LowRank, low_rank_of
+from trials.planner.memory_counter import MemoryCounter
 from trials.planner.pricing import Pricing
 from trials.planner.segments import shapes_of
-from trials.ranks import Ranks
-from trials.strategy import named
+from trials.records.job import TrainingConfig
+from trials.records.strategy import Ranks, named
+from trials.training.distributed.parallelize import device_mesh, parallelize
+from trials.training.distributed.power_sgd import EPSILON, WHOLE_GRADIENTS
 
 FEWER, RANK, START = 2, 2, TOTAL // EXAMPLES // WHOLE_GRADIENTS
 ADAMW = {"optimizer": "adamw"}

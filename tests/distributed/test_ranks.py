@@ -24,8 +24,8 @@ from faulty_ranks import (
     wait_until_it_misbehaves,
 )
 
-from trials.events import RENDEZVOUS, Failed, Progress, last_words
-from trials.processes.launcher import Launcher
+from trials.records.events import RENDEZVOUS, Failed, Progress, last_words
+from trials.runtime.launcher import Launcher
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 ENDLESS = 1_000_000
@@ -53,7 +53,7 @@ def test_ranks_start_end_and_leave_nothing_to_the_next(launcher: Launcher, tmp_p
         for rank in range(RANKS):
             log = (folder / f"attempt{attempt}.rank{rank}.log").read_text()
             assert log.count(f"rank {rank} begins") == 1
-            assert f"INFO rank {rank} trials.processes.worker: attempt{attempt}: strategy dp" in log
+            assert f"INFO rank {rank} trials.runtime.worker: attempt{attempt}: strategy dp" in log
             assert ("ValueError: a fault of its own" in log) == (fault == "raise" and rank == BAD_RANK)
 
 

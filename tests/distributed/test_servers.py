@@ -10,23 +10,21 @@ from command_line import write_log
 from servers.served_training import BATCH, a_job, a_task, apart, failure, train_on_servers
 from torch import Tensor, nn
 
-from dhen.loss import cross_entropy
+from dhen.members import cross_entropy
 from dhen.model import build_model
-from trials.data.cache import PreparedLog
 from trials.data.loader import train_batches
 from trials.data.prepare.prepare_log import prepare
+from trials.data.prepared_log import PreparedLog
 from trials.data.read_options import GivenGrowing, ReadOptions
 from trials.data.roles.infer import infer_schema
-from trials.embeddings.growing import growing_rows
-from trials.job import Job
-from trials.optim.adamw import adamw
-from trials.optim.clip import Clip
-from trials.optim.master_weights import MasterWeights, embedding_tables
+from trials.optim.adamw import Clip, MasterWeights, adamw, embedding_tables
 from trials.optim.rowwise_adagrad import RowWiseAdagrad
-from trials.ranks import Ranks
-from trials.storage.weights_file import Weights
+from trials.records.job import Job
+from trials.records.strategy import Ranks
+from trials.store.weights import Weights
+from trials.training.embeddings.growing import growing_rows
 from trials.training.evaluation import evaluate
-from trials.training.score_weights import score
+from trials.training.scoring import score
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROUNDING, ROWS = 2e-5, 1510

@@ -13,13 +13,13 @@ import pytest
 from command_line import write_log
 from servers.served_training import a_job, a_task, failure, train_on_servers
 
-from trials.checkpoint.folders import checkpoints_in
-from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
+from trials.data.prepared_log import PreparedLog
 from trials.data.read_options import GivenGrowing, ReadOptions
-from trials.events import Event, Progress, Replaced
-from trials.processes.launcher import Run
-from trials.processes.task import Task
+from trials.records.events import Event, Progress, Replaced
+from trials.records.places import checkpoints_in
+from trials.records.task import Task
+from trials.runtime.launcher import Run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SLOWLY = {"learning_rate": 5e-5, "embedding_learning_rate": 1e-3}

@@ -17,17 +17,16 @@ from torch import Tensor
 from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
 from dhen.inputs.features import EmbeddingTables, MixedTables, Tables, matrices
-from dhen.inputs.held_schema import held_schema
-from dhen.inputs.table_dims import table_dims
+from dhen.inputs.lift import held_schema, table_dims
 from dhen.schema import FeatureSchema, Table
-from trials.cluster.load import load_cluster
-from trials.embeddings.blocks import Block
-from trials.embeddings.engine import TableEngine
-from trials.embeddings.make_engine import table_engine
-from trials.job import TrainingConfig
+from trials.cluster.this_machine import load_cluster
 from trials.optim.rowwise_adagrad import EPSILON
-from trials.planner.tables.placement import Placement, TableShard, place
-from trials.ranks import Ranks
+from trials.planner.table_placement import Placement, TableShard, place
+from trials.records.job import TrainingConfig
+from trials.records.strategy import Ranks
+from trials.training.embeddings.blocks import Block
+from trials.training.embeddings.engine import TableEngine
+from trials.training.embeddings.make_engine import table_engine
 
 pytestmark = needs("torchrec")
 

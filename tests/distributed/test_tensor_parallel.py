@@ -21,19 +21,17 @@ from benchmarks.planner.plans_on_ranks import job as large_job
 from dhen.config import ModelConfig
 from dhen.model import build_model, parse_model
 from dhen.ops.split import split_parameters
-from trials.checkpoint.checkpointer import Checkpoints
-from trials.checkpoint.training_state import TrainingState
-from trials.cluster.load import load_cluster
-from trials.data.cache import PreparedLog
+from trials.cluster.this_machine import load_cluster
 from trials.data.loader import Batch, train_batches
 from trials.data.prepare.prepare_log import prepare
-from trials.distributed.tensor_parallel import DATA, STAGES, TENSOR, model_mesh
-from trials.job import Job
+from trials.data.prepared_log import PreparedLog
 from trials.planner.pricing import pricing_of
-from trials.ranks import Ranks
-from trials.strategy import Strategy, named
+from trials.records.job import Job
+from trials.records.strategy import Ranks, Strategy, named
+from trials.training.checkpointer import Checkpoints, TrainingState
+from trials.training.distributed.tensor_parallel import DATA, STAGES, TENSOR, model_mesh
 from trials.training.distributed_step import DistributedStep
-from trials.training.local_step import TrainStep
+from trials.training.step import TrainStep
 
 pytestmark = needs("torchrec")
 

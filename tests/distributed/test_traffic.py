@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.reference.step_trace import blank_batch
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
-from trials.distributed.parallelize import device_mesh, parallelize
-from trials.distributed.table_split import take_tables
-from trials.job import TrainingConfig
-from trials.strategy import Strategy, named
+from trials.records.job import TrainingConfig
+from trials.records.strategy import Strategy, named
+from trials.training.distributed.engine import take_tables
+from trials.training.distributed.parallelize import device_mesh, parallelize
 
 HOSTS, RANKS_PER_HOST, EXAMPLES = 2, 2, 8
 RANKS = HOSTS * RANKS_PER_HOST

@@ -19,25 +19,23 @@ from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
 from dhen.model import build_model, parse_model
 from trials.cluster.cluster import Cluster
-from trials.cluster.load import load_cluster
-from trials.data.cache import PreparedLog
-from trials.data.id_counts import IdCounts
+from trials.cluster.this_machine import load_cluster
 from trials.data.loader import Batch, train_batches
 from trials.data.log_schema import LogSchema
 from trials.data.prepare.prepare_log import prepare
+from trials.data.prepared_log import IdCounts, PreparedLog
 from trials.data.roles.infer import infer_schema
-from trials.job import Job
-from trials.metrics import evaluate_predictions
-from trials.optim.master_weights import compute_in
+from trials.optim.adamw import compute_in
 from trials.planner.ladder import ladder
-from trials.ranks import Ranks
-from trials.storage.weights_file import save_weights
-from trials.strategy import Strategy
+from trials.records.job import Job
+from trials.records.metrics import evaluate_predictions
+from trials.records.strategy import Ranks, Strategy
+from trials.store.weights import save_weights
 from trials.training.distributed_step import DistributedStep
 from trials.training.evaluation import evaluate, logits_over_ranks, metrics_over_ranks
-from trials.training.local_step import TrainStep
-from trials.training.score_weights import score
-from trials.training.weight_average import WeightAverage
+from trials.training.schedule import WeightAverage
+from trials.training.scoring import score
+from trials.training.step import TrainStep
 
 pytestmark = needs("torchrec")
 

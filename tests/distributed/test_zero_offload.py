@@ -13,17 +13,16 @@ import torch.distributed as dist
 from gloo_ranks import on_ranks
 from torch import Tensor, nn
 
-from dhen.loss import cross_entropy
+from dhen.members import cross_entropy
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
-from trials.distributed import host_optimizer, zero_offload
-from trials.distributed.executed_strategy import executed_strategy
-from trials.distributed.host_optimizer import HostOptimizer
-from trials.distributed.parallelize import ParallelStep, device_mesh, parallelize
-from trials.distributed.table_split import DenseBatch, DenseInputs, part_of, take_tables
-from trials.distributed.zero_offload import ZeroOffload
-from trials.job import TrainingConfig
-from trials.strategy import Strategy
+from trials.records.job import TrainingConfig
+from trials.records.strategy import Strategy
+from trials.training.distributed import zero_offload
+from trials.training.distributed.engine import DenseBatch, DenseInputs, part_of, take_tables
+from trials.training.distributed.executed_strategy import executed_strategy
+from trials.training.distributed.parallelize import ParallelStep, device_mesh, parallelize
+from trials.training.distributed.zero_offload import HostOptimizer, ZeroOffload
 
 STEPS, EXAMPLES, LAYERS, AFTER = 12, 24, 3, 4
 SCHEMA = FeatureSchema(tables=tuple(Table(name=name, rows=9) for name in "abc"), numeric=("x", "y"))
@@ -204,7 +203,7 @@ def test_a_delayed_update_goes_on_in_a_thread_while_the_next_step_runs(
     monkeypatch.setattr(zero_offload, "DELAY_AFTER", 0)
     step = parallelize(model(), OFFLOAD, DELAYED)
     before = [parameter.clone() for parameter in step.engine.module.parameters()]
-    monkeypatch.setattr(host_optimizer.HostOptimizer, "_update", held_up)
+    monkeypatch.setattr(zero_offload.HostOptimizer, "_update", held_up)
     step.forward_backward(batch(0))
     step.update()
     step.forward_backward(batch(1))  # with the weights of before

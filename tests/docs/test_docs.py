@@ -10,11 +10,11 @@ from click.testing import CliRunner
 from generate_reference import PAGES, all_rows, rows
 
 from dhen.blocks import BLOCKS
-from search.analysis.reproduce.config import CONFIGS
+from search.analysis.reproduce_tables import CONFIGS
 from search.cli import VERBS, cli
 from search.config import BUDGET_KEYS, StudyConfig
 from search.log_config import DemoConfig
-from trials.job import TrainingConfig
+from trials.records.job import TrainingConfig
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENTS = [

@@ -13,26 +13,25 @@ from dhen.model import named_model
 from dhen.schema import FeatureSchema, Table
 from search import run_directory
 from search.bundles import bundle, increments, pt2
+from search.bundles.online import CHECKPOINTS
 from search.execution.trainer import SERVING
 from search.mlflow.store import artifacts, database
-from search.online.online_training import CHECKPOINTS
-from search.optuna.mirror import study_attributes
-from search.optuna.rows import attributes_of
 from search.serving import app
+from search.study.optuna_mirror import attributes_of, study_attributes
 from search.verbs.online import FIGURE
 from search.verbs.plan import as_data
-from trials.choice import Choice, Judged, Winner
-from trials.cluster.load import load_cluster
-from trials.data.cache import MANIFEST
-from trials.events import EVENTS, RENDEZVOUS, WEIGHTS, Event
-from trials.hosts.hosts import MARK
-from trials.job import TrainingConfig
+from trials.cluster.this_machine import load_cluster
+from trials.data.prepared_log import MANIFEST
 from trials.planner.plan import plan
-from trials.processes.task import Task
-from trials.record import Attempt, CurvePoint, Measured, Metrics, TrialRecord
-from trials.serving_limits import ForwardTime, ServingConfig
-from trials.storage.schema import METADATA
-from trials.study_record import ClusterSummary, StudyRecord
+from trials.records.events import EVENTS, RENDEZVOUS, WEIGHTS, Event
+from trials.records.findings import Choice, Judged, Winner
+from trials.records.job import TrainingConfig
+from trials.records.serving_limits import ForwardTime, ServingConfig
+from trials.records.study_record import ClusterSummary, StudyRecord
+from trials.records.task import Task
+from trials.records.trial_record import Attempt, CurvePoint, Measured, Metrics, TrialRecord
+from trials.runtime.hosts.hosts import MARK
+from trials.store.schema import METADATA
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "formats.md").read_text()
 KINDS = typing.get_args(typing.get_args(Event)[0])

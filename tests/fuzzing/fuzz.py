@@ -25,7 +25,7 @@ SECONDS, MEBIBYTES = 30, 6144
 TOGETHER = "together"
 READERS = (
     *("dhen", "search.bundles", "search.config", "search.plan_request", "search.proposals", "search.serving"),
-    *("spaces", "trials.cluster", "trials.data", "trials.events", "trials.storage", "yaml"),
+    *("spaces", "trials.cluster", "trials.data", "trials.records.events", "trials.storage", "yaml"),
 )
 """Packages whose new lines count."""
 

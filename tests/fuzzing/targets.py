@@ -18,23 +18,21 @@ import pyarrow.parquet as pq
 import yaml
 from command_line import ROOT, run_here, write_log
 
-from dhen.fingerprint import file_hash
 from dhen.model import catalog as models
+from dhen.values import file_hash
 from search.bundles.bundle import read_bundle
-from search.bundles.increments import INCREMENTS
-from search.bundles.manifest import MANIFEST, file_hashes
+from search.bundles.increments import INCREMENTS, MANIFEST, file_hashes
 from search.config import read_study_config
+from search.execution.proposals import Line, credit_of, read_line
 from search.plan_request import read_request
-from search.proposals.lines import Line
-from search.proposals.read_line import credit_of, read_line
 from search.serving.requests import CSV, JSON, rows_of
-from spaces.catalog_loader import load_space
-from trials.cluster.load import load_cluster
+from spaces.space import load_space
+from trials.cluster.this_machine import load_cluster
 from trials.data.prepare.prepare_log import prepare
 from trials.data.schema_yaml import read_schema
-from trials.events import Diverged, Event, EventReader, EventWriter, Failed, Progress, Scored, Wrapped
-from trials.job import TrainingConfig
-from trials.record import Metrics
+from trials.records.events import Diverged, Event, EventReader, EventWriter, Failed, Progress, Scored, Wrapped
+from trials.records.job import TrainingConfig
+from trials.records.trial_record import Metrics
 
 ROWS, LATER = 300, 420
 """Rows that the bundle is trained on, and of those and the later ones, which its increment is trained on."""

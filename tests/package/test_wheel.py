@@ -21,17 +21,17 @@ BUILD = "from setuptools.build_meta import build_wheel; build_wheel('dist')"
 MIGRATE = """
 import sys
 import sqlalchemy as sa
-from trials.storage.ledger import Ledger
-from trials.storage.versions import MIGRATIONS, migrate
+from trials.store.ledger import Ledger
+from trials.store.database import MIGRATIONS, migrate
 with sa.create_engine(sys.argv[1]).begin() as connection:
     migrate(connection)
 print(MIGRATIONS, Ledger(sys.argv[1], "ads").trials())
 """
 USE = """
 import dashboards.report.page
-import spaces.catalog_loader
-import trials.cluster.load
-print(len(spaces.catalog_loader.catalog()), len(trials.cluster.load.catalog()), dashboards.report.page.__file__)
+import spaces.space
+import trials.cluster.this_machine
+print(len(spaces.space.catalog()), len(trials.cluster.this_machine.catalog()), dashboards.report.page.__file__)
 """
 
 
@@ -81,7 +81,7 @@ def test_every_file_of_the_rooms_is_in_it(wheel: Path) -> None:
     assert there == wanted
     for name in ("spaces/catalog/default.yaml", "dashboards/report/templates/report.html"):
         assert name in there
-    assert "trials/storage/migrations/versions/v0005_first_tables.py" in there
+    assert "trials/store/migrations/versions/v0005_first_tables.py" in there
 
 
 def test_it_has_the_command(installed: Path) -> None:

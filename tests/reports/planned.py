@@ -8,7 +8,8 @@ from typing import Any
 from records import judged, trial
 
 from dhen.cost import CostRow
-from trials.record import (
+from trials.records.study_record import Better, ClusterSummary, Comparison, StudyRecord
+from trials.records.trial_record import (
     Attempt,
     Outcome,
     PlanSummary,
@@ -17,7 +18,6 @@ from trials.record import (
     TrialPlan,
     TrialRecord,
 )
-from trials.study_record import Better, ClusterSummary, Comparison, StudyRecord
 
 MIB = 2**20
 HBM = 24 * MIB

@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dhen.values import parse
-from search.execution.jobs import candidate_training
-from search.ordered_axes import ordered_axes
-from spaces.catalog_loader import catalog, load_space
-from spaces.space import Point, Space, SpaceConfig
-from trials.job import TrainingConfig
-from trials.ordered_axis import OrderedAxis
-from trials.record import JobSummary, Origin, TrialKind, TrialRecord
+from search.execution.growth import ordered_axes
+from search.execution.trainer import candidate_training
+from spaces.space import Point, Space, SpaceConfig, catalog, load_space
+from trials.records.findings import OrderedAxis
+from trials.records.job import TrainingConfig
+from trials.records.trial_record import JobSummary, Origin, TrialKind, TrialRecord
 
 NAMES = sorted(catalog())
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from records import bare
 
 from dhen.errors import UserError
-from search.pareto import knee, pareto_front, pick
-from trials.record import Outcome, TrialRecord
+from search.selection import knee, pareto_front, pick
+from trials.records.trial_record import Outcome, TrialRecord
 
 
 def trial(number: int, ne: float, flops: float, outcome: Outcome = Outcome.COMPLETED) -> TrialRecord:

@@ -17,7 +17,7 @@ from dhen.errors import UserError
 from search import run_directory
 from search.read_study import HEAD, read_study
 from search.run_directory import LOCK_FILE, is_driven, network_file_system, only_driver
-from trials.storage.ledger import Ledger
+from trials.store.ledger import Ledger
 
 DRIVE = """
 import sys, time

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from records import bare, judged
 
 from search import selection
-from search.pareto import eligible, ne_of
+from search.selection import eligible, ne_of
 from search.study_state import StudyState
-from trials.record import Outcome, TrialKind, TrialRecord
+from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -165,7 +165,7 @@ def test_of_thousands_only_the_front_is_looked_at_again(monkeypatch: pytest.Monk
         compared += 1
         return ne_of(each)
 
-    monkeypatch.setattr("search.pareto.ne_of", counted)
+    monkeypatch.setattr("search.selection.ne_of", counted)
     state.note(trial(2000, ne=0.7001, flops=1e5).with_job(fingerprint="new"))
     assert state.selection.front
     assert 0 < compared <= 4 * (on_fronts + 2) < 400

@@ -12,9 +12,9 @@ from records import study, trial
 from rich.console import Console
 
 from search.terminal import StudyView, step_progress
-from trials.events import Progress
-from trials.record import TrialKind
-from trials.study_record import Stage, StageName, StudyRecord
+from trials.records.events import Progress
+from trials.records.study_record import Stage, StageName, StudyRecord
+from trials.records.trial_record import TrialKind
 
 
 def driver(record: StudyRecord, ended: list[int], **progress: Progress) -> Any:

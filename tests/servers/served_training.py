@@ -11,13 +11,13 @@ from typing import Any
 
 from dhen.config import ModelConfig
 from dhen.model import parse_model
-from trials.data.cache import PreparedLog
-from trials.events import Event, Failed, Trained
-from trials.job import Job
-from trials.processes.launcher import Launcher, Run, wait_for
-from trials.processes.task import Task
-from trials.storage.weights_file import Weights, read_weights
-from trials.strategy import named
+from trials.data.prepared_log import PreparedLog
+from trials.records.events import Event, Failed, Trained
+from trials.records.job import Job
+from trials.records.strategy import named
+from trials.records.task import Task
+from trials.runtime.launcher import Launcher, Run, wait_for
+from trials.store.weights import Weights, read_weights
 
 BATCH, SECONDS = 42, 240
 LAYER = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3}

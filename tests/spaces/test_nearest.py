@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from dhen.model import named_model, parse_model
 from dhen.values import parse
 from spaces.axes import read_axis
-from spaces.catalog_loader import catalog, load_space
 from spaces.nearest import nearest_label, nearest_point
-from spaces.space import Space, SpaceConfig
-from trials.job import TrainingConfig
+from spaces.space import Space, SpaceConfig, catalog, load_space
+from trials.records.job import TrainingConfig
 
 NAMES = sorted(catalog())
 TUNED = dict(TrainingConfig(learning_rate=0.0031, embedding_learning_rate=0.9))

@@ -19,13 +19,11 @@ from dhen.blocks.conv import ConvConfig
 from dhen.blocks.dcn import DcnConfig
 from dhen.ensembles import ENSEMBLES
 from dhen.errors import UserError
-from dhen.fingerprint import fingerprint
 from dhen.schema import FeatureSchema, Table
-from dhen.values import parse
+from dhen.values import fingerprint, parse
 from spaces.axes import Choice, random_value, read_axis
-from spaces.catalog_loader import catalog, load_space
-from spaces.size import space_size
-from spaces.space import Space, SpaceConfig
+from spaces.nearest import space_size
+from spaces.space import Space, SpaceConfig, catalog, load_space
 
 NAMES = sorted(catalog())
 every_space = pytest.mark.parametrize("name", NAMES)

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from dhen.errors import UserError
 from dhen.values import parse
-from spaces.axes import Choice, Range, read_axis
-from spaces.catalog_loader import catalog, load_space
-from spaces.space import Space, SpaceConfig
-from spaces.widen import first_label_beyond, value_beyond
+from spaces.axes import Choice, Range, first_label_beyond, read_axis, value_beyond
+from spaces.space import Space, SpaceConfig, catalog, load_space
 
 
 @pytest.mark.parametrize(

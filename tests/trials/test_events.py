@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trials.events import Diverged, EventReader, EventWriter, Failed, Progress
+from trials.records.events import Diverged, EventReader, EventWriter, Failed, Progress
 
 
 def test_a_reader_sees_each_event_once(tmp_path: Path) -> None:

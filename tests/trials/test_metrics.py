@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trials.metrics import auc, entropy, evaluate_predictions, log_loss, undo_negative_sampling
+from trials.records.metrics import auc, entropy, evaluate_predictions, log_loss, undo_negative_sampling
 
 
 def example(seed: int, n: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -15,7 +15,8 @@ from pydantic import BaseModel
 from records import judged, metrics, spaced_study, study
 
 from dhen.values import compact
-from trials.record import (
+from trials.records.study_record import StudyRecord, relative_ne_curve, relative_ne_percent
+from trials.records.trial_record import (
     MOST_EXAMPLES,
     Attempt,
     Curve,
@@ -32,7 +33,6 @@ from trials.record import (
     TrialPlan,
     TrialRecord,
 )
-from trials.study_record import StudyRecord, relative_ne_curve, relative_ne_percent
 
 
 def curve(*points: tuple[int, float]) -> Curve:

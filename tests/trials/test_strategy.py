@@ -6,7 +6,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from trials.planner.ladder import ladder
-from trials.strategy import Strategy, StrategyName, named
+from trials.records.strategy import Strategy, StrategyName, named
 
 
 @pytest.mark.parametrize("hosts", [1, 2])

@@ -11,10 +11,9 @@ from click.testing import CliRunner
 
 from dhen.errors import UserError
 from search.verbs.cache import command
-from trials import user_cache
-from trials.data.cache import PreparedLog
-from trials.data.prepare.locked_directory import built
-from trials.user_cache import LIMIT, entries, make_room, remove, use
+from trials.data.prepared_log import PreparedLog
+from trials.store import user_cache
+from trials.store.user_cache import LIMIT, built, entries, make_room, remove, use
 
 KB = 1000
 DEMO = "demo/demo-1-0.parquet"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 STARTS = """
 from multiprocessing import get_context
-from trials.without_main import without_main
+from trials.runtime.fork_server import without_main
 
 print("the program", flush=True)
 with without_main():

@@ -3,6 +3,6 @@
     raw files --sources, readers--> raw batches --typing--> typed batches --staging--> disk
     staged batches --splits, fit--> Encoding --write--> cache (PreparedLog, Split) --loader--> Batch
 
-`prepare.prepare` runs it all; `scoring.encode_rows` is the short way from raw files to a model's inputs.
+`prepare.prepare_log` runs it all; `encode_rows` is the short way from raw files to a model's inputs.
 Only `loader` imports torch.
 """

@@ -1,7 +1,18 @@
-"""Batches of tensors from a prepared split. This is the only file of the folder that imports torch."""
+"""The order in which training visits rows: a function of seed and epoch, the same on every machine.
+
+A split up to `GLOBAL_SHUFFLE_BYTES` is permuted as a whole. A larger one would be read at random from disk:
+there runs of consecutive rows are permuted, and then the rows of each window of runs, which is nearly as
+random and reads a run at a time. The rule looks at the rows of a pass alone, not at the memory there is.
+
+Batches of tensors from a prepared split. This is the only file of the folder that imports torch.
+
+Batches on an accelerator ahead of their step: prepared by a thread, copied from pinned memory meanwhile.
+"""
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -12,12 +23,54 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dhen.batch import FeatureBatch, Keys
-from trials.data.cache import Split
-from trials.data.id_counts import IdCounts
-from trials.data.order import GLOBAL_SHUFFLE_BYTES, row_batches, sequential, shuffled
-from trials.data.raw.stamps import MISSING_STAMP
-from trials.data.rows import EncodedRows
-from trials.ranks import rank_slice
+from trials.data.encoding import EncodedRows
+from trials.data.prepared_log import IdCounts, Split
+from trials.data.raw.columns import MISSING_STAMP
+from trials.records.strategy import rank_slice
+
+GLOBAL_SHUFFLE_BYTES = 16 << 30
+"""Size of a split's arrays up to which its rows are permuted as a whole."""
+BLOCK_ROWS = 1 << 10
+"""Number of consecutive rows in a run, which a huge split keeps together up to their window."""
+WINDOW_BLOCKS = 1 << 12
+"""Number of runs whose rows are permuted together."""
+
+Rows = NDArray[np.int64]
+
+
+def row_batches(windows: Iterator[Rows], batch_size: int, start_batch: int) -> Iterator[Rows]:
+    """Cuts an order into batches of row numbers, the last one perhaps smaller; leaves out the first ones."""
+    skip, waiting = start_batch * batch_size, np.empty(0, dtype=np.int64)
+    for window in windows:
+        dropped = min(skip, len(window))
+        skip -= dropped
+        waiting = np.concatenate([waiting, window[dropped:]])
+        full_rows = len(waiting) // batch_size * batch_size
+        for start in range(0, full_rows, batch_size):
+            yield waiting[start : start + batch_size]
+        waiting = waiting[full_rows:]
+    if len(waiting):
+        yield waiting
+
+
+def shuffled(rows: int, *, seed: int, epoch: int, by_windows: bool) -> Iterator[Rows]:
+    """Yields each row number once, in a random order, a window at a time."""
+    rng = np.random.default_rng((seed, epoch))
+    if not by_windows:
+        yield rng.permutation(rows)
+        return
+    runs = rng.permutation(-(-rows // BLOCK_ROWS))
+    for start in range(0, len(runs), WINDOW_BLOCKS):
+        starts = runs[start : start + WINDOW_BLOCKS] * BLOCK_ROWS
+        window = (starts[:, None] + np.arange(BLOCK_ROWS)).ravel()
+        yield rng.permutation(window[window < rows])
+
+
+def sequential(rows: int) -> Iterator[Rows]:
+    """Yields each row number once, in order, a window at a time."""
+    step = BLOCK_ROWS * WINDOW_BLOCKS
+    for start in range(0, rows, step):
+        yield np.arange(start, min(start + step, rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +84,7 @@ class Batch:
     """The log's weight column in float32; None where the log has none."""
     inverse_count_BT: Tensor | None = None
     """1 / the number of training rows that have the id, for each categorical and then each multi-hot table
-    (`trials.data.id_counts`), in float32; None where nobody asked for it."""
+    (`trials.data.prepared_log`), in float32; None where nobody asked for it."""
     time: int | None = None
     """Newest time stamp of the global batch, milliseconds since 1970, the same on all ranks; None where nobody
     asked for it, or no row of it has one."""
@@ -239,3 +292,54 @@ def _batch(
         time=time,
         of_step=of_step,
     )
+
+
+AHEAD = 3
+"""Number of batches prepared ahead."""
+
+
+def on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """Yields the batches on `device`; for the CPU as they are, since there preparing competes with the step.
+
+    On CUDA a thread prepares and pins them, and the copy does not wait for the step before it. An error
+    while a batch is prepared is raised where the batch would have come.
+    """
+    if device.type == "cpu":
+        yield from batches
+        return
+    for batch in ahead(batches, pin=True):
+        yield batch.to(device, non_blocking=True)
+
+
+def ahead(batches: Iterator[Batch], *, pin: bool) -> Iterator[Batch]:
+    """Yields the same batches, prepared by a thread, in page-locked memory if `pin` (needs an accelerator)."""
+    ready: queue.Queue[Batch | Exception | None] = queue.Queue(AHEAD)
+    stopped = threading.Event()
+
+    def put(item: Batch | Exception | None) -> None:
+        while not stopped.is_set():
+            try:
+                return ready.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+
+    def prepare() -> None:
+        try:
+            for batch in batches:
+                put(batch.pinned() if pin else batch)
+                if stopped.is_set():
+                    return
+            put(None)
+        except Exception as error:
+            put(error)
+
+    thread = threading.Thread(target=prepare, daemon=True)
+    thread.start()
+    try:
+        while (item := ready.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+    finally:
+        stopped.set()
+        thread.join()

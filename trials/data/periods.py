@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dhen.errors import UserError
-from trials.data.cache import PreparedLog, Split
-from trials.data.example_weights import ClickTotals, WeightedRows
+from trials.data.encoding import EncodedRows
 from trials.data.log_schema import SPLITS
-from trials.data.period_length import parse_length
-from trials.data.raw.stamps import MISSING_STAMP
-from trials.data.rows import EncodedRows
+from trials.data.prepared_log import PreparedLog, Split
+from trials.data.raw.columns import MISSING_STAMP
+from trials.data.read_options import parse_length
+from trials.records.metrics import ClickTotals, WeightedRows
 
 AFTER_TRAINING = ("validation", "test")
 """Splits that come after the training rows, in the order of time."""

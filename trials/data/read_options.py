@@ -1,17 +1,20 @@
 """ReadOptions: what a person says of how a log is read, beside its schema.
 
 Keys of a study and of every command that reads a log; what is not said is inferred, or is as the schema has it.
+
+The length of the periods that a log is cut into: a time, or a number of rows.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+import re
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from dhen.errors import UserError, unknown_name
 from dhen.schema import Growing, Ttl
-from dhen.values import Value, parse
+from dhen.values import Value, milliseconds_of, parse
 from trials.data.log_schema import (
     MIN_COUNT,
     UNSAID,
@@ -125,3 +128,29 @@ class ReadOptions(Value):
 
 READ_AS_FOUND = ReadOptions()
 """Nothing is said: all is inferred, or as the schema has it."""
+
+
+DAY = "1d"
+"""Length of a period where none is given."""
+
+
+class Length(NamedTuple):
+    """The length of a period: one of the two."""
+
+    milliseconds: int = 0
+    rows: int = 0
+
+
+def parse_length(text: str) -> Length:
+    """Returns the length that `1d`, `6h`, `30m` (of time) or `50000` (rows) says.
+
+    Raises:
+        UserError: for anything else.
+    """
+    rows = int(text) if re.fullmatch(r"\s*[0-9]+\s*", text) else 0
+    milliseconds = milliseconds_of(text) or 0
+    if not rows and not milliseconds:
+        raise UserError(
+            f"period={text}: expected a time such as 1d, 6h or 30m, or a number of rows such as 50000."
+        )
+    return Length(milliseconds=milliseconds, rows=rows)

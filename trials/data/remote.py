@@ -12,10 +12,8 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from dhen.errors import UserError
-from dhen.fingerprint import fingerprint
-from dhen.values import stays_below
-from trials.data.prepare.locked_directory import built, locked
-from trials.user_cache import use, user_cache
+from dhen.values import fingerprint, stays_below
+from trials.store.user_cache import built, locked, use, user_cache
 
 COPYING = "copying"
 """The step of progress that copies; it counts MiB."""

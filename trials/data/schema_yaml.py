@@ -15,7 +15,7 @@ import yaml
 from dhen.errors import UserError, unknown_name
 from dhen.values import YamlDumper, load_yaml, parse
 from trials.data.log_schema import ROLES, Column, LogSchema
-from trials.study_record import ColumnFinding
+from trials.records.study_record import ColumnFinding
 
 _HEAD = """\
 # What every column of the log is for. Edit, then prepare the log again with this file.

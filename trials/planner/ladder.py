@@ -4,19 +4,27 @@
 fewer techniques goes before one with more; of as many, one whose ranks hold whole layers goes before one that
 splits modules, whose every layer waits for other ranks, or that needs a pipeline, and these before one that does
 both; among equals the lowest predicted step time counts.
+
+Which training settings and techniques exclude each other, in one wording for plans and for what trains.
+
+What ranks exclude (`hsdp` on one host) is the ladder's business, and servers of tables are that of
+`trials.planner.choice`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from dhen.errors import UserError
 from trials.planner.estimates import PricedStrategy
-from trials.planner.pipeline.orders import wrong_micro_batches
-from trials.strategy import (
+from trials.planner.pipeline_memory import wrong_micro_batches
+from trials.records.job import TrainingConfig
+from trials.records.strategy import (
     CHUNKS_PER_RANK,
+    COMPRESSING,
+    DELAYING,
     FULLY_SHARDED,
     MODEL_PARALLEL,
     Checkpointing,
@@ -184,3 +192,65 @@ def choose(priced: Iterable[PricedStrategy], prefer: Prefer) -> PricedStrategy |
     return min(
         (priced_strategy for priced_strategy in priced if priced_strategy.fits), key=order, default=None
     )
+
+
+class Exclusion(NamedTuple):
+    """A training setting that some techniques cannot have unless it has its default."""
+
+    key: str
+    goes_with: Callable[[Strategy], bool]
+    alone: str
+    """What the setting is planned with, and why with nothing else."""
+    instead: str
+
+    def value(self, training: TrainingConfig) -> object:
+        """Returns the setting's value; None for the default."""
+        value = getattr(training, self.key)
+        return None if value == TrainingConfig.model_fields[self.key].default else value
+
+
+EXCLUSIONS = (
+    Exclusion(
+        "delayed_update",
+        lambda strategy: strategy.dense == DELAYING,
+        f"{DELAYING} alone, whose updates are the host's",
+        f"Give technique={DELAYING}",
+    ),
+    Exclusion(
+        "optimizer",
+        lambda strategy: strategy.can_compress,
+        f"{' and '.join(COMPRESSING)} alone, under which every rank has whole gradients",
+        f"Give technique={' or technique='.join(COMPRESSING)}",
+    ),
+    Exclusion(
+        "power_sgd_rank",
+        lambda strategy: strategy.can_send_low_rank,
+        "dp alone, whose gradients DistributedDataParallel averages",
+        "Give technique=dp",
+    ),
+    Exclusion(
+        "table_decay",
+        lambda strategy: strategy.tables == "device",
+        "tables on the device alone, since every step reads every row",
+        "Leave host_tables and ssd_tables out",
+    ),
+)
+
+
+def exclusions_of(training: TrainingConfig) -> list[Exclusion]:
+    """Returns the exclusions that the settings of a training bring."""
+    return [each for each in EXCLUSIONS if each.value(training) is not None]
+
+
+def check_together(training: TrainingConfig, strategy: Strategy) -> None:
+    """Checks that a training can have a technique.
+
+    Raises:
+        UserError: naming the setting and the technique that exclude each other, and what would work.
+    """
+    for each in exclusions_of(training):
+        if not each.goes_with(strategy):
+            raise UserError(
+                f"training.{each.key}={str(each.value(training)).lower()} is planned with {each.alone}; "
+                f"technique={strategy.name} excludes that. {each.instead}, or leave training.{each.key} out."
+            )

@@ -20,23 +20,27 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from dhen.memory.tape import FP32_BYTES, Shape
-from trials.optim.adamw import MOMENTS
-from trials.optim.bf16_adamw import CHUNKS, WORKSPACE_BYTES
-from trials.optim.compressed_all_reduce import Layout
-from trials.optim.low_rank import LowRankSizes
-from trials.planner.device_constants import BUCKET_BYTES
-from trials.planner.live_memory import Activations, Batch, Itemsizes, LiveMemory, total
+from dhen.tape import FP32_BYTES, Shape
+from trials.optim.adamw import CHUNKS, MOMENTS, WORKSPACE_BYTES
+from trials.optim.one_bit_adam import Layout, LowRankSizes
+from trials.planner.collectives import BUCKET_BYTES
 from trials.planner.segments import Segment
-from trials.planner.zero.memory import (
+from trials.planner.zero_memory import (
     TABLES_UPDATE,
+    Activations,
+    Batch,
+    Itemsizes,
+    LiveMemory,
+    host_bytes,
+    offload_left,
+    total,
     zero_left,
     zero_moments,
+    zero_offload_moments,
     zero_state,
     zero_wrapping_bytes,
 )
-from trials.planner.zero.offload import host_bytes, offload_left, zero_offload_moments
-from trials.strategy import RECOMPUTED, Strategy
+from trials.records.strategy import RECOMPUTED, Strategy
 
 UPDATE = "optimizer step"
 """Name of the moment of the dense part's update."""
@@ -232,7 +236,7 @@ def _second_stage(
     device: str,
     bucket_bytes: int,
 ) -> DensePeak:
-    """Returns the dense part at the peak of one-bit Adam's second stage (`trials.optim.onebit_adam`), or as it
+    """Returns the dense part at the peak of one-bit Adam's second stage (`trials.optim.one_bit_adam`), or as it
     begins.
 
     What a rank carries and the variance's roots take the place of the moments, whole, with the residue of the
@@ -267,13 +271,13 @@ def _second_stage(
 
 def update_workspace(itemsizes: Itemsizes, numbers: int, device: str) -> int:
     """Returns what the update of so many consecutive numbers holds for a moment
-    (`trials.optim.bf16_adamw`)."""
+    (`trials.optim.adamw`)."""
     return 0 if itemsizes.moment == FP32_BYTES else WORKSPACE_BYTES * min(CHUNKS[device], numbers)
 
 
 def _cast_bytes(itemsizes: Itemsizes, gradient_bytes: int, bucket_bytes: int) -> int:
     """Returns the memory beside DDP's buckets where gradients are sent in another precision
-    (`trials.distributed.comm_hooks`).
+    (`trials.training.distributed.parallelize`).
 
     It is that of one bucket where buckets are cast in place. It is that of all buckets where the numbers sent are
     larger than a bucket has room for, because possibly none has been reduced when backward ends.

@@ -1,12 +1,14 @@
-"""Plan: the ladder of strategies for one model, batch and cluster, and the least one that fits.
+"""The nearest changes of batch, cluster or model under which one strategy would fit, where nothing fits.
+
+Plan: the ladder of strategies for one model, batch and cluster, and the least one that fits.
 
 What "least" means, `trials.planner.ladder` says. Strategies that cannot be taken are priced when somebody looks at
-them (`trials.planner.choice.priced_ladder`). Pure arithmetic: nothing is built, no GPU is needed.
+them (`trials.planner.choice`). Pure arithmetic: nothing is built, no GPU is needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from pydantic import SkipValidation
@@ -15,29 +17,31 @@ from dhen.config import DhenConfig, ModelConfig
 from dhen.errors import UserError
 from dhen.schema import FeatureSchema
 from dhen.values import Value
-from trials.cluster.cluster import Cluster
+from trials.cluster.cluster import Cluster, byte_words
 from trials.cluster.machine import Precision
-from trials.cluster.quantity import byte_words
-from trials.exclusions import check_together, exclusions_of
-from trials.job import TrainingConfig
-from trials.planner.choice.priced_ladder import PricedLadder
-from trials.planner.choice.servers_needed import check_technique, too_few, with_servers
-from trials.planner.choice.servers_words import mode_sentences, way_out
-from trials.planner.estimates import PricedStrategy
+from trials.planner.choice import (
+    PricedLadder,
+    check_technique,
+    mode_sentences,
+    too_few,
+    way_out,
+    with_servers,
+)
+from trials.planner.estimates import DEFAULT_OPTIONS, PlanOptions, PricedStrategy
 from trials.planner.ladder import (
     LONGEST,
     MICRO_BATCHES,
     PER_STAGE,
     check_degree,
+    check_together,
+    exclusions_of,
     ladder,
     pipeline_degrees,
     split_ladder,
     staged_ladder,
 )
-from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
-from trials.planner.pipeline.orders import wrong_micro_batches
+from trials.planner.pipeline_memory import wrong_micro_batches
 from trials.planner.pricing import Pricing
-from trials.planner.remedies import nearest_change
 from trials.planner.sentences import (
     delay_sentences,
     faster_sentence,
@@ -47,8 +51,98 @@ from trials.planner.sentences import (
     power_sgd_sentences,
     split_sentences,
 )
-from trials.planner.tables.placement import PlacementError
-from trials.strategy import Strategy
+from trials.planner.table_placement import PlacementError
+from trials.records.job import TrainingConfig
+from trials.records.strategy import Strategy
+
+MOST_HOSTS = 64
+"""Largest number of hosts that is tried, as a multiple of the hosts there are."""
+
+
+def nearest_change(pricing: Pricing, strategy: Strategy) -> str:
+    """Returns a sentence with each single change after which `strategy`, which lacks least, would fit."""
+    changes_that_fit = [
+        words
+        for alternatives in (_batches(pricing), _hosts(pricing), _depths(pricing))
+        if (words := _first_that_fits(alternatives, strategy)) is not None
+    ]
+    if not changes_that_fit:
+        return "No smaller batch, more hosts or fewer layers alone would fit: give a rank more memory."
+    return f"It would fit with {', or '.join(changes_that_fit)}."
+
+
+def _first_that_fits(changes: Iterator[tuple[str, Pricing]], strategy: Strategy) -> str | None:
+    for words, changed in changes:
+        if not _is_on_ladder(strategy, changed):
+            continue
+        try:
+            if changed.lacking_bytes(changed.memory(strategy)) == 0:
+                return words
+        except PlacementError:
+            continue
+    return None
+
+
+def _is_on_ladder(strategy: Strategy, pricing: Pricing) -> bool:
+    """Tells whether the ladder would have a strategy: a micro-batch holds an example at least, and a stage of a
+    pipeline a layer."""
+    model, stages = pricing.model, strategy.pipeline * strategy.chunks_per_rank
+    if pricing.cluster.ranks % strategy.model_ranks:
+        return False
+    if strategy.pipeline > 1 and isinstance(model, DhenConfig) and stages > len(model.layers):
+        return False
+    return strategy.micro_batches <= pricing.examples(strategy)
+
+
+def _batches(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
+    """Yields the batch halved again and again."""
+    batch = pricing.batch_size // 2
+    while batch >= pricing.cluster.ranks:
+        yield f"training.batch_size={batch}", _changed(pricing, batch_size=batch)
+        batch //= 2
+
+
+def _hosts(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
+    """Yields one more host, then two, four ... more, where the cluster has a network."""
+    cluster, more = pricing.cluster, 1
+    while cluster.network and more <= MOST_HOSTS * cluster.hosts:
+        hosts = cluster.hosts + more
+        larger = cluster.replace(hosts=hosts)
+        if pricing.batch_size >= larger.ranks:
+            yield (
+                f"{more} more host{'s' if more > 1 else ''} ({hosts} in all)",
+                _changed(pricing, cluster=larger),
+            )
+        more *= 2
+
+
+def _depths(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
+    """Yields the model with fewer and fewer layers, taken off the end."""
+    model = pricing.model
+    if isinstance(model, DhenConfig):
+        for depth in range(len(model.layers) - 1, 0, -1):
+            shorter = model.replace(layers=model.layers[:depth])
+            yield f"{depth} of {len(model.layers)} layers", _changed(pricing, model=shorter)
+
+
+def _changed(
+    pricing: Pricing,
+    *,
+    model: DhenConfig | None = None,
+    cluster: Cluster | None = None,
+    batch_size: int | None = None,
+) -> Pricing:
+    training = pricing.training
+    if batch_size is not None:
+        training = training.replace(batch_size=batch_size)
+    return Pricing(
+        model or pricing.model,
+        pricing.schema,
+        training,
+        cluster or pricing.cluster,
+        options=pricing.options,
+    )
+
 
 NO_STAGES = (
     "A model of the family {!r} has no layers that could be stages of a pipeline: it is held without one."
@@ -190,7 +284,7 @@ def plan(
 
     Raises:
         UserError: for a batch smaller than the number of ranks, a technique that these ranks do not have, or
-            one that a training setting excludes (`trials.exclusions`).
+            one that a training setting excludes (`trials.planner.ladder`).
     """
     pricing = Pricing(model, schema, training, cluster, options=options)
     if pricing.batch_size < cluster.ranks and not pricing.alone:

@@ -7,55 +7,55 @@ from math import ceil
 
 from dhen.config import ModelConfig
 from dhen.cost import NUMBER_BYTES
-from dhen.inputs.held_schema import held_schema
-from dhen.inputs.table_dims import table_dims, table_groups
-from dhen.memory.passes import MOST_ROWS
-from dhen.memory.segments import Setting, Taped
+from dhen.inputs.lift import held_schema, table_dims, table_groups
 from dhen.model import taped_model
-from dhen.ops.dropout import POOL_WORDS
+from dhen.ops.norm import POOL_WORDS
 from dhen.schema import FeatureSchema
-from trials.cluster.cluster import CUDA_CONTEXT_BYTES, Cluster
-from trials.cluster.quantity import byte_words
-from trials.job import Job, TrainingConfig
-from trials.optim.bf16_adamw import ring_bytes
-from trials.optim.low_rank import low_rank_of
-from trials.optim.stochastic_rounding import AT_ONCE, WORKSPACE_BYTES
-from trials.planner.collectives import collectives
-from trials.planner.device_constants import (
+from dhen.tape import MOST_ROWS, Setting, Taped
+from trials.cluster.cluster import CUDA_CONTEXT_BYTES, Cluster, byte_words
+from trials.optim.adamw import ring_bytes
+from trials.optim.one_bit_adam import low_rank_of
+from trials.optim.rowwise_adagrad import AT_ONCE, WORKSPACE_BYTES
+from trials.planner.collectives import (
     ALLOCATOR_RESERVE_BYTES,
     CUBLAS_WORKSPACE_BYTES,
     LEAST_RESERVE_BYTES,
     NCCL_COMMUNICATOR_BYTES,
+    collectives,
 )
-from trials.planner.estimates import MemoryEstimate, StepTime
-from trials.planner.live_memory import Activations, Batch, Itemsizes, LiveMemory, total
+from trials.planner.estimates import DEFAULT_OPTIONS, MemoryEstimate, PlanOptions, StepTime
 from trials.planner.memory import DensePeak, dense_peak, recomputed
-from trials.planner.options import DEFAULT_OPTIONS, PlanOptions
-from trials.planner.pipeline.cut import layers_per_stage, stages_of
-from trials.planner.pipeline.memory import StageMemory, pipeline_peak, stage_memories
+from trials.planner.pipeline_memory import (
+    StageMemory,
+    layers_per_stage,
+    pipeline_peak,
+    stage_memories,
+    stages_of,
+)
+from trials.planner.pipeline_time import Sent, pipeline_time
 from trials.planner.segments import ITEMSIZES, Segment, segments_at, shapes_of, taped
-from trials.planner.servers.room import LEFT_TO_SYSTEM, Kept, kept
-from trials.planner.servers.seconds import Fleet, ServersTime, servers_time
-from trials.planner.servers.served import Served
-from trials.planner.tables.levels import LEFT_FREE, Below
-from trials.planner.tables.lookup_memory import (
+from trials.planner.step_time import Step, prepare, price, segment_seconds
+from trials.planner.table_memory import (
+    LEFT_FREE,
+    Below,
     Lookup,
     kept_bytes,
     lookup_bytes,
+    saved_bytes,
     update_bytes,
 )
-from trials.planner.tables.one_rank_memory import saved_bytes
-from trials.planner.tables.one_rank_memory import update_bytes as update_bytes_alone
-from trials.planner.tables.placement import Placement, PlacementError, place, table_notes
-from trials.planner.tables.table_cost import (
+from trials.planner.table_memory import one_rank_update_bytes as update_bytes_alone
+from trials.planner.table_placement import Placement, PlacementError, place, table_notes
+from trials.planner.table_servers import LEFT_TO_SYSTEM, Fleet, Kept, Served, ServersTime, kept, servers_time
+from trials.planner.table_shards import (
     FP32_BYTES,
     ONE_PROCESS_ROW_STATE_BYTES,
     ROW_STATE_BYTES,
     TABLE_DECAY_ROW_BYTES,
 )
-from trials.planner.time.pipeline_time import Sent, pipeline_time
-from trials.planner.time.step_time import Step, prepare, price, segment_seconds
-from trials.strategy import KIB, Checkpointing, Strategy, data_ranks
+from trials.planner.zero_memory import Activations, Batch, Itemsizes, LiveMemory, total
+from trials.records.job import Job, TrainingConfig
+from trials.records.strategy import KIB, Checkpointing, Strategy, data_ranks
 
 ID_BYTES = 4
 """Bytes of an id, which the loader has as int32."""

@@ -12,13 +12,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from dhen.config import ModelConfig
-from dhen.memory.replay import Footprint, Replayed, replay
-from dhen.memory.segments import Setting, Taped
-from dhen.memory.tape import Device, Sent, Shape, Tape
 from dhen.model import taped_model
 from dhen.schema import FeatureSchema
+from dhen.tape import Device, Footprint, Replayed, Sent, Setting, Shape, Tape, Taped, replay
 from trials.cluster.machine import Precision
-from trials.planner.device_constants import OPERATIONS_PER_SEGMENT
+from trials.planner.collectives import OPERATIONS_PER_SEGMENT
 
 ITEMSIZES: dict[Precision, int] = {"fp32": 4, "bf16": 2}
 
@@ -74,7 +72,7 @@ def segments_at(taped_segments: tuple[Taped, ...], precision: Precision, batch: 
 
 def _segment(taped: Taped, precision: Precision, batch: int) -> Segment:
     if taped.undeclared is not None:
-        from trials.planner.trace_module import trace_module  # imports what only a trace needs
+        from trials.planner.memory_counter import trace_module  # imports what only a trace needs
 
         traced = trace_module(taped.undeclared, precision, batch)
         return _as_segment(taped, traced.shapes, traced.buffer_bytes, traced.footprint)

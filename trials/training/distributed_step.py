@@ -1,9 +1,10 @@
-"""One training step under a strategy, or on several ranks: the same as `trials.training.local_step`, held in
+"""One training step under a strategy, or on several ranks: the same as `trials.training.step`, held in
 other ways.
 
-Tables by their engine (`trials.embeddings.engine`), the dense part by `trials.distributed.parallelize`. Each
-rank trains on its slice of every global batch; where slices differ by an example, losses and gradients are
-weighted by their share, so that the mean over ranks is the mean over the batch. Layers are not compiled here.
+Tables by their engine (`trials.training.embeddings.engine`), the dense part by
+`trials.training.distributed.parallelize`. Each rank trains on its slice of every global batch; where slices
+differ by an example, losses and gradients are weighted by their share, so that the mean over ranks is the mean
+over the batch. Layers are not compiled here.
 
 Shapes: B examples, T categorical tables, K numeric inputs, N rows of a split.
 """
@@ -21,51 +22,50 @@ from torch import Tensor, nn
 
 from dhen.batch import FeatureBatch
 from dhen.config import DhenConfig
-from dhen.inputs.held_schema import held_schema
-from dhen.memory.passes import rows_at_once
-from trials.checkpoint.dcp_vectors import FlatPieces, Piece
+from dhen.inputs.lift import held_schema
+from dhen.tape import rows_at_once
 from trials.cluster.cluster import Cluster
-from trials.cluster.here import this_machine
-from trials.collectives import all_agree
-from trials.data.cache import PreparedLog, Split
+from trials.cluster.this_machine import this_machine
 from trials.data.loader import Batch
-from trials.distributed.engine import Engine
-from trials.distributed.executed_strategy import executed_strategy
-from trials.distributed.parallelize import ParallelStep, device_mesh, parallelize
-from trials.distributed.pipeline.lookups import PipelineLookups
-from trials.distributed.pipeline.step import PipelineStep, pipelined
-from trials.distributed.table_split import TABLES, DenseBatch, DenseInputs, take_growing, take_tables
-from trials.distributed.tensor_parallel import Shared, TensorParallel
-from trials.distributed.zero_offload import ZeroOffload
-from trials.embeddings.blocks import State
-from trials.embeddings.engine import TableEngine
-from trials.embeddings.frequency_decay import FrequencyDecay
-from trials.embeddings.growing import Begun, GrowingTables
-from trials.embeddings.levels.cached_tables import CachedTables
-from trials.embeddings.levels.row_cache import CacheUse
-from trials.embeddings.make_engine import table_engine
-from trials.job import Job
-from trials.memory.limit import (
+from trials.data.prepared_log import PreparedLog, Split
+from trials.optim.adamw import MOMENTS
+from trials.optim.one_bit_adam import OneBitAdam
+from trials.planner.collectives import BUCKET_BYTES, collectives
+from trials.planner.pricing import pricing_of
+from trials.records.job import Job
+from trials.records.strategy import Ranks, Strategy, data_ranks
+from trials.records.trial_record import Metrics
+from trials.store.weights import Weights, changes
+from trials.training.checkpoint_files import FlatPieces, Piece
+from trials.training.distributed.engine import (
+    TABLES,
+    DenseBatch,
+    DenseInputs,
+    Engine,
+    take_growing,
+    take_tables,
+)
+from trials.training.distributed.executed_strategy import executed_strategy
+from trials.training.distributed.parallelize import ParallelStep, device_mesh, parallelize
+from trials.training.distributed.pipeline_step import PipelineLookups, PipelineStep, pipelined
+from trials.training.distributed.tensor_parallel import Shared, TensorParallel
+from trials.training.distributed.zero_offload import ZeroOffload
+from trials.training.embeddings.blocks import State
+from trials.training.embeddings.engine import TableEngine
+from trials.training.embeddings.growing import Begun, GrowingTables
+from trials.training.embeddings.levels import CachedTables, CacheUse
+from trials.training.embeddings.make_engine import FrequencyDecay, table_engine
+from trials.training.evaluation import Keep, logits_over_ranks, metrics_over_ranks
+from trials.training.memory_limit import (
     count_on_device,
     is_counted,
     keep_on_host,
     on_device_for_good,
     on_host,
 )
-from trials.optim.adamw import MOMENTS
-from trials.optim.onebit_adam import OneBitAdam
-from trials.planner.collectives import collectives
-from trials.planner.device_constants import BUCKET_BYTES
-from trials.planner.pricing import pricing_of
-from trials.ranks import Ranks
-from trials.record import Metrics
-from trials.servers.client import Servers
-from trials.servers.served_dense import ServedDense
-from trials.servers.server_tables import ServerTables
-from trials.storage.weight_changes import changes
-from trials.storage.weights_file import Weights
-from trials.strategy import Strategy, data_ranks
-from trials.training.evaluation import Keep, logits_over_ranks, metrics_over_ranks
+from trials.training.process_group import all_agree
+from trials.training.servers.client import Servers
+from trials.training.servers.server_tables import ServedDense, ServerTables
 
 LOG = logging.getLogger(__name__)
 GROWING = "features.growing."
@@ -321,7 +321,7 @@ class DistributedStep:
         return changes(before, self._engine.weights()) | self._served.changed(before, TABLES)
 
     def dense_state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
-        """Returns this rank's dense state for `trials.checkpoint.checkpointer`, to save it; with `saved`, to load
+        """Returns this rank's dense state for `trials.training.checkpointer`, to save it; with `saved`, to load
         what a checkpoint has under these names into."""
         with on_host() if self._offload else nullcontext():  # moments that there are none of yet
             return self._engine.state(saved)

@@ -16,16 +16,15 @@ from torch import Tensor, nn
 
 from dhen.batch import FeatureBatch
 from dhen.errors import UserError
-from dhen.memory.passes import MOST_ROWS, rows_at_once
+from dhen.tape import MOST_ROWS, rows_at_once
 from trials.cluster.machine import device
-from trials.collectives import as_first, joined
-from trials.data.cache import PreparedLog, Split
-from trials.data.example_weights import example_weights
 from trials.data.loader import eval_batches
-from trials.memory.limit import on_host
-from trials.metrics import evaluate_predictions, undo_negative_sampling
-from trials.ranks import DataPart, Ranks, rank_slice
-from trials.record import Metrics
+from trials.data.prepared_log import PreparedLog, Split
+from trials.records.metrics import evaluate_predictions, example_weights, undo_negative_sampling
+from trials.records.strategy import DataPart, Ranks, rank_slice
+from trials.records.trial_record import Metrics
+from trials.training.memory_limit import on_host
+from trials.training.process_group import as_first, joined
 
 Keep = Callable[[Tensor], None]
 """A function that is given the logits (N) of all rows in order, in the host's memory, fp32 and not corrected,
@@ -42,7 +41,7 @@ def evaluate(
     """Returns metrics on a split of the log, corrected for negative sampling where its schema states a rate.
 
     `batch_size` rows go forward at a time, `rows_at_once` if not given. The model computes in the
-    precision that its dense part has (`trials.optim.master_weights.compute_in`).
+    precision that its dense part has (`trials.optim.adamw.compute_in`).
     """
     split = log.split(split_name)
     with torch.no_grad():

@@ -1,4 +1,7 @@
-"""Trains one model on one log: passes over the data, evaluations on validation, the best weights kept.
+"""Stops a training when its time is over: after the same step on all ranks, and early enough to evaluate and keep
+what was learnt.
+
+Trains one model on one log: passes over the data, evaluations on validation, the best weights kept.
 
 Cross-entropy on the log's labels and weights. Validation NE is taken at fixed numbers of examples, the
 same for every model of a study; where it does not improve, learning rates drop (reduce on plateau), and
@@ -22,36 +25,61 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trials.checkpoint.checkpointer import CHECKPOINT_SECONDS, Checkpoints
-from trials.checkpoint.optimizer_state import optimizer_state
-from trials.checkpoint.training_state import TrainingState
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import device
-from trials.collectives import mean_over
-from trials.data.cache import PreparedLog
-from trials.data.prefetch import on_device
-from trials.embeddings.levels.row_cache import CacheUse
-from trials.events import Diverged, Evaluated, Event, Progress, Trained, Wrapped
-from trials.job import Job, TrainingConfig
-from trials.memory.limit import on_host, process_peak_bytes
-from trials.ranks import DataPart, Ranks, rank_slice
-from trials.record import CurvePoint, Measured, Metrics
-from trials.servers.client import Servers
-from trials.servers.dispenser import Losses
-from trials.servers.messages import LinkBrokenError
-from trials.storage.weights_file import Weights
-from trials.strategy import Strategy
+from trials.data.loader import on_device
+from trials.data.prepared_log import PreparedLog
+from trials.records.events import Diverged, Evaluated, Event, Progress, Trained, Wrapped
+from trials.records.job import Job, TrainingConfig
+from trials.records.strategy import DataPart, Ranks, Strategy, rank_slice
+from trials.records.trial_record import CurvePoint, Measured, Metrics
+from trials.store.weights import Weights
+from trials.training.checkpointer import CHECKPOINT_SECONDS, Checkpoints, TrainingState, optimizer_state
 from trials.training.compile_layers import CALIBRATION_STEPS, compile_if_it_pays
 from trials.training.distributed_step import DistributedStep
-from trials.training.learning_rates import rate_factors
-from trials.training.local_step import TrainStep
-from trials.training.own_time import OwnTime
+from trials.training.embeddings.levels import CacheUse
+from trials.training.memory_limit import on_host, process_peak_bytes
+from trials.training.process_group import as_first, mean_over
 from trials.training.progressive import Pulse, score_ahead
-from trials.training.step import ONE_RANK, PLAIN_DP, DivergenceError, Step, fresh_step
-from trials.training.stragglers import Stragglers, like_ranks
-from trials.training.time_limit import TimeLimit
-from trials.training.turns import PassBatches, Turn, handed_out, in_order
-from trials.training.weight_average import WeightAverage
+from trials.training.schedule import PassBatches, Turn, WeightAverage, handed_out, in_order, rate_factors
+from trials.training.servers.client import Servers
+from trials.training.servers.messages import LinkBrokenError
+from trials.training.servers.server import Losses
+from trials.training.step import ONE_RANK, PLAIN_DP, DivergenceError, Step, TrainStep, fresh_step
+from trials.training.stragglers import OwnTime, Stragglers, like_ranks
+
+FORWARD_SHARE = 1 / 3
+"""Share of a step's seconds that its forward pass takes, by which the first evaluation is expected."""
+LOOK_SECONDS, MOST_STEPS = 1.0, 25
+"""Seconds, and the largest number of steps, between two looks of several ranks, which agree at each."""
+
+
+class TimeLimit:
+    """When a training has to have ended."""
+
+    def __init__(self, ends_at: float | None, ranks: Ranks, validation_rows: int) -> None:
+        """Takes the Unix time of the end, by the first rank's clock; None for no limit. Alike on all ranks."""
+        self._ends_at, self._ranks, self._validation_rows = ends_at, ranks, validation_rows
+        self._next_look = 0
+
+    def is_over(self, state: TrainingState, seconds: float) -> bool:
+        """Tells, after a step, whether there is time for no more than an evaluation; the same on all ranks, a
+        collective now and then. The training has taken so many `seconds`."""
+        if self._ends_at is None or state.steps < self._next_look:
+            return False
+        step_seconds = (seconds - state.evaluate_seconds) / max(1, state.steps)
+        if state.curve:
+            evaluation = state.evaluate_seconds / len(state.curve)
+        else:
+            evaluation = (
+                FORWARD_SHARE * step_seconds * self._validation_rows * state.steps / max(1, state.examples)
+            )
+        over = time.time() + step_seconds + evaluation > self._ends_at
+        steps = 1.0 if self._ranks.world == 1 else min(MOST_STEPS, LOOK_SECONDS // max(step_seconds, 1e-9))
+        over_first, steps = as_first(self._ranks, [float(over), max(1.0, steps)])
+        self._next_look = state.steps + int(steps)
+        return bool(over_first)
+
 
 LOG = logging.getLogger(__name__)
 FINITE_CHECK_STEPS = 25

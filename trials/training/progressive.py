@@ -19,22 +19,20 @@ import torch
 import torch.distributed as dist
 
 from dhen.model import build_model
-from trials.checkpoint.optimizer_state import put_back
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import device
-from trials.collectives import all_agree
-from trials.data.cache import PreparedLog, Split
-from trials.data.loader import even_batches
+from trials.data.loader import even_batches, on_device
 from trials.data.periods import AFTER_TRAINING, Periods
-from trials.data.prefetch import on_device
-from trials.events import Event, Progress
-from trials.job import LOCAL_TABLES, Job, TrainingConfig
-from trials.memory.limit import on_host
-from trials.ranks import Ranks
-from trials.record import Metrics
-from trials.storage.weights_file import OPTIMIZER, Weights
-from trials.strategy import Strategy
+from trials.data.prepared_log import PreparedLog, Split
+from trials.records.events import Event, Progress
+from trials.records.job import LOCAL_TABLES, Job, TrainingConfig
+from trials.records.strategy import Ranks, Strategy
+from trials.records.trial_record import Metrics
+from trials.store.weights import OPTIMIZER, Weights
+from trials.training.checkpointer import put_back
 from trials.training.evaluation import Keep, metrics_over_ranks
+from trials.training.memory_limit import on_host
+from trials.training.process_group import all_agree
 from trials.training.step import DivergenceError, Step, fresh_step
 
 FIXED = {

@@ -1,4 +1,4 @@
-// Numbers in words, as dashboards/units.py has them; a test holds the two to each other.
+// Numbers in words, as dashboards/names.py has them; a test holds the two to each other.
 const MISSING = "–";
 const known = (value) => typeof value === "number" && Number.isFinite(value);
 

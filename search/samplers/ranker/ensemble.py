@@ -8,14 +8,32 @@ place of the kernel ranked worse and took longer (docs/log.md).
 
 Shapes: N candidates, F features, K candidates that a member learns from, T others that test it, pairs of L and R
 candidates each.
+
+Curves side by side: who was ahead at the latest number of examples that both of two candidates have seen.
+
+A candidate that was stopped, or still trains, is compared by what it showed; how much that says about the end
+is taken from candidates that went on to it (the regression of their last NE on what they had shown by then).
+
+Shapes: N candidates, G numbers of examples and the end, pairs of L and R candidates.
+
+Scores read as NE: what is expected of candidates, and how sure that is.
+
+A member's score of a candidate that it did not learn from is an honest prediction; the line from such scores to NE
+gives every score an NE. The error of that NE is what the members expect, which grows with the distance from known
+candidates, and their disagreement, both times the factor that held-out candidates show to be missing.
+
+Shapes: N candidates, F features, R records (the first of the candidates), E members of the ensemble.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from trials.records.trial_record import Outcome, TrialRecord
 
 TRIED = 40
 """Number of rankers that are trained for a proposal: an assumption, not measured apart."""
@@ -183,3 +201,182 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 def _log_uniform(bounds: tuple[float, float], rng: np.random.Generator) -> float:
     return float(np.exp(rng.uniform(*np.log(bounds))))
+
+
+FEWEST_FINISHED = 6
+"""Number of finished candidates from which on the regression is believed; before, differences count as they are:
+an assumption, not measured apart."""
+CURVE_SLOPES = (0.0, 2.0)
+"""Bounds of the share of an early difference in NE is left at the end: an assumption, not measured apart."""
+
+
+def final_ne(record: TrialRecord) -> float | None:
+    """NE at the end of a training; infinite where it diverged, None where it has not ended so far."""
+    if record.result.outcome is Outcome.DIVERGED:
+        return math.inf
+    if record.result.outcome is not Outcome.COMPLETED or record.result.validation is None:
+        return None
+    return None if math.isnan(record.result.validation.ne) else record.result.validation.ne
+
+
+def has_shown(record: TrialRecord) -> bool:
+    """Whether the record has an NE, at its end or on its curve so far, to compare it by."""
+    if record.result.outcome in (Outcome.STOPPED, Outcome.RUNNING, Outcome.INTERRUPTED):
+        return not all(map(math.isnan, record.result.curve.ne))
+    return final_ne(record) is not None
+
+
+class Comparison:
+    """What the trainings say about pairs of candidates that have shown something; pairs are made as they are asked
+    for, since all pairs of thousands of candidates fill gigabytes."""
+
+    def __init__(self, records: Sequence[TrialRecord], temperature: float) -> None:
+        """A comparison in which at this difference in NE the odds are e to 1.
+
+        At least one candidate has an NE; candidates that diverged are as bad as the worst of those with an NE.
+        """
+        self._temperature = temperature
+        examples = sorted({seen for record in records for seen in record.result.curve.examples})
+        ne_NG = np.stack([_best_so_far(record, examples) for record in records])
+        self._last_N = ne_NG.shape[1] - 1 - np.argmax(~np.isnan(ne_NG[:, ::-1]), axis=1)
+        fits = [_regression(ne_NG[:, column], ne_NG[:, -1]) for column in range(ne_NG.shape[1])]
+        self._slope_G, error_G = np.array(fits).T
+        self._weight_G = temperature**2 / (temperature**2 + 2.0 * error_G**2)
+        self._ne_NG = np.where(np.isinf(ne_NG), ne_NG[np.isfinite(ne_NG)].max(), ne_NG)
+
+    def among(self, left: np.ndarray, right: np.ndarray) -> Pairs:
+        """The pairs of these candidates, by their rows."""
+        common_LR = np.minimum(self._last_N[left][:, None], self._last_N[right])
+        logit_LR = self._ne_at(right, common_LR) - self._ne_at(left[:, None], common_LR)
+        logit_LR *= self._slope_G.take(common_LR)
+        logit_LR /= self._temperature
+        weight_LR = self._weight_G.take(common_LR)
+        # nothing is said of a candidate and itself, or where one has shown nothing at what both have reached
+        silent_LR = np.isnan(logit_LR) | (left[:, None] == right)
+        logit_LR[silent_LR] = weight_LR[silent_LR] = 0.0
+        return Pairs(logit_LR, weight_LR)
+
+    def _ne_at(self, rows: np.ndarray, columns_LR: np.ndarray) -> np.ndarray:
+        """NE of candidates at numbers of examples, by one index each: a gather by two takes twice as long."""
+        ne_LR: np.ndarray = self._ne_NG.take(rows * self._ne_NG.shape[1] + columns_LR)
+        return ne_LR
+
+
+def _best_so_far(record: TrialRecord, examples: Sequence[int]) -> np.ndarray:
+    """Lowest NE up to each number of examples, then NE at the end; NaN for what the candidate has not reached."""
+    row, best = np.full(len(examples) + 1, math.nan), math.inf
+    points = dict(zip(record.result.curve.examples, record.result.curve.ne, strict=True))
+    final = final_ne(record)
+    last = max(points, default=0)
+    for column, seen in enumerate(examples):
+        ne = points.get(seen, math.nan)
+        best = best if math.isnan(ne) else min(best, ne)
+        if seen <= last and math.isfinite(best):
+            row[column] = best
+    if final is not None:
+        row[len(examples)] = final
+        row[[seen > last for seen in examples] + [False]] = final
+    return row
+
+
+def _regression(early: np.ndarray, final: np.ndarray) -> tuple[float, float]:
+    """Slope (within `SLOPES`) and standard error of the last NE, given an early one."""
+    both = np.isfinite(early) & np.isfinite(final)
+    x, y = early[both], final[both]
+    if len(x) < FEWEST_FINISHED or x.std() == 0:
+        return 1.0, 0.0
+    slope = float(np.clip(np.cov(x, y, bias=True)[0, 1] / x.var(), *CURVE_SLOPES))
+    rest = y - y.mean() - slope * (x - x.mean())
+    return slope, float(np.sqrt((rest**2).sum() / max(len(x) - 2, 1)))
+
+
+TEMPERATURE = 0.5
+"""Difference in NE, over that of the median and the best, at which the odds of a pair are e to 1. Chosen on the
+made-up function of benchmarks/search/samplers_on_surrogate.py (docs/log.md, 2026-11-21, 2 cores): with a tenth of
+NE's spread expectations were off by 0.005 on average, with half of it mostly by less than 0.002, in one repeat."""
+TAIL = 2.0
+"""NE counts up to so many times the difference of median and best above the median, so that a bad candidate says
+that it is bad and not how bad: an assumption, not measured apart."""
+SLOPES = (0.5, 1.5)
+"""Bounds of the line's slope, over the temperature, since few candidates do not show it well: an assumption, not
+measured apart."""
+ERROR_SCALES = (0.3, 3.0)
+"""Bounds of the error that held-out candidates show over the error that the members expect: an assumption, not
+measured apart."""
+SMALLEST_SPREAD = 1e-9
+"""Smallest difference of the median from the best in NE, for candidates that are all alike: an assumption, far
+below any noise."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """NE that is expected of N candidates."""
+
+    ne_N: np.ndarray
+    error_N: np.ndarray
+    """Standard error of NE."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The line NE = level + slope * score; errors are `error_scale` times those that the members expect."""
+
+    level: float
+    slope: float
+    error_scale: float
+
+
+def predict_ne(x_NF: np.ndarray, records: Sequence[TrialRecord], rng: np.random.Generator) -> Prediction:
+    """The prediction for all rows by rankers that learned from `records`; the first rows are those records'
+    candidates."""
+    ne_R = _bounded(np.array([_or_nan(final_ne(record)) for record in records]))
+    temperature = TEMPERATURE * _spread(ne_R)
+    rankers = train(x_NF[: len(records)], Comparison(records, temperature).among, rng)
+    score_EN = np.stack([ranker.scores(x_NF) for ranker in rankers])
+    variance_EN = np.stack([ranker.variances(x_NF) for ranker in rankers]) + score_EN.var(axis=0)
+    held_out_ER = np.zeros((len(rankers), len(records)), dtype=bool)
+    for row, ranker in zip(held_out_ER, rankers, strict=True):
+        row[ranker.held_out] = True
+    calibration = _calibration(
+        _mean_of(score_EN[:, : len(records)], held_out_ER),
+        _mean_of(variance_EN[:, : len(records)], held_out_ER),
+        ne_R,
+        temperature,
+    )
+    error_N = np.sqrt(variance_EN.mean(axis=0)) * calibration.error_scale * -calibration.slope
+    return Prediction(calibration.level + calibration.slope * score_EN.mean(axis=0), error_N)
+
+
+def _bounded(ne_R: np.ndarray) -> np.ndarray:
+    finite = ne_R[np.isfinite(ne_R)]
+    bounded_R: np.ndarray = np.minimum(ne_R, np.median(finite) + TAIL * _spread(ne_R))
+    return bounded_R
+
+
+def _spread(ne_R: np.ndarray) -> float:
+    finite = ne_R[np.isfinite(ne_R)]
+    return max(float(np.median(finite) - finite.min()), SMALLEST_SPREAD)
+
+
+def _mean_of(value_ER: np.ndarray, held_out_ER: np.ndarray) -> np.ndarray:
+    """Mean over the members that a candidate was kept from; NaN where there is no such member."""
+    count_R = held_out_ER.sum(axis=0)
+    total_R = (value_ER * held_out_ER).sum(axis=0)
+    return np.where(count_R > 0, total_R / np.maximum(count_R, 1), np.nan)
+
+
+def _calibration(
+    score_R: np.ndarray, variance_R: np.ndarray, ne_R: np.ndarray, temperature: float
+) -> Calibration:
+    """The line from held-out scores to NE."""
+    both = np.isfinite(score_R) & np.isfinite(ne_R)
+    x, y = score_R[both], ne_R[both]
+    steepness = -float(np.cov(x, y, bias=True)[0, 1]) / (float(x.var()) or 1.0) / temperature
+    slope = -temperature * float(np.clip(steepness, *SLOPES))
+    level = float(y.mean() - slope * x.mean())
+    off = (y - level - slope * x) ** 2 / (slope**2 * np.maximum(variance_R[both], 1e-12))
+    return Calibration(level, slope, float(np.clip(np.sqrt(off.mean()), *ERROR_SCALES)))
+
+
+def _or_nan(value: float | None) -> float:
+    return np.nan if value is None else value

@@ -1,4 +1,20 @@
-"""The ranker's proposal: of many points that are new and fit, the one that is expected to add most to the front.
+"""What a candidate is expected to add to the front: the area between NE and log FLOPs that it would newly cover.
+
+The expected hypervolume improvement of two objectives (Emmerich et al., CEC 2011), of which one, FLOPs, is known
+before training, and NE is expected with a normal error: a sum over the stairs of the front, in closed form.
+
+What a ranker sees of a candidate: numbers of the decoded network, its cost and how it is trained.
+
+The numbers describe the network, not the point: points that decode to the same network have the same features, the
+order of modules and settings of absent modules have none. Shares (how many attention modules a layer has) are 0
+where there is nothing; sizes (heads of attention) are the average of the other candidates where there is nothing.
+
+Forward times that are expected of candidates, from those that were measured: few are then proposed in vain.
+
+Ridge regression of the logarithm of the time on what describes a network (`search.samplers.ranker.propose`):
+networks differ by factors, and small requests wait for the number of layers and modules more than for FLOPs.
+
+The ranker's proposal: of many points that are new and fit, the one that is expected to add most to the front.
 
 After the ranked-pair predictor of arXiv 2311.07870 and the predictor ensemble of BANANAS (arXiv 1910.11858):
 rankers learn from pairs of candidates (`ensemble`), their scores are read as NE (`calibration`), and the gain is
@@ -10,24 +26,246 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 import time
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from typing import Any
 
 import numpy as np
+from scipy.special import ndtr
 
-from search.pareto import log_flops
-from search.samplers.context import SamplerContext
-from search.samplers.draw import DrawnPoint, evenly, near
-from search.samplers.ranker.acquisition import Corner, expected_gain
-from search.samplers.ranker.calibration import predict_ne
-from search.samplers.ranker.features import Description, Encoder, KeptDescription, describe
-from search.samplers.ranker.latency import likely_in_time
-from search.samplers.ranker.pairs import final_ne, has_shown
-from search.samplers.static_cost import CandidatePricer
+from dhen.config import DhenConfig
+from search.samplers.context import CandidatePricer, DrawnPoint, PricedCandidate, SamplerContext, evenly, near
+from search.samplers.ranker.ensemble import final_ne, has_shown, predict_ne
+from search.selection import log_flops
 from spaces.space import Point
-from trials.record import TrialRecord
+from trials.records.trial_record import TrialRecord
+
+Corner = tuple[float, float]
+"""Log FLOPs and NE of a candidate."""
+
+
+def expected_gain(
+    log_flops_N: np.ndarray,
+    ne_N: np.ndarray,
+    error_N: np.ndarray,
+    front: Iterable[Corner],
+    reference: Corner,
+) -> np.ndarray:
+    """Expected gains gain_N of candidates with these FLOPs and expected NE; the area counts up to `reference`."""
+    starts_S, levels_S = _stairs(front, reference)
+    ends_S = np.append(starts_S[1:], reference[0])
+    gain_N = np.zeros(len(log_flops_N))
+    for start, end, level in zip(starts_S, ends_S, levels_S, strict=True):
+        width_N = np.clip(end - np.maximum(start, log_flops_N), 0.0, None)
+        gain_N += width_N * _expected_below(level, ne_N, error_N)
+    return gain_N
+
+
+def hypervolume(points: Iterable[Corner], reference: Corner) -> float:
+    """The area between NE and log FLOPs that points cover up to the reference."""
+    starts_S, levels_S = _stairs(points, reference)
+    widths_S = np.diff(np.append(starts_S[1:], reference[0]))
+    return float((widths_S * (reference[1] - levels_S[1:])).sum())
+
+
+def _expected_below(level: float, ne_N: np.ndarray, error_N: np.ndarray) -> np.ndarray:
+    """Expected distance of normal variables below a level, counted as 0 where they lie above."""
+    z_N = (level - ne_N) / error_N
+    density_N = np.exp(-0.5 * z_N**2) / np.sqrt(2.0 * np.pi)
+    below_N: np.ndarray = error_N * (density_N + z_N * ndtr(z_N))
+    return below_N
+
+
+def _stairs(points: Iterable[Corner], reference: Corner) -> tuple[np.ndarray, np.ndarray]:
+    """Start of each stair in log FLOPs, the first at minus infinity, and the lowest NE to be had there."""
+    starts, levels = [-np.inf], [reference[1]]
+    for edge, ne in sorted(points):
+        if edge < reference[0] and ne < levels[-1]:
+            starts.append(edge)
+            levels.append(ne)
+    return np.array(starts), np.array(levels)
+
+
+LOG_FROM_RATIO = 4.0
+"""Sizes that are all positive and differ by this factor or more are compared by their logarithms: an assumption,
+not measured apart."""
+SMALLEST_DEVIATION = 1e-9
+"""Deviation up to which a column counts as the same for all candidates: an assumption, the size of rounding
+errors."""
+SAME_DECIMALS = 6
+"""Standardised columns that are equal to so many decimals count as one: an assumption, not measured apart."""
+SMALLEST_SIZE = 1e-30
+"""Size in place of zero, of which there is no logarithm: an assumption, below any size there is."""
+DESCRIBED_APART = ("layers", "members", "members_from")
+"""Fields of a network that `describe` takes by themselves."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """Named numbers of one candidate."""
+
+    shares: dict[str, float] = field(default_factory=dict)
+    """How many there are of a thing; 0 where there is none."""
+    sizes: dict[str, float] = field(default_factory=dict)
+    """How large a thing is; unknown where there is none."""
+
+
+class KeptDescription:
+    """A description in less memory, for one of thousands that are kept: without the network that it is of, and
+    with names that it shares with others."""
+
+    __slots__ = ("_names", "_numbers", "_shares")
+
+    def __init__(self, description: Description) -> None:
+        self._names = tuple(map(sys.intern, (*description.shares, *description.sizes)))
+        self._numbers = array("d", (*description.shares.values(), *description.sizes.values()))
+        self._shares = len(description.shares)
+
+    def whole(self) -> Description:
+        """The description."""
+        pairs = list(zip(self._names, self._numbers, strict=True))
+        return Description(dict(pairs[: self._shares]), dict(pairs[self._shares :]))
+
+
+def describe(priced: PricedCandidate) -> Description:
+    """A candidate in numbers: the first, the last and the average layer, the whole network, its training."""
+    model = priced.candidate.model
+    network = Description(sizes={"flops": max(priced.flops, 1.0), "parameters": max(priced.parameters, 1)})
+    network.sizes.update(depth=len(model.layers), members=model.members, members_from=model.members_from)
+    _take("model", {key: value for key, value in model if key not in DESCRIBED_APART}, network)
+    _take("training", priced.candidate.training, network)
+    layers = _layers(model)
+    for name, selected in (("layers", layers), ("first", layers[:1]), ("last", layers[-1:])):
+        _average(name, selected, network)
+    return network
+
+
+class Encoder:
+    """An encoder of descriptions as standardised numbers, by the means and deviations of some of them."""
+
+    def __init__(self, described: Sequence[Description]) -> None:
+        """An encoder fit to `described`; columns that do not vary, or repeat another column, are left out."""
+        self._shares = sorted({name for description in described for name in description.shares})
+        self._sizes = sorted({name for description in described for name in description.sizes})
+        x_NF = self._raw(described)
+        low_F, high_F = np.nanmin(x_NF, axis=0), np.nanmax(x_NF, axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            self._logarithmic = (low_F > 0) & (high_F / low_F >= LOG_FROM_RATIO)
+        x_NF = self._scaled(x_NF)
+        self._mean_F, self._deviation_F = np.nanmean(x_NF, axis=0), np.nanstd(x_NF, axis=0)
+        self._kept = np.flatnonzero(self._deviation_F > SMALLEST_DEVIATION)
+        _, first = np.unique(self.matrix(described).round(SAME_DECIMALS), axis=1, return_index=True)
+        self._kept = self._kept[np.sort(first)]
+
+    def matrix(self, described: Sequence[Description]) -> np.ndarray:
+        """The matrix x_NF, a row per candidate."""
+        x_NF = (self._scaled(self._raw(described)) - self._mean_F)[:, self._kept]
+        standardised_NF: np.ndarray = np.nan_to_num(x_NF / self._deviation_F[self._kept])
+        return standardised_NF
+
+    def _raw(self, described: Sequence[Description]) -> np.ndarray:
+        shares = [[description.shares.get(name, 0.0) for name in self._shares] for description in described]
+        sizes = [[description.sizes.get(name, math.nan) for name in self._sizes] for description in described]
+        return np.hstack([np.array(shares).reshape(len(described), -1), np.array(sizes)])
+
+    def _scaled(self, x_NF: np.ndarray) -> np.ndarray:
+        x_NF = x_NF.copy()
+        x_NF[:, self._logarithmic] = np.log(np.maximum(x_NF[:, self._logarithmic], SMALLEST_SIZE))
+        return x_NF
+
+
+def _layers(model: DhenConfig) -> list[Description]:
+    """A description of each layer: how many modules of each kind, their settings averaged over the kind."""
+    layers = []
+    for layer in model.layers:
+        description = Description()
+        _take("", layer.model_dump(exclude={"modules", "ensemble"}), description)
+        description.shares[f"ensemble={layer.ensemble.kind}"] = 1.0
+        _take("ensemble", layer.ensemble.model_dump(exclude={"kind"}), description)
+        by_kind: dict[str, list[Description]] = {}
+        for module in layer.modules:
+            settings = Description()
+            _take("", module.model_dump(exclude={"kind"}), settings)
+            by_kind.setdefault(module.kind, []).append(settings)
+        for kind, module_settings in by_kind.items():
+            description.shares[kind] = len(module_settings)
+            _average(kind, module_settings, description)
+        layers.append(description)
+    return layers
+
+
+def _take(prefix: str, values: Mapping[str, Any], into: Description) -> None:
+    """Adds numbers as sizes, widths as their sum and length, nested values one by one, and others as shares."""
+    for key, value in values.items():
+        name = f"{prefix}.{key}"
+        if isinstance(value, (bool, int, float)):
+            into.sizes[name] = float(value)
+        elif isinstance(value, Mapping):
+            _take(name, value, into)
+        elif isinstance(value, (tuple, list)) and all(isinstance(width, (int, float)) for width in value):
+            into.sizes[f"{name}.widths"] = float(sum(value))
+            into.sizes[f"{name}.length"] = float(len(value))
+        else:
+            into.shares[f"{name}={value}"] = 1.0
+
+
+def _average(prefix: str, described: Sequence[Description], into: Description) -> None:
+    for key, values in _gathered(layer.shares for layer in described).items():
+        into.shares[f"{prefix}.{key}"] = sum(values) / len(described)
+    for key, values in _gathered(layer.sizes for layer in described).items():
+        into.sizes[f"{prefix}.{key}"] = sum(values) / len(values)
+
+
+def _gathered(named_numbers: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
+    gathered: dict[str, list[float]] = {}
+    for numbers in named_numbers:
+        for key, value in numbers.items():
+            gathered.setdefault(key, []).append(value)
+    return gathered
+
+
+FEWEST_TIMED = 8
+"""Number of measured candidates from which on a time is expected of others
+(docs/decisions/0019-serving-limits.md): an assumption, not measured."""
+PENALTY = 1.0
+"""Penalty on the squared weights of standardised features, over the squared error of a candidate: an assumption,
+not measured."""
+
+
+def likely_in_time(
+    timed: Sequence[tuple[Description, float]], pool: Sequence[DrawnPoint], max_ms: float | None
+) -> list[DrawnPoint]:
+    """The candidates of the pool that are expected to take no longer than the limit; all of them where too few are
+    timed.
+
+    Args:
+        timed: descriptions of candidates with their measured milliseconds.
+        pool: candidates in question.
+        max_ms: the limit, if there is one.
+    """
+    if max_ms is None or len(timed) < FEWEST_TIMED or not pool:
+        return list(pool)
+    expected_N = _expected_ms(timed, pool)
+    return [drawn for drawn, ms in zip(pool, expected_N, strict=True) if ms <= max_ms]
+
+
+def _expected_ms(timed: Sequence[tuple[Description, float]], pool: Sequence[DrawnPoint]) -> np.ndarray:
+    described = [*(description for description, _ in timed), *(describe(drawn.priced) for drawn in pool)]
+    x_NF = Encoder(described).matrix(described)
+    x_TF, log_T = x_NF[: len(timed)], np.log([ms for _, ms in timed])
+    # features are standardised over the pool too, and the intercept has no penalty
+    mean_F = x_TF.mean(axis=0)
+    x_TF = x_TF - mean_F
+    # by features, of which there are some dozens, while candidates may be thousands
+    gram_FF = x_TF.T @ x_TF + PENALTY * np.eye(x_TF.shape[1])
+    weights_F = np.linalg.solve(gram_FF, x_TF.T @ (log_T - log_T.mean()))
+    expected_N: np.ndarray = np.exp(log_T.mean() + (x_NF[len(timed) :] - mean_F) @ weights_F)
+    return expected_N
+
 
 STARTUP = 12
 """Number of candidates with an NE at their end from which on the rankers are asked; before, points are random.

@@ -10,9 +10,9 @@ import pytest
 from records import judged, metrics, study, trial
 
 from dashboards.figures.axes import axes_figure
-from trials.ordered_axis import OrderedAxis
-from trials.record import Outcome, TrialKind
-from trials.study_record import relative_ne_percent
+from trials.records.findings import OrderedAxis
+from trials.records.study_record import relative_ne_percent
+from trials.records.trial_record import Outcome, TrialKind
 
 LENGTHS = OrderedAxis(name="embedding_dim", part="model", key="embedding_dim", values=(8, 16, 32))
 RATES = OrderedAxis(

@@ -17,8 +17,8 @@ from dashboards.figures.course import (
     stretches,
     timeline_figure,
 )
-from trials.record import Attempt, Outcome, StudyTrial, TrialKind, TrialRecord
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import Attempt, Outcome, StudyTrial, TrialKind, TrialRecord
 
 BEGIN = datetime(2026, 3, 1, tzinfo=UTC)
 

@@ -16,9 +16,9 @@ from dashboards.figures.curves import curves_figure
 from dashboards.figures.plane import front_figure, table_bytes_figure
 from dashboards.figures.style import frame
 from dashboards.rows import table_bytes_differ
-from search.pareto import eligible, table_bytes_front_of
-from trials.record import Measured, Outcome, TrialKind
-from trials.study_record import StudyRecord, relative_ne_percent
+from search.selection import eligible, table_bytes_front_of
+from trials.records.study_record import StudyRecord, relative_ne_percent
+from trials.records.trial_record import Measured, Outcome, TrialKind
 
 
 def names(figure) -> list[str]:

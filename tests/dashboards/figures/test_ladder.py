@@ -6,8 +6,8 @@ import plotly.graph_objects as go
 from records import bare, judged, study
 
 from dashboards.figures.memory import MOST_RUNGS, ladder_figure, telling_trial
-from trials.record import Attempt, Outcome, PlanSummary, RejectedStrategy, TrialRecord
-from trials.study_record import ClusterSummary, StudyRecord
+from trials.records.study_record import ClusterSummary, StudyRecord
+from trials.records.trial_record import Attempt, Outcome, PlanSummary, RejectedStrategy, TrialRecord
 
 MIB = 2**20
 CLUSTER = ClusterSummary(name="this", hosts=2, gpus_per_host=2, hbm=6 * MIB, verified=True)

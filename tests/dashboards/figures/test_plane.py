@@ -9,9 +9,9 @@ from records import changed, study, trial
 
 from dashboards.figures.plane import front_figure
 from dashboards.figures.style import LOOKS, in_order, looks, study_techniques
-from trials.analyses import Better
-from trials.record import Outcome, TrialKind
-from trials.study_record import Comparison, StudyRecord
+from trials.records.findings import Better
+from trials.records.study_record import Comparison, StudyRecord
+from trials.records.trial_record import Outcome, TrialKind
 
 TECHNIQUES = ("dp", "zero1", "fsdp+cpu_offload", "hsdp")
 MIB = 2**20

@@ -8,8 +8,8 @@ from records import bare, judged, study
 from dashboards.figures.depth import depth_figure
 from dashboards.figures.memory import predictions_figure
 from dashboards.plans import overall_accuracy, share
-from trials.record import Attempt, Measured, Outcome, TrialRecord
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import Attempt, Measured, Outcome, TrialRecord
 
 MIB = 2**20
 

@@ -21,10 +21,9 @@ from dashboards.figures.worth import (
     slices_figure,
 )
 from dashboards.figures.worth import judged as verdict
-from trials.analyses import Ablation, Better, MeanInterval, Part, Slice, Slices
-from trials.ordered_axis import OrderedAxis
-from trials.record import Outcome, TrialKind, TrialRecord
-from trials.study_record import StudyRecord
+from trials.records.findings import Ablation, Better, MeanInterval, OrderedAxis, Part, Slice, Slices
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 
 DEPTH = OrderedAxis(name="depth", part="depth", key="depth", values=(1, 2, 3))
 WORTH = {"attention": -0.01, "cross": 0.006}

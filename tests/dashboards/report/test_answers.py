@@ -10,7 +10,7 @@ from reports.planned import confirmed, plan, planned_study
 from dashboards.report.answers import answers, export_line, next_commands
 from dashboards.rows import trial_rows
 from search.cli import cli
-from trials.study_record import Better, StudyRecord
+from trials.records.study_record import Better, StudyRecord
 
 
 def answer(record: StudyRecord, question: str) -> tuple[str, str, str]:

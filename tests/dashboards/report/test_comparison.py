@@ -11,7 +11,7 @@ from dashboards.report.comparison import (
     render_comparison,
     two_fronts_figure,
 )
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
 
 ONE, OTHER = study(), study(seed=1, name="ads-april", directory="runs/ads-april", sampler="random")
 

@@ -12,8 +12,8 @@ from dashboards.report.embed import as_json, study_data
 from dashboards.report.page import MOST_DRAWN_POINTS, with_thin_curves
 from dashboards.rows import columns_of, trial_rows
 from dhen.cost import headline_flops
-from trials.record import TrialKind
-from trials.study_record import StudyRecord, relative_ne_curve
+from trials.records.study_record import StudyRecord, relative_ne_curve
+from trials.records.trial_record import TrialKind
 
 
 def test_curves_are_those_of_the_record_relative_to_the_baseline() -> None:

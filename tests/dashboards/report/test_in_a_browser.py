@@ -14,12 +14,12 @@ from reports.axe import violations
 from reports.planned import HBM, confirmed, planned, planned_study
 from tools import needs
 
+from dashboards.names import byte_size, percent, si
 from dashboards.report.comparison import write_comparison
 from dashboards.report.page import write_report
 from dashboards.rows import columns_of
-from dashboards.units import byte_size, percent, si
-from trials.record import TrialKind
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import TrialKind
 
 pytestmark = needs("chromium")
 
@@ -283,7 +283,7 @@ def test_paper_has_all_figures_in_dark_ink(browser: Chromium, page: str) -> None
 
 
 def test_numbers_in_scripts_are_written_as_in_python(browser: Chromium, page: str) -> None:
-    """`units.js` is `dashboards/units.py` again; here it is read from the page's own script."""
+    """`units.js` is `dashboards/names.py` again; here it is read from the page's own script."""
     source = (Path(__file__).parents[3] / "dashboards/report/templates/units.js").read_text(encoding="utf-8")
     random = Random(3)
     values = [0.0, 1.0, 998.0, 999.4, 999.6, 1023.0, 1024.0, -0.003, -0.4, 123456.0, 9.995e6, 5e16]

@@ -14,7 +14,7 @@ from reports.planned import planned_study
 from tools import needs
 
 from dashboards.report.page import Live, render
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
 
 pytestmark = needs("chromium")
 

@@ -14,9 +14,9 @@ from reports.planned import confirmed, planned_study
 
 from dashboards.report.page import Live, packed_plotly, render, write_report
 from dhen.errors import UserError
-from trials.ordered_axis import OrderedAxis
-from trials.record import Outcome, TrialKind
-from trials.study_record import StudyRecord
+from trials.records.findings import OrderedAxis
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import Outcome, TrialKind
 
 EVIL = "<script>alert(1)</script>\"'&</script>"
 

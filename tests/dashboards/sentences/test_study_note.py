@@ -7,7 +7,7 @@ import re
 from records import study
 
 from dashboards.sentences.summary import MOST_CHARACTERS, study_note
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
 
 
 def note_of(record: StudyRecord) -> str:

@@ -8,8 +8,8 @@ from reports.planned import confirmed
 from dashboards.sentences.stages import where_minutes_went
 from dashboards.sentences.summary import sentences
 from dashboards.sentences.winners import explanation
-from trials.record import Outcome, TrialKind
-from trials.study_record import ExpectedGain, Refitted
+from trials.records.study_record import ExpectedGain, Refitted
+from trials.records.trial_record import Outcome, TrialKind
 
 
 def test_the_best_comes_first_in_percent_and_flops() -> None:

@@ -9,8 +9,8 @@ from rich.console import Console
 from dashboards.rows import trial_rows
 from dashboards.sentences.summary import progress
 from dashboards.terminal.tables import progress_line, seconds_left, trial_line, trial_table
-from trials.record import Outcome
-from trials.study_record import Stage, StageName
+from trials.records.study_record import Stage, StageName
+from trials.records.trial_record import Outcome
 
 
 def shown(renderable, *, width: int = 120, terminal: bool = False) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dhen.blocks import BLOCKS, BlockShape
-from dhen.ops.expert_linear import expert_linear
+from dhen.ops.experts import expert_linear
 
 B, M, D, L = 6, 5, 8, 3
 SHAPE = BlockShape(embeddings=M, dim=D, out=L)

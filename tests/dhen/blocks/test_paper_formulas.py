@@ -16,9 +16,9 @@ from torch import nn
 
 from dhen.blocks import BLOCKS, BlockShape
 from dhen.config import LayerConfig
+from dhen.dhen_model import DhenLayer, LayerShape
 from dhen.ensembles import ENSEMBLES
 from dhen.ensembles.base import EnsembleShape
-from dhen.layer import DhenLayer, LayerShape
 from dhen.ops.parts import VectorToEmbeddings
 
 Array = NDArray[np.float64]

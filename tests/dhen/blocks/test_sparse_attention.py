@@ -17,14 +17,13 @@ from dhen.blocks.attention import AttentionConfig
 from dhen.blocks.sparse_attention import USES, SparseAttentionConfig
 from dhen.cost import dense_parameters, headline_flops
 from dhen.errors import UserError
-from dhen.ops import flex_attention
-from dhen.ops.block_attention import BlockAttention
+from dhen.ops import block_attention
+from dhen.ops.block_attention import BlockAttention, flex_runs, flex_values, fused_values
 from dhen.ops.block_layout import BlockLayout
-from dhen.ops.dropout import dropout_scale
-from dhen.ops.flex_attention import flex_runs, flex_values, fused_values
+from dhen.ops.norm import dropout_scale
 from dhen.values import parse
 from spaces.axes import Choice
-from spaces.size import space_size
+from spaces.nearest import space_size
 from spaces.space import Space, SpaceConfig
 
 BATCH, HEAD = 2, 4
@@ -158,7 +157,7 @@ def test_flex_attention_is_the_same_where_it_runs(name: str) -> None:
 def test_more_examples_than_a_gpus_grid_has_places_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = torch.randn(3, 11, 2, 5, 4)
     whole = fused_values(q, k, v, 0.0)
-    monkeypatch.setattr(flex_attention, "MOST_EXAMPLES", 4)
+    monkeypatch.setattr(block_attention, "MOST_EXAMPLES", 4)
     torch.testing.assert_close(fused_values(q, k, v, 0.0), whole)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dhen.inputs.fresh_rows import BLOCK_ROWS, fresh_rows, part_of_tables
+from dhen.inputs.growing import BLOCK_ROWS, fresh_rows, part_of_tables
 from dhen.schema import Growing, Table
 
 STATIC = (Table(name="a", rows=70_001), Table(name="b", rows=3), Table(name="c", rows=2 * BLOCK_ROWS + 5))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dhen.config import DhenConfig, LayerConfig
-from dhen.inputs.held_schema import held_schema
+from dhen.inputs.lift import held_schema
 from dhen.model import build_model, model_cost
 from dhen.schema import FeatureSchema, Growing, Table
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dhen.inputs.key_index import SMALLEST, KeyIndex
+from dhen.inputs.growing import SMALLEST, KeyIndex
 
 CROWDED = st.integers(1, 3).map(lambda low: low) | st.integers(1, 400)
 """Few homes: keys below 2^32 have their own low bits as theirs."""

@@ -12,11 +12,10 @@ from torch import Tensor
 from dhen.batch import FeatureBatch
 from dhen.config import DhenConfig, LayerConfig
 from dhen.inputs.features import FeatureProcessing, MixedTables
-from dhen.inputs.held_schema import held_schema
+from dhen.inputs.lift import crossed, held_schema, num_embeddings, table_dims
 from dhen.inputs.nodes import node_tables
-from dhen.inputs.table_dims import crossed, num_embeddings, table_dims
 from dhen.schema import FeatureSchema, Table
-from trials.data.encoding.buckets import Buckets
+from trials.data.vocabulary import Buckets
 
 NODES = (10.0, 12.0, 20.0, 21.0, 40.0)
 """Beginnings of all buckets but the first: nodes 1 to 5."""

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from dhen.batch import FeatureBatch
 from dhen.config import DhenConfig, LayerConfig
 from dhen.inputs.features import FeatureProcessing, MixedTables, matrices
-from dhen.inputs.lift import Lift
-from dhen.inputs.table_dims import SHORTEST, table_dims
+from dhen.inputs.lift import SHORTEST, Lift, table_dims
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
 

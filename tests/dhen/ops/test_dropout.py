@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dhen.ops.dropout import LEVELS, drop, dropout_scale, random_bytes
+from dhen.ops.norm import LEVELS, drop, dropout_scale, random_bytes
 
 every_p = pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

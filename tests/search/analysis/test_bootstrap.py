@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from search.analysis.losses import losses
-from search.analysis.statistics.bootstrap import BootstrapDifference, holm, paired_bootstrap
-from trials.metrics import log_loss, undo_negative_sampling
+from search.analysis.statistics import BootstrapDifference, holm, paired_bootstrap
+from trials.records.metrics import log_loss, undo_negative_sampling
 
 Floats = NDArray[np.float64]
 

@@ -7,17 +7,15 @@ import pytest
 from records import bare, judged
 
 from dashboards.sentences.summary import sentences
-from search.analysis.choice.choose import choice_of, choice_with_origins
-from search.analysis.choice.judge import Evidence, judge
-from search.analysis.choice.winners import winners_of
-from search.analysis.statistics.selection import optimism_percent, relative_percent, standard_errors
-from search.pareto import picked
+from search.analysis.choice import Evidence, choice_of, choice_with_origins, judge, winners_of
+from search.analysis.statistics import optimism_percent, relative_percent, standard_errors
+from search.selection import picked
 from search.study_state import StudyState
-from trials.choice import MOST_WINNERS
-from trials.data.example_weights import Floats
-from trials.record import TrialKind, TrialRecord
-from trials.serving_limits import ServingConfig
-from trials.study_record import StudyRecord
+from trials.records.findings import MOST_WINNERS
+from trials.records.metrics import Floats
+from trials.records.serving_limits import ServingConfig
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import TrialKind, TrialRecord
 
 BLOCKS = 60
 

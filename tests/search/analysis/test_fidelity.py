@@ -14,11 +14,17 @@ from command_line import SMALL, TIMEOUT_SECONDS, Run, wait_until
 from warm_process import WarmProcess
 
 from dhen.errors import UserError
-from search.analysis.fidelity.candidates import check_log, drawn, studied, taken
-from search.analysis.fidelity.config import FidelityConfig, read_fidelity_config
-from search.analysis.fidelity.result import FidelityResult, FractionResult, cheapest
-from search.analysis.fidelity.show import key, verdict
-from search.analysis.statistics.rank_correlation import (
+from search.analysis.fidelity import check_log, drawn, studied, taken
+from search.analysis.fidelity_result import (
+    FidelityConfig,
+    FidelityResult,
+    FractionResult,
+    cheapest,
+    key,
+    read_fidelity_config,
+    verdict,
+)
+from search.analysis.statistics import (
     RankCorrelation,
     regret_percent,
     tau_b,
@@ -29,7 +35,7 @@ from search.config import StudyConfig
 from search.dataset import open_log
 from search.log_config import LogConfig
 from search.read_study import read_study
-from trials.data.cache import PreparedLog
+from trials.data.prepared_log import PreparedLog
 
 
 @pytest.fixture(scope="module")

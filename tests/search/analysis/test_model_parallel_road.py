@@ -16,7 +16,7 @@ import pytest
 from command_line import Run, write_log
 
 from search.read_study import read_study
-from trials.record import Outcome
+from trials.records.trial_record import Outcome
 
 SPACE = """
 layers: shared

@@ -10,16 +10,15 @@ from command_line import SMALL, Run, looks_at_test
 from rich.console import Console
 
 from dhen.errors import UserError
-from search.analysis.choice.judge import Evidence
-from search.analysis.choice.origins import with_earlier_periods
+from search.analysis.choice import Evidence, with_earlier_periods
 from search.bundles.export import study_log
 from search.config import read_study_config
 from search.read_study import read_study
 from search.run_directory import folder_of
-from search.study.reopen import finished_study
-from trials.data.cache import PreparedLog
-from trials.data.origin import LogAtOrigin, check_origins, origins_of
-from trials.events import WEIGHTS
+from search.study.run_session import finished_study
+from trials.data.log_views import LogAtOrigin, check_origins, origins_of
+from trials.data.prepared_log import PreparedLog
+from trials.records.events import WEIGHTS
 
 WORDS = ("trials=2", "averages=2", "origins=2", *SMALL)
 

@@ -13,17 +13,16 @@ from command_line import AVERAGED, Run
 from interrupted import Told, run
 
 from search.bundles.bundle import read_bundle
-from search.bundles.export import study_log
-from search.bundles.lost_weights import lost_weights
+from search.bundles.export import lost_weights, study_log
 from search.config import read_study_config
-from search.execution.jobs import trained_job
+from search.execution.trainer import trained_job
 from search.read_study import read_study
 from search.run_directory import TEACHERS, folder_of
-from trials.data.origin import LogWithValidation
-from trials.events import WEIGHTS
-from trials.record import Outcome, Refit, TrialRecord
-from trials.storage.weights_file import read_weights
-from trials.study_record import Refitted, StudyRecord
+from trials.data.log_views import LogWithValidation
+from trials.records.events import WEIGHTS
+from trials.records.study_record import Refitted, StudyRecord
+from trials.records.trial_record import Outcome, Refit, TrialRecord
+from trials.store.weights import read_weights
 
 BOTH = 2
 """Seeds."""

@@ -16,12 +16,10 @@ from dhen.cost import headline_flops
 from dhen.errors import UserError
 from dhen.model import model_cost
 from dhen.schema import FeatureSchema, Table
-from search.analysis.reproduce.config import read_table_config
-from search.analysis.reproduce.result import TableResult, finding
-from search.analysis.reproduce.show import findings, markdown, rich_table
-from search.analysis.reproduce.tables import Claim, table_of
-from search.analysis.reproduce.tables import Table as PaperTable
-from search.analysis.statistics.t_interval import compared, t_interval
+from search.analysis.reproduce import TableResult, finding, findings, markdown, rich_table
+from search.analysis.reproduce_tables import Claim, read_table_config, table_of
+from search.analysis.reproduce_tables import PaperTable as PaperTable
+from search.analysis.statistics import compared, t_interval
 
 SCHEMA = FeatureSchema(
     tables=tuple(Table(name=f"c{n}", rows=1000) for n in range(20)), numeric=("a", "b", "c")

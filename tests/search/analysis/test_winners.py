@@ -27,10 +27,10 @@ from search.bundles.export import study_log
 from search.read_study import read_study
 from search.verbs.confirm import command as show_winners
 from search.verbs.slices import command as show_slices
-from trials.analyses import Ablation, Better
-from trials.metrics import entropy
-from trials.record import Outcome, TrialRecord
-from trials.study_record import Comparison, StudyRecord
+from trials.records.findings import Ablation, Better
+from trials.records.metrics import entropy
+from trials.records.study_record import Comparison, StudyRecord
+from trials.records.trial_record import Outcome, TrialRecord
 
 BOTH = 2
 """Seeds."""

@@ -24,8 +24,8 @@ from search.verbs.plan import command as plan
 from search.verbs.predict import command as predict
 from search.verbs.train import command as train
 from search.verbs.verify import command as verify
-from trials.record import TrialKind, TrialRecord
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import TrialKind, TrialRecord
 
 
 @pytest.fixture(autouse=True)

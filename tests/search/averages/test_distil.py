@@ -10,8 +10,8 @@ from command_line import AVERAGED, Run
 
 from search.read_study import read_study
 from search.run_directory import TEACHERS, folder_of
-from trials.record import Outcome, TrialKind, TrialRecord
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 
 WORDS = (*AVERAGED, "distil=yes")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from search.averages.greedy_selection import chosen_averages
+from search.analysis.averages import chosen_averages
 
 Floats = NDArray[np.float64]
 Set = tuple[int, ...]

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 from records import bare, judged, metrics
 
-from search.budget.budget import NOTHING_NEW, Budget
-from search.budget.durations import expected_by_plan
-from search.budget.later_stages import LaterStages
 from search.config import read_study_config
+from search.execution.budget import NOTHING_NEW, Budget
+from search.execution.later_stages import LaterStages, expected_by_plan
 from search.study_state import StudyState
-from trials.record import CurvePoint, Outcome, TrialKind, TrialRecord
+from trials.records.trial_record import CurvePoint, Outcome, TrialKind, TrialRecord
 
 
 def begun(searched: int = 0, tuned: int = 0, baselines: int = 1, **facts: Any) -> list[TrialRecord]:

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from search.budget.expected_gain import LEAST, PATIENCE, expected_gain, lasting_gain
+from search.execution.budget import LEAST, PATIENCE, expected_gain, lasting_gain
 
 
 def draws(count: int, seed: int) -> list[float]:

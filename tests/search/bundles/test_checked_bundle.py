@@ -24,25 +24,24 @@ from starlette.routing import Route
 from dhen.blocks import BLOCKS
 from dhen.cost import headline_flops
 from dhen.errors import ScoreError, UserError
-from dhen.fingerprint import file_hash
 from dhen.inputs.int8_tables import ROW_EXTRA_BYTES, Int8Tables
 from dhen.model import build_model, model_cost, parse_model
+from dhen.values import file_hash
 from search.bundles import bundle as bundles
 from search.bundles.bundle import INFO, BundleInfo, Member, read_bundle, weights_names, write_bundle
-from search.bundles.int8 import write_int8
-from search.bundles.manifest import MANIFEST
+from search.bundles.export import write_int8
+from search.bundles.increments import MANIFEST
 from search.bundles.scorer import Scorer
-from search.serving.app import make_app
-from search.serving.live_model import LiveModel, Served
+from search.serving.app import LiveModel, Served, make_app
 from search.serving.requests import FORMS
 from search.verbs import verify
-from trials.data.cache import PreparedLog
-from trials.data.encoding.encoding import Encoding
-from trials.data.encoding.vocabulary import UNKNOWN_ID
+from trials.data.encoding import Encoding
 from trials.data.prepare.prepare_log import prepare
-from trials.job import Job, TrainingConfig
-from trials.record import Metrics
-from trials.storage.weights_file import read_weights, save_weights
+from trials.data.prepared_log import PreparedLog
+from trials.data.vocabulary import UNKNOWN_ID
+from trials.records.job import Job, TrainingConfig
+from trials.records.trial_record import Metrics
+from trials.store.weights import read_weights, save_weights
 
 SMALL: dict[str, Any] = {"embedding_dim": 4, "layers": [{"modules": [{"kind": "linear"}]}]}
 EVERY_PART: tuple[dict[str, Any], ...] = (

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dhen.errors import UserError
-from dhen.fingerprint import file_hash
+from dhen.values import file_hash
 from search.bundles.increments import (
     CHANGES,
     INCREMENTS,
@@ -24,7 +24,7 @@ from search.bundles.increments import (
     take_increments,
     write_increment,
 )
-from trials.record import Metrics
+from trials.records.trial_record import Metrics
 
 METRICS = Metrics(ne=0.9, log_loss=0.5, auc=0.6, calibration=1.0, examples=10)
 

@@ -15,7 +15,7 @@ from dhen.inputs.features import EmbeddingTables
 from dhen.inputs.int8_tables import Int8Tables
 from dhen.schema import FeatureSchema, Table
 from search.bundles.bundle import INFO, read_bundle
-from trials.events import WEIGHTS
+from trials.records.events import WEIGHTS
 
 LARGEST_CHANGE = 0.02
 """Of a probability, when values of embeddings are rounded to 8 bits."""

@@ -10,7 +10,7 @@ from command_line import Run
 
 from dhen.errors import UserError
 from search.bundles.bundle import CHECK, INFO, read_bundle
-from search.bundles.manifest import MANIFEST, file_hashes, first_fault, write_manifest
+from search.bundles.increments import MANIFEST, file_hashes, first_fault, write_manifest
 
 
 def a_folder(folder: Path, *names: str) -> Path:

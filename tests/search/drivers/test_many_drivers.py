@@ -16,12 +16,12 @@ from postgresql import Server, served
 from tools import needs
 
 from search.mlflow.store import open_client, store_uri
-from search.pareto import front_of
 from search.read_study import read_study
 from search.run_directory import CHECKPOINTS, only_driver, only_writer, trial_folder
-from trials.record import Outcome, TrialKind
-from trials.storage.ledger import Ledger
-from trials.study_record import StudyRecord
+from search.selection import front_of
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import Outcome, TrialKind
+from trials.store.ledger import Ledger
 
 pytestmark = needs("postgresql")
 SLOW = ("training.epochs=40", "training.patience=1000", "training.evaluate_every=800")

@@ -26,12 +26,12 @@ from dhen.values import compact
 from search.config import read_study_config
 from search.study.open_study import open_study
 from search.study_state import StudyState
-from trials.data.cache import PreparedLog
-from trials.processes.task import Task
-from trials.record import Outcome, TrialKind
-from trials.storage import leases
-from trials.storage.ledger import Ledger
-from trials.study_record import StudyRecord
+from trials.data.prepared_log import PreparedLog
+from trials.records.study_record import StudyRecord
+from trials.records.task import Task
+from trials.records.trial_record import Outcome, TrialKind
+from trials.store import leases
+from trials.store.ledger import Ledger
 
 pytestmark = needs("postgresql")
 CANDIDATES = 12
@@ -106,7 +106,7 @@ def test_each_proposal_is_trained_once_though_drivers_die(
     (tmp_path / "log").mkdir()
     monkeypatch.setattr(leases, "SILENT_SECONDS", 3.0)
     monkeypatch.setattr(leases, "BEAT_SECONDS", 0.5)
-    monkeypatch.setattr("search.drivers.sharing.BEAT_SECONDS", 0.5)
+    monkeypatch.setattr("search.study.drivers.BEAT_SECONDS", 0.5)
     killed_at: list[str] = []
 
     def dies(index: int, task: Task) -> bool:

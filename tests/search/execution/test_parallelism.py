@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from search.config import read_study_config
-from search.execution import parallelism as module
-from search.execution.parallelism import Parallelism, cluster_parallelism, most_servers, parallelism
-from search.planning import attempts
-from trials.hosts import placement
-from trials.hosts.hosts import Node
-from trials.hosts.placement import Shape, most_at_once
+from search.execution import attempts
+from search.execution import attempts as module
+from search.execution.attempts import Parallelism, cluster_parallelism, most_servers, parallelism
+from trials.runtime.hosts import placement
+from trials.runtime.hosts.hosts import Node
+from trials.runtime.hosts.placement import Shape, most_at_once
 
 
 @pytest.mark.parametrize(

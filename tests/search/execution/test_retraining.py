@@ -22,19 +22,18 @@ from fake_processes import (
 from dhen.errors import UserError
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
-from search.execution.jobs import new_record
+from search.execution.attempts import Execution
 from search.execution.retraining import RetrainingRequest, Retrainings
-from search.execution.trainer import Trainer
-from search.planning.attempts import Execution
+from search.execution.trainer import Trainer, new_record
 from trials.cluster.cluster import Cluster
-from trials.cluster.load import load_cluster
-from trials.data.cache import PreparedLog
-from trials.events import Event
-from trials.job import Job, TrainingConfig
-from trials.processes.task import Task
-from trials.record import Outcome, TrialKind, TrialRecord
-from trials.storage.database import sqlite_url
-from trials.storage.ledger import Ledger, Setting
+from trials.cluster.this_machine import load_cluster
+from trials.data.prepared_log import PreparedLog
+from trials.records.events import Event
+from trials.records.job import Job, TrainingConfig
+from trials.records.task import Task
+from trials.records.trial_record import Outcome, TrialKind, TrialRecord
+from trials.store.database import sqlite_url
+from trials.store.ledger import Ledger, Setting
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 CLUSTER = {"name": "small", "hosts": 1, "gpus_per_host": 1, "hbm": 1}

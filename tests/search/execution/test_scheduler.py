@@ -10,9 +10,9 @@ from fake_processes import FakeRun, progress
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.execution.late_run import LateRun
+from search.execution.running import LateRun
 from search.execution.scheduler import Scheduler
-from trials.events import Event
+from trials.records.events import Event
 
 
 class Fake:

@@ -11,13 +11,12 @@ from fake_processes import FakeLauncher, FakeRun, failed, killed, progress, scor
 from dhen.errors import UserError
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
-from search.execution.jobs import new_record
-from search.execution.scoring import ScoringRequest, score_networks, score_one
-from search.execution.trainer import Trainer
-from trials.data.cache import PreparedLog
-from trials.job import Job, TrainingConfig
-from trials.processes.task import Task
-from trials.record import TrialKind
+from search.execution.retraining import ScoringRequest, score_networks, score_one
+from search.execution.trainer import Trainer, new_record
+from trials.data.prepared_log import PreparedLog
+from trials.records.job import Job, TrainingConfig
+from trials.records.task import Task
+from trials.records.trial_record import TrialKind
 
 
 def network(number: int) -> ScoringRequest:

@@ -10,19 +10,19 @@ import pytest
 from fake_processes import PLANNED_ELSEWHERE, FakeLauncher, FakeRun, evaluated, quality, scored, small_log
 
 from dashboards.sentences.summary import sentences
-from search.analysis.fidelity.candidates import AuditedStudy, taken
+from search.analysis.fidelity import AuditedStudy, taken
 from search.config import read_study_config
-from search.growth import grow
-from search.growth.grow import EVERY, FIRST_LOOK, MOST_STEPS
+from search.execution import growth
+from search.execution.growth import EVERY, FIRST_LOOK, MOST_STEPS
 from search.read_study import read_study
 from search.samplers import SAMPLERS
 from search.study import open_study as opening
 from search.study_state import StudyState
-from trials.data.cache import PreparedLog
-from trials.events import Trained
-from trials.processes.task import Task
-from trials.record import Measured, TrialRecord
-from trials.study_record import GrownAxis, StudyRecord
+from trials.data.prepared_log import PreparedLog
+from trials.records.events import Trained
+from trials.records.study_record import GrownAxis, StudyRecord
+from trials.records.task import Task
+from trials.records.trial_record import Measured, TrialRecord
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 LENGTHS = """
@@ -232,7 +232,7 @@ def test_what_would_take_too_much_of_the_time_left_is_not_offered(
     assert of_lengths(run(tmp_path / "long", log, *words, "minutes=100", script=slow))
     # without minutes trainings so far say what is long
     assert of_lengths(run(tmp_path / "free", log, *words, script=slow))
-    monkeypatch.setattr(grow, "MOST_TIMES", 0.5)
+    monkeypatch.setattr(growth, "MOST_TIMES", 0.5)
     assert of_lengths(run(tmp_path / "strict", log, *words, script=slow)) == []
 
 

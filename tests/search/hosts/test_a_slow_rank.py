@@ -18,8 +18,8 @@ from tools import needs
 
 from search.mlflow.store import open_client, store_uri
 from search.read_study import read_study
-from trials.events import EVENTS, Evaluated, EventReader
-from trials.record import MOVED, CurvePoint, Outcome
+from trials.records.events import EVENTS, Evaluated, EventReader
+from trials.records.trial_record import MOVED, CurvePoint, Outcome
 
 pytestmark = MARKS
 BATCH_SIZE = 128

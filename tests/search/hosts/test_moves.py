@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from faulty_ranks import task
 
-from trials.events import EVENTS, EventWriter, Failed, SlowRank
-from trials.hosts import hosts as all_hosts
-from trials.hosts import run as runs
-from trials.hosts.agent import RankEnded
-from trials.hosts.head import Head
-from trials.hosts.hosts import Hosts, Member, Node
-from trials.hosts.placement import Place, Shape
-from trials.hosts.run import MOST_MOVES, HostsLauncher, HostsRun
-from trials.record import MOVED
+from trials.records.events import EVENTS, EventWriter, Failed, SlowRank
+from trials.records.trial_record import MOVED
+from trials.runtime.hosts import hosts as all_hosts
+from trials.runtime.hosts import run as runs
+from trials.runtime.hosts.agent import RankEnded
+from trials.runtime.hosts.hosts import Hosts, Member, Node
+from trials.runtime.hosts.placement import Place, Shape
+from trials.runtime.hosts.ray_connection import Head
+from trials.runtime.hosts.run import MOST_MOVES, HostsLauncher, HostsRun
 
 ROOM = {"CPU": 2.0}
 TOLD = SlowRank(rank=1, times=9.6, examples=100, seconds=6.0)

@@ -46,15 +46,14 @@ from tools import needs
 from dhen.errors import UserError
 from search.config import read_study_config
 from search.read_study import read_study
-from trials.data.cache import PreparedLog
-from trials.events import START_MARK, Failed
-from trials.hosts.agent import StudyThere
-from trials.hosts.connect import connected
-from trials.hosts.head import Head
-from trials.hosts.hosts import MARK, NO_TOKEN, WITHOUT_TOKEN, Hosts, Node
-from trials.hosts.placement import Shape, part_of_a_device
-from trials.hosts.run import HostsLauncher, HostsRun
-from trials.record import Outcome
+from trials.data.prepared_log import PreparedLog
+from trials.records.events import START_MARK, Failed
+from trials.records.trial_record import Outcome
+from trials.runtime.hosts.agent import StudyThere
+from trials.runtime.hosts.hosts import MARK, NO_TOKEN, WITHOUT_TOKEN, Hosts, Node
+from trials.runtime.hosts.placement import Shape, part_of_a_device
+from trials.runtime.hosts.ray_connection import Head, connected
+from trials.runtime.hosts.run import HostsLauncher, HostsRun
 
 pytestmark = [*MARKS, needs("ray")]
 FAULTS = {
@@ -105,7 +104,7 @@ def test_a_node_is_lost_and_its_candidate_goes_on_elsewhere(
     assert words in str(first.error)
     assert second.outcome is Outcome.COMPLETED
     assert "goes on from" in (folder / "attempt1.rank0.log").read_text()
-    assert f"INFO trials.hosts.hosts: {words} takes part" in (out / "driver.log").read_text()
+    assert f"INFO trials.runtime.hosts.hosts: {words} takes part" in (out / "driver.log").read_text()
 
 
 @pytest.mark.slow
@@ -285,7 +284,7 @@ def test_what_a_node_may_have_that_shuts_it_out(
     open_to_all = facts._replace(asks_for_token=False)
     assert hosts.objection(open_to_all) is None  # at 127.0.0.1
     reached = Node("a", "10.0.0.1", 1.0, 0.0)
-    monkeypatch.setattr("trials.hosts.hosts.nodes_alive", lambda: [reached])
+    monkeypatch.setattr("trials.runtime.hosts.hosts.nodes_alive", lambda: [reached])
     assert hosts.objection(open_to_all) == NO_TOKEN
     with monkeypatch.context() as accepted:
         accepted.setenv(WITHOUT_TOKEN, "1")
@@ -405,7 +404,7 @@ def test_a_host_that_does_not_answer_is_given_up(
     tmp_path: Path, hosts: Hosts, launcher: HostsLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last of those that share hosts: afterwards there is one less."""
-    monkeypatch.setattr("trials.hosts.run.FAREWELL_SECONDS", 1.0)
+    monkeypatch.setattr("trials.runtime.hosts.run.FAREWELL_SECONDS", 1.0)
     run = started(launcher, tmp_path / ENDLESS)
     found = begun(run, tmp_path / ENDLESS)
     agents = {parent_of(parent_of(rank)) for rank in found}

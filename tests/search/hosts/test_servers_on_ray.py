@@ -18,18 +18,17 @@ from servers.served_training import Served, a_job, a_task, train_on_servers
 from tools import needs
 
 from dhen.errors import UserError
-from trials.checkpoint.folders import checkpoints_in
-from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
-from trials.events import START_MARK, Event, Failed, Replaced, Trained
-from trials.hosts.connect import connected
-from trials.hosts.head import Head
-from trials.hosts.hosts import Hosts
-from trials.hosts.placement import shape
-from trials.hosts.run import HostsLauncher, HostsRun
-from trials.processes.launcher import wait_for
-from trials.processes.task import Task
-from trials.strategy import Strategy
+from trials.data.prepared_log import PreparedLog
+from trials.records.events import START_MARK, Event, Failed, Replaced, Trained
+from trials.records.places import checkpoints_in
+from trials.records.strategy import Strategy
+from trials.records.task import Task
+from trials.runtime.hosts.hosts import Hosts
+from trials.runtime.hosts.placement import shape
+from trials.runtime.hosts.ray_connection import Head, connected
+from trials.runtime.hosts.run import HostsLauncher, HostsRun
+from trials.runtime.launcher import wait_for
 
 pytestmark = [*MARKS, needs("ray"), pytest.mark.usefixtures("one_thread")]
 CPUS = 3

@@ -17,7 +17,7 @@ from servers.slurm import CPUS, slurm_cluster
 from tools import needs
 
 from search.read_study import read_study
-from trials.record import Outcome
+from trials.records.trial_record import Outcome
 
 EXAMPLE = ROOT / "examples" / "slurm.sbatch"
 MARK = uuid.uuid4().hex

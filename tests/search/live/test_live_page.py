@@ -27,9 +27,9 @@ from search.mlflow.store import artifacts, local_path, open_client, store_uri
 from search.read_study import HEAD, ledger_of, read_study
 from search.run_directory import only_driver, trial_folder
 from search.verbs.ui import _open, _place, command
-from trials.events import EVENTS, Evaluated, EventWriter, Progress
-from trials.record import Outcome, TrialRecord
-from trials.storage.ledger import Ledger, Setting
+from trials.records.events import EVENTS, Evaluated, EventWriter, Progress
+from trials.records.trial_record import Outcome, TrialRecord
+from trials.store.ledger import Ledger, Setting
 
 REMARK = "the loss was nan at step 4242"
 TOKEN = "correct horse battery"

@@ -18,8 +18,8 @@ from dhen.errors import UserError
 from search.mlflow.store import database
 from search.read_study import read_study
 from search.verbs.ui import command
-from trials.record import TrialKind
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import TrialKind
 
 SEARCH = "document.querySelector('input[placeholder*=\"metric charts\"]')"
 PLOTS = "[...document.querySelectorAll('.js-plotly-plot')]"

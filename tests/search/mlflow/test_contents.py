@@ -10,10 +10,18 @@ import yaml
 from records import changed, judged, metrics, started, study, trial, with_result
 
 from dashboards.names import trial_name
-from search.mlflow.contents import PARAM_LENGTH, TAG_LENGTH, study_contents, trial_contents, trial_files
-from search.mlflow.views import FOLDED, METRICS, OPEN
-from trials.record import Attempt, Outcome, PlanSummary, StudyTrial, TrialKind, TrialRecord
-from trials.study_record import StudyRecord, relative_ne_percent
+from search.mlflow.contents import (
+    FOLDED,
+    METRICS,
+    OPEN,
+    PARAM_LENGTH,
+    TAG_LENGTH,
+    study_contents,
+    trial_contents,
+    trial_files,
+)
+from trials.records.study_record import StudyRecord, relative_ne_percent
+from trials.records.trial_record import Attempt, Outcome, PlanSummary, StudyTrial, TrialKind, TrialRecord
 
 
 def alone(outcome: Outcome = Outcome.COMPLETED, **changes) -> TrialRecord:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from search.read_study import read_study
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's, of SQLAlchemy
 

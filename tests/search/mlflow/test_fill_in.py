@@ -23,9 +23,9 @@ from dhen.errors import UserError
 from search.config import StudyConfig
 from search.mlflow.fill_in import StudyRuns
 from search.mlflow.store import artifacts, check_store, database, open_client, store_uri
-from trials.choice import Choice, Judged, Winner
-from trials.record import Outcome, TrialKind
-from trials.study_record import StudyRecord
+from trials.records.findings import Choice, Judged, Winner
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import Outcome, TrialKind
 
 ROOT = Path(__file__).parents[3]
 
@@ -329,7 +329,7 @@ def test_a_deleted_store_is_rebuilt_by_the_next_driver(tmp_path: Path) -> None:
     database(tmp_path).unlink()
     code = """
 from pathlib import Path
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
 from rich.console import Console
 from search.config import StudyConfig
 from search.mlflow.fill_in import StudyRuns

@@ -23,7 +23,7 @@ from search.config import StudyConfig, written_config
 from search.mlflow.fill_in import StudyRuns
 from search.mlflow.store import VARIABLE, database, local_path, open_client, with_destination
 from search.read_study import read_study
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
 
 Serve = Callable[..., AbstractContextManager[str]]
 

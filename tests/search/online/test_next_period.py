@@ -10,9 +10,8 @@ from command_line import GROWING_MODEL, SMALL, Run, write_log
 
 from search.bundles.bundle import read_bundle
 from search.read_study import read_study
-from trials.record import Metrics, TrialRecord
-from trials.storage.weight_changes import apply_changes
-from trials.storage.weights_file import Weights, read_optimizer_state
+from trials.records.trial_record import Metrics, TrialRecord
+from trials.store.weights import Weights, apply_changes, read_optimizer_state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

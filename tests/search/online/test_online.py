@@ -12,11 +12,11 @@ import pytest
 import torch
 from command_line import LATER, TRAINED, Run
 
+from search.bundles import online
 from search.bundles.bundle import read_bundle
 from search.bundles.increments import IncrementInfo, only_trainer
-from search.online import online_training
-from search.online.online_training import CHECKPOINTS
-from trials.data.encoding.hashing import hash64
+from search.bundles.online import CHECKPOINTS
+from trials.data.vocabulary import hash64
 from trials.training.progressive import train_once
 from trials.training.step import DivergenceError
 
@@ -94,7 +94,7 @@ def test_it_goes_on_from_the_last_period_to_the_bit(
     """Ctrl-C in the second period, or when it has been trained on and its increment has not been written."""
     out = tmp_path / "live"
     name = "_train" if when == "trained" else "_serve"
-    whole, calls = getattr(online_training.OnlineTraining, name), []
+    whole, calls = getattr(online.OnlineTraining, name), []
 
     def interrupted(self: object, *given: object) -> object:
         calls.append(given)
@@ -103,7 +103,7 @@ def test_it_goes_on_from_the_last_period_to_the_bit(
         return whole(self, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(online_training.OnlineTraining, name, interrupted)
+        patch.setattr(online.OnlineTraining, name, interrupted)
         said = dhen_search("online", bundle, "--data", logs[1], "--out", out, code=130).stdout
     assert "the same command goes on" in said
     assert len(infos(out)) == 1
@@ -287,7 +287,7 @@ def test_what_was_learnt_before_a_period_diverges_is_kept(
             raise DivergenceError(1, float("nan"))
         return train_once(*given)
 
-    monkeypatch.setattr(online_training, "train_once", diverges_later)
+    monkeypatch.setattr(online, "train_once", diverges_later)
     said = dhen_search("online", bundle, "--data", logs[1], "--out", tmp_path / "live", code=2)
     assert [line[:16] for line in said.stdout.splitlines() if "as it was" in line] == PERIODS[:2]
     assert f"diverged in the period that begins at {PERIODS[2]}" in said.stderr
@@ -316,16 +316,16 @@ def test_a_log_that_is_left_for_another_one_is_not_gone_on_with(
     first.write_text("\n".join([header, *rows[:2400]]) + "\n")
     second.write_text("\n".join([header, *rows[2400:]]) + "\n")
     out = tmp_path / "live"
-    whole, calls = online_training.OnlineTraining._train, []
+    whole, calls = online.OnlineTraining._train, []
 
-    def interrupted(self: online_training.OnlineTraining, *given: Any) -> None:
+    def interrupted(self: online.OnlineTraining, *given: Any) -> None:
         calls.append(given)
         if len(calls) == 2:
             raise KeyboardInterrupt
         whole(self, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(online_training.OnlineTraining, "_train", interrupted)
+        patch.setattr(online.OnlineTraining, "_train", interrupted)
         dhen_search("online", bundle, "--data", first, "--out", out, code=130)
     dhen_search("online", bundle, "--data", second, "--out", out)
     before = read_bundle(out).version

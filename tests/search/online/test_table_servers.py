@@ -21,14 +21,14 @@ from warm_process import WarmProcess
 from dhen.inputs.growing import GrowingRows
 from search.bundles.bundle import Bundle, read_bundle
 from search.bundles.increments import IncrementInfo
-from search.online.online_training import CHECKPOINTS, OnlineTraining
-from search.online.table_servers import SERVERS, START
-from trials.checkpoint.folders import checkpoints_in
-from trials.data.cache import PreparedLog
+from search.bundles.online import CHECKPOINTS, OnlineTraining
+from search.bundles.table_servers import SERVERS, START
 from trials.data.periods import Period
-from trials.embeddings.growing import growing_rows
-from trials.optim.master_weights import embedding_tables
-from trials.storage.weight_changes import GONE, KEYS, ROWS
+from trials.data.prepared_log import PreparedLog
+from trials.optim.adamw import embedding_tables
+from trials.records.places import checkpoints_in
+from trials.store.weights import GONE, KEYS, ROWS
+from trials.training.embeddings.growing import growing_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -25,11 +25,10 @@ from tools import needs
 
 from dashboards.names import trial_name
 from dhen.errors import UserError
-from search.optuna.mirror import OptunaMirror
-from search.optuna.rows import local_time
 from search.read_study import read_study
-from trials.record import Outcome, Proposal, TrialKind
-from trials.study_record import GrownAxis, StudyRecord
+from search.study.optuna_mirror import OptunaMirror, local_time
+from trials.records.study_record import GrownAxis, StudyRecord
+from trials.records.trial_record import Outcome, Proposal, TrialKind
 
 STATES = {
     Outcome.COMPLETED: TrialState.COMPLETE,

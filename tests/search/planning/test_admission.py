@@ -8,14 +8,14 @@ import pytest
 from priced import JOB
 from records import bare
 
-from search.execution.jobs import new_record
-from search.planning.admission import Admission
-from search.planning.attempts import Execution
+from search.execution.admission import Admission
+from search.execution.attempts import Execution
+from search.execution.trainer import new_record
 from trials.cluster.cluster import Cluster
-from trials.cluster.load import load_cluster
-from trials.embeddings.requirements import UnfitShardError
-from trials.record import Attempt, Outcome, Result, TrialKind, TrialRecord
-from trials.serving_limits import Limits, ServingConfig
+from trials.cluster.this_machine import load_cluster
+from trials.records.serving_limits import Limits, ServingConfig
+from trials.records.trial_record import Attempt, Outcome, Result, TrialKind, TrialRecord
+from trials.training.embeddings.engine import UnfitShardError
 
 ONE_RANK = load_cluster("a100-80gb").with_ranks("1x1").replace(device="cpu")
 

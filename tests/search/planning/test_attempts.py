@@ -12,8 +12,8 @@ from records import bare
 
 from dhen.model import parse_model
 from search.config import read_study_config
-from search.planning import attempts as planning
-from search.planning.attempts import (
+from search.execution import attempts as planning
+from search.execution.attempts import (
     Execution,
     execution,
     learnt_margins,
@@ -21,16 +21,15 @@ from search.planning.attempts import (
     plan_options,
     ranks_here,
 )
-from search.planning.plan_trial import plan_of
-from search.planning.step_correction import StepCorrections
+from search.execution.plan_trial import plan_of
+from search.execution.step_correction import StepCorrections
 from trials.cluster.cluster import Cluster
-from trials.cluster.load import load_cluster
-from trials.job import Job
-from trials.planner.estimates import PricedStrategy
-from trials.planner.options import PlanOptions
+from trials.cluster.this_machine import load_cluster
+from trials.planner.estimates import PlanOptions, PricedStrategy
 from trials.planner.plan import Plan
-from trials.record import Attempt, Outcome, Result, TrialRecord
-from trials.strategy import named
+from trials.records.job import Job
+from trials.records.strategy import named
+from trials.records.trial_record import Attempt, Outcome, Result, TrialRecord
 
 MEMORY = 100 * GIB
 ONE_RANK = load_cluster("a100-80gb").with_ranks("1x1")

@@ -7,7 +7,7 @@ from pathlib import Path
 from command_line import Run
 
 from search.read_study import read_study
-from trials.record import Outcome, TrialKind
+from trials.records.trial_record import Outcome, TrialKind
 
 WORDS = (
     *("demo.rows=2000", "trials=2", "baseline_trials=1", "sampler=random", "threads=1", "parallel=1"),

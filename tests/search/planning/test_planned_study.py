@@ -18,21 +18,18 @@ from dhen.errors import UserError
 from dhen.schema import FeatureSchema
 from dhen.values import parse
 from search.config import read_study_config
-from search.execution.jobs import new_record
-from search.planning.plan_trial import LOCAL, declared_cluster, planned
-from search.planning.rejected import MOST_ITEMISED
+from search.execution.plan_trial import LOCAL, MOST_ITEMISED, declared_cluster, planned
+from search.execution.trainer import new_record
 from search.read_study import read_study
 from search.samplers.ask_tell import Proposals
-from search.samplers.static_cost import CandidatePricer
-from spaces.catalog_loader import load_space
-from spaces.space import Point, Space
+from search.samplers.context import CandidatePricer
+from spaces.space import Point, Space, load_space
 from trials.cluster import machine
 from trials.cluster.cluster import Cluster
-from trials.cluster.here import this_machine
-from trials.cluster.load import load_cluster
-from trials.job import Job, TrainingConfig
+from trials.cluster.this_machine import load_cluster, this_machine
 from trials.planner.plan import plan
-from trials.record import Metrics, Outcome, TrialKind, TrialRecord
+from trials.records.job import Job, TrainingConfig
+from trials.records.trial_record import Metrics, Outcome, TrialKind, TrialRecord
 
 SCHEMA = {
     "tables": [{"name": f"t{index}", "rows": 20_000} for index in range(8)],

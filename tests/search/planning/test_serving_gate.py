@@ -14,15 +14,14 @@ from records import bare, changed
 from dhen.errors import UserError
 from dhen.schema import FeatureSchema, Table
 from search.config import check_directory, read_study_config
-from search.execution.parallelism import study_parallelism
-from search.pareto import pick
+from search.execution.attempts import study_parallelism
 from search.read_study import read_study
 from search.samplers.ask_tell import Proposals
-from search.samplers.draw import evenly
-from search.samplers.static_cost import CandidatePricer
-from spaces.catalog_loader import load_space
-from trials.record import Outcome, TrialKind, TrialRecord
-from trials.serving_limits import Limits, ServingConfig
+from search.samplers.context import CandidatePricer, evenly
+from search.selection import pick
+from spaces.space import load_space
+from trials.records.serving_limits import Limits, ServingConfig
+from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 
 LIMITS = ("serving.max_flops=10000", "serving.max_bytes=10KiB", "serving.max_ms=1e6", "serving.batch=64")
 FEATURES = FeatureSchema(tables=(Table(name="c0", rows=100), Table(name="c1", rows=100)), numeric=("n0",))

@@ -17,17 +17,17 @@ from dashboards.terminal.tables import trial_table
 from dhen.errors import UserError
 from dhen.model import parse_model
 from search.config import read_study_config
-from search.execution.jobs import new_record
-from search.planning.attempts import Execution
-from search.planning.plan_trial import declared_clusters, plan_of, planned, with_plan
+from search.execution.attempts import Execution
+from search.execution.plan_trial import declared_clusters, plan_of, planned, with_plan
+from search.execution.trainer import new_record
 from search.read_study import read_study
 from trials.cluster.cluster import Cluster
-from trials.cluster.load import load_cluster
-from trials.job import Job
-from trials.planner.options import PlanOptions
-from trials.record import Attempt, Outcome, TrialKind, TrialRecord
-from trials.strategy import named
-from trials.study_record import StudyRecord
+from trials.cluster.this_machine import load_cluster
+from trials.planner.estimates import PlanOptions
+from trials.records.job import Job
+from trials.records.strategy import named
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import Attempt, Outcome, TrialKind, TrialRecord
 
 MIB = 2**20
 SHAPES = ("1x1", "1x2", "2x2")

@@ -9,13 +9,11 @@ from dhen.errors import UserError
 from dhen.schema import Table
 from dhen.values import parse
 from search.execution.passes import excludes_decay_of_tables
-from search.planning.plan_trial import plan_of
-from search.planning.space_fits import check_some_fit
-from search.samplers.static_cost import CandidatePricer
-from spaces.catalog_loader import load_space
-from spaces.space import Candidate
+from search.execution.plan_trial import check_some_fit, plan_of
+from search.samplers.context import CandidatePricer
+from spaces.space import Candidate, load_space
 from trials.cluster.cluster import Cluster
-from trials.cluster.load import load_cluster
+from trials.cluster.this_machine import load_cluster
 from trials.planner.plan import Plan
 
 CLUSTER = load_cluster("a100-80gb").with_ranks("1x1")

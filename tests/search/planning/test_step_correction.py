@@ -9,18 +9,18 @@ from random import Random
 import pytest
 from priced import JOB
 
-from search.budget.durations import planned_seconds
-from search.execution.jobs import new_record
-from search.planning import step_correction
-from search.planning.admission import Admission
-from search.planning.attempts import Execution
-from search.planning.plan_trial import plan_of
-from search.planning.step_correction import ENOUGH, MOST, SPREAD, StepCorrections, TimedStep, fitted
-from trials.cluster.load import load_cluster
-from trials.planner.options import PlanOptions
-from trials.record import Attempt, Outcome, TrialKind, TrialRecord
-from trials.serving_limits import Limits
-from trials.strategy import Prefer
+from search.execution import step_correction
+from search.execution.admission import Admission
+from search.execution.attempts import Execution
+from search.execution.later_stages import planned_seconds
+from search.execution.plan_trial import plan_of
+from search.execution.step_correction import ENOUGH, MOST, SPREAD, StepCorrections, TimedStep, fitted
+from search.execution.trainer import new_record
+from trials.cluster.this_machine import load_cluster
+from trials.planner.estimates import PlanOptions
+from trials.records.serving_limits import Limits
+from trials.records.strategy import Prefer
+from trials.records.trial_record import Attempt, Outcome, TrialKind, TrialRecord
 
 CPU = load_cluster("a100-80gb").with_ranks("1x2").replace(device="cpu", memory_bandwidth=1e10)
 HERE = StepCorrections((CPU,), threads=1)

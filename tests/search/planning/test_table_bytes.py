@@ -16,19 +16,18 @@ from dhen.errors import UserError
 from dhen.inputs.features import matrices
 from dhen.model import build_model, catalog, parse_model
 from dhen.schema import FeatureSchema, Growing, Table
-from search.averages.average_trials import average_record, meets
-from search.execution.jobs import new_record
-from search.pareto import pick, picked
-from search.planning.space_fits import check_some_tables_fit
+from search.analysis.averages import average_record, meets
+from search.execution.plan_trial import check_some_tables_fit
+from search.execution.trainer import new_record
 from search.read_study import read_study
-from search.samplers.draw import evenly
-from search.samplers.static_cost import CandidatePricer
+from search.samplers.context import CandidatePricer, evenly
+from search.selection import pick, picked
 from search.study_state import StudyState
-from spaces.catalog_loader import load_space
-from trials.embeddings.fp16 import in_half
-from trials.job import Job, TrainingConfig
-from trials.record import JobSummary, Outcome, TrialKind, TrialRecord
-from trials.serving_limits import Limits, ServingConfig
+from spaces.space import load_space
+from trials.records.job import Job, TrainingConfig
+from trials.records.serving_limits import Limits, ServingConfig
+from trials.records.trial_record import JobSummary, Outcome, TrialKind, TrialRecord
+from trials.training.embeddings.blocks import in_half
 
 FEATURES = FeatureSchema(
     tables=(

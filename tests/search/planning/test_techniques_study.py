@@ -16,9 +16,9 @@ from servers.listening import noted_listeners
 
 from dashboards.plans import attempts_table
 from search.read_study import read_study
-from trials.record import Outcome, TrialKind
-from trials.strategy import named
-from trials.study_record import StudyRecord
+from trials.records.strategy import named
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import Outcome, TrialKind
 
 WORDS = (
     "demo.rows=4000",

@@ -31,11 +31,11 @@ from search.samplers.ask_tell import Proposals
 from search.study import open_study as opening
 from search.study.driver import Study
 from search.study_state import StudyState
-from spaces.catalog_loader import load_space
-from trials.data.cache import PreparedLog
-from trials.processes.task import Task
-from trials.record import TrialRecord
-from trials.study_record import StudyRecord
+from spaces.space import load_space
+from trials.data.prepared_log import PreparedLog
+from trials.records.study_record import StudyRecord
+from trials.records.task import Task
+from trials.records.trial_record import TrialRecord
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 WORDS = (

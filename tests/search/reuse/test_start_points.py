@@ -8,9 +8,9 @@ from pathlib import Path
 from command_line import SMALL, Run, write_log
 
 from search.read_study import read_study
-from search.reuse.start_points import MOST, next_point, points_of
-from spaces.catalog_loader import load_space
-from trials.record import TrialKind, TrialRecord
+from search.study.reuse import MOST, next_point, points_of
+from spaces.space import load_space
+from trials.records.trial_record import TrialKind, TrialRecord
 
 
 def test_the_winners_come_nearest_in_the_space(study: Path) -> None:

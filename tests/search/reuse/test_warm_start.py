@@ -14,19 +14,18 @@ from search.bundles.export import study_log
 from search.config import StudyConfig, read_study_config
 from search.execution.trainer import job_on
 from search.read_study import read_study
-from search.reuse.warm_start import OTHERWISE, OUTSIDE, read_reused
 from search.run_directory import STUDY_FILE, trial_folder
 from search.samplers import SAMPLERS
 from search.samplers.ask_tell import Proposals
-from search.samplers.nsga2 import FIRST_GENERATION, POPULATION
-from search.samplers.static_cost import CandidatePricer
-from spaces.catalog_loader import catalog, load_space
-from spaces.space import Candidate, Space, SpaceConfig
-from trials.data.cache import PreparedLog
-from trials.events import WEIGHTS
-from trials.job import Job, TrainingConfig
-from trials.record import TrialRecord
-from trials.study_record import StudyRecord
+from search.samplers.context import CandidatePricer
+from search.samplers.optuna_samplers import FIRST_GENERATION, POPULATION
+from search.study.reuse import OTHERWISE, OUTSIDE, read_reused
+from spaces.space import Candidate, Space, SpaceConfig, catalog, load_space
+from trials.data.prepared_log import PreparedLog
+from trials.records.events import WEIGHTS
+from trials.records.job import Job, TrainingConfig
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import TrialRecord
 
 WORDS = ("baseline_trials=1", "training.epochs=2", "threads=1", "parallel=1")
 

@@ -12,10 +12,9 @@ from records import bare
 from dhen.schema import FeatureSchema, Table
 from search.samplers import SAMPLERS
 from search.samplers.ask_tell import MEMORY, Proposals
-from search.samplers.static_cost import CandidatePricer
-from spaces.catalog_loader import load_space
-from spaces.space import Point, Space
-from trials.record import Outcome, TrialRecord
+from search.samplers.context import CandidatePricer
+from spaces.space import Point, Space, load_space
+from trials.records.trial_record import Outcome, TrialRecord
 
 TRIALS = {"nsga2": 50, "tpe": 30, "random": 15, "gp": 18, "ranker": 24}
 """More than two generations of NSGA-II, and than the random start of the others."""

@@ -12,22 +12,22 @@ import pytest
 from records import bare
 
 from dhen.schema import FeatureSchema, Table
-from search.samplers import SAMPLERS, check_sampler, make_sampler, static_cost
+from search.samplers import SAMPLERS, check_sampler, make_sampler
+from search.samplers import context as static_cost
 from search.samplers.ask_tell import Proposals
-from search.samplers.context import SamplerContext
-from search.samplers.draw import evenly, neighbour
-from search.samplers.gp import MOST_TRIALS
-from search.samplers.nsga2 import FIRST_GENERATION
-from search.samplers.ranker.acquisition import expected_gain, hypervolume
-from search.samplers.ranker.ensemble import MOST_LEARNED, MOST_TESTED, Pairs, train
-from search.samplers.ranker.features import Encoder, describe
-from search.samplers.ranker.latency import likely_in_time
-from search.samplers.ranker.pairs import Comparison
-from search.samplers.ranker.propose import MOST_TRIED
-from search.samplers.static_cost import CandidatePricer, PricedCandidate
-from spaces.catalog_loader import load_space
-from spaces.space import Candidate, Point, Space, SpaceConfig
-from trials.record import CurvePoint, Metrics, Outcome, TrialRecord
+from search.samplers.context import CandidatePricer, PricedCandidate, SamplerContext, evenly, neighbour
+from search.samplers.optuna_samplers import FIRST_GENERATION, GP_MOST_TRIALS
+from search.samplers.ranker.ensemble import MOST_LEARNED, MOST_TESTED, Comparison, Pairs, train
+from search.samplers.ranker.propose import (
+    MOST_TRIED,
+    Encoder,
+    describe,
+    expected_gain,
+    hypervolume,
+    likely_in_time,
+)
+from spaces.space import Candidate, Point, Space, SpaceConfig, load_space
+from trials.records.trial_record import CurvePoint, Metrics, Outcome, TrialRecord
 
 FEATURES = FeatureSchema(tables=(Table(name="c0", rows=100), Table(name="c1", rows=100)), numeric=("n0",))
 EFFORT = {"gp": (30, 1), "ranker": (30, 2)}
@@ -136,7 +136,7 @@ def test_the_ranker_proposes_what_fits() -> None:
 def test_gaussian_processes_hand_over_to_tpe() -> None:
     context = SamplerContext(pricer_of(load_space("tiny")))
     names = []
-    for count in (0, MOST_TRIALS):
+    for count in (0, GP_MOST_TRIALS):
         context.points = {number: {} for number in range(count)}
         names.append(type(make_sampler("gp", 0, {}, context)).__name__)
     assert names == ["GPSampler", "TPESampler"]

@@ -16,18 +16,16 @@ from records import bare, changed
 
 from dhen.errors import UserError
 from dhen.schema import FeatureSchema
-from search.pareto import pareto_front
 from search.read_study import read_study
 from search.samplers.ask_tell import Proposals
-from search.samplers.static_cost import CandidatePricer
-from search.stopping import RULES, stopping_rule
-from search.stopping.base import FEWEST, Judge, Stop, first_stop
-from search.stopping.forecast import forecast
-from search.study.decisions import Decisions
+from search.samplers.context import CandidatePricer
+from search.samplers.stopping import FEWEST, RULES, Judge, Stop, first_stop, forecast, stopping_rule
+from search.selection import pareto_front
+from search.study.trial_runner import Decisions
 from search.study_state import StudyState
-from spaces.catalog_loader import load_space
-from trials.record import CurvePoint, Metrics, Outcome, TrialKind, TrialRecord
-from trials.study_record import StudyRecord
+from spaces.space import load_space
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import CurvePoint, Metrics, Outcome, TrialKind, TrialRecord
 
 EVALUATIONS = 9
 SPACE = """

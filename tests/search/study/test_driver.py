@@ -33,13 +33,12 @@ from search.samplers.ask_tell import Proposals
 from search.study import open_study as opening
 from search.study.driver import Study
 from search.study_state import StudyState
-from spaces.catalog_loader import load_space
-from spaces.space import Point
-from trials.data.cache import PreparedLog
-from trials.job import TrainingConfig
-from trials.processes.task import Task
-from trials.record import Outcome, TrialKind, TrialRecord
-from trials.study_record import FoundPasses, StageName, StudyRecord
+from spaces.space import Point, load_space
+from trials.data.prepared_log import PreparedLog
+from trials.records.job import TrainingConfig
+from trials.records.study_record import FoundPasses, StageName, StudyRecord
+from trials.records.task import Task
+from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 WORDS = (

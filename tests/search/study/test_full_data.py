@@ -16,14 +16,13 @@ from dhen.values import parse
 from search.bundles.export import study_log
 from search.config import StudyConfig
 from search.read_study import read_study
-from search.study.baseline import read_baseline
-from search.study.full_data import to_promote
 from search.study.settings import check_training_axes
+from search.study.tuning import read_baseline, to_promote
 from search.study_state import StudyState
 from spaces.space import Space, SpaceConfig
-from trials.job import TrainingConfig
-from trials.record import CurvePoint, Outcome, TrialKind, TrialRecord
-from trials.study_record import StudyRecord
+from trials.records.job import TrainingConfig
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import CurvePoint, Outcome, TrialKind, TrialRecord
 
 PART = {"train_fraction": 0.25}
 

@@ -20,8 +20,8 @@ from dhen.errors import UserError
 from search.config import StudyConfig
 from search.mlflow.fill_in import StudyRuns
 from search.read_study import read_study
-from trials.record import Outcome
-from trials.storage.disk_full import DiskFullError, disk_full, is_disk_full
+from trials.records.trial_record import Outcome
+from trials.store.user_cache import DiskFullError, disk_full, is_disk_full
 
 KIB = 1024
 
@@ -83,8 +83,8 @@ CHECKPOINT = """
 import resource, sys
 from pathlib import Path
 from faulty_ranks import real_training
-from trials.processes.launcher import Launcher
-from trials.processes.supervisor import wait_for
+from trials.runtime.launcher import Launcher
+from trials.runtime.launcher import wait_for
 folder, limit, ranks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 task = real_training(folder).replace(
     resume_from=str(folder / "checkpoints"), checkpoint_seconds=0.0, gpus_per_host=ranks

@@ -13,9 +13,9 @@ from command_line import SMALL, TIMEOUT_SECONDS, Run, start, wait_for_trials, wa
 from warm_process import WarmProcess
 
 from search.read_study import read_study
-from trials.record import Outcome
-from trials.storage.database import sqlite_url
-from trials.storage.ledger import Ledger
+from trials.records.trial_record import Outcome
+from trials.store.database import sqlite_url
+from trials.store.ledger import Ledger
 
 ONE, TWO = ("parallel=1", "sampler=random"), ("parallel=2", "sampler=random")
 """One at a time, or two: random proposals are the same in whatever order trials end."""

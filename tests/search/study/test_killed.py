@@ -7,9 +7,9 @@ from random import Random
 import records
 
 from search.execution.reduce_events import AttemptContext, reduce_event, with_attempt
-from trials.events import Failed
-from trials.record import Outcome, TrialKind, TrialRecord
-from trials.strategy import Strategy
+from trials.records.events import Failed
+from trials.records.strategy import Strategy
+from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 
 KILLED = Failed(error="rank 1 was killed by signal 9 (SIGKILL)", killed=True)
 

@@ -13,14 +13,14 @@ import pytest
 import yaml
 from command_line import TIMEOUT_SECONDS, Run, start
 
-from search.planning import plan_trial
+from search.execution import plan_trial
 from search.read_study import read_study
 from search.run_directory import trial_folder
 from trials.cluster.cluster import Cluster
-from trials.events import START_MARK
-from trials.job import Job
-from trials.planner.options import PlanOptions
-from trials.record import Outcome, TrialRecord
+from trials.planner.estimates import PlanOptions
+from trials.records.events import START_MARK
+from trials.records.job import Job
+from trials.records.trial_record import Outcome, TrialRecord
 
 STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}"
 HBM = "1400KiB"
@@ -49,7 +49,7 @@ def planned_with_room(
 def test_each_attempt_leaves_the_log_of_each_rank(
     dhen_search: Run, click_log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("search.planning.admission.planned", planned_with_room)
+    monkeypatch.setattr("search.execution.admission.planned", planned_with_room)
     out, space = tmp_path / "study", tmp_path / "space.yaml"
     space.write_text(yaml.safe_dump(SPACE))
     training = ("training.epochs=1", "training.batch_size=512", "training.precision=fp32")

@@ -23,24 +23,23 @@ from fake_processes import (
 )
 
 from dashboards.sentences.summary import sentences
-from dhen.fingerprint import fingerprint
+from dhen.values import fingerprint
 from search.analysis.confirm import most_important_first
-from search.budget import later_stages
-from search.budget.clock import StudyClock
-from search.budget.later_stages import LaterStages
 from search.config import read_study_config, write_config
-from search.execution import late_run
+from search.execution import later_stages, running
+from search.execution.clock import StudyClock
+from search.execution.later_stages import LaterStages
 from search.read_study import read_study
 from search.run_directory import folder_of
 from search.study.driver import Study
 from search.study.finalize import Finals
 from search.study.open_study import open_study
 from search.study_state import Observer, StudyState
-from trials.data.cache import PreparedLog
-from trials.events import WEIGHTS, Event, Scored, logits_file
-from trials.processes.task import Task
-from trials.record import Outcome, TrialKind
-from trials.study_record import StudyRecord
+from trials.data.prepared_log import PreparedLog
+from trials.records.events import WEIGHTS, Event, Scored, logits_file
+from trials.records.study_record import StudyRecord
+from trials.records.task import Task
+from trials.records.trial_record import Outcome, TrialKind
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 TRAINING, SCORING = 10.0, 1.0
@@ -133,7 +132,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> PreparedLog:
 def studies(tmp_path: Path, log: PreparedLog, monkeypatch: pytest.MonkeyPatch) -> Studies:
     found = Studies(tmp_path / "study", log)
     clock = SimpleNamespace(monotonic=lambda: found.now)
-    monkeypatch.setattr(late_run, "time", clock)
+    monkeypatch.setattr(running, "time", clock)
     return found
 
 

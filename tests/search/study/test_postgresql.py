@@ -13,7 +13,7 @@ from postgresql import Server, served
 from tools import needs
 
 from search.read_study import read_study
-from trials.record import Outcome
+from trials.records.trial_record import Outcome
 
 pytestmark = needs("postgresql")
 

@@ -15,7 +15,7 @@ from search.config import StudyConfig
 from search.mlflow.fill_in import is_behind
 from search.mlflow.store import database
 from search.study.report_writer import REPORT, ReportWriter
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
 
 
 def driver(record: StudyRecord, changes: int) -> Any:

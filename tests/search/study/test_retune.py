@@ -13,11 +13,10 @@ from dhen.schema import FeatureSchema, Table
 from dhen.values import parse
 from search.samplers import SAMPLERS
 from search.samplers.ask_tell import Proposals
-from search.samplers.static_cost import CandidatePricer
-from search.study.retune import best_architectures, check_tunable
-from spaces.catalog_loader import load_space
-from spaces.space import Point, Space, SpaceConfig
-from trials.record import TrialRecord
+from search.samplers.context import CandidatePricer
+from search.study.tuning import best_architectures, check_tunable
+from spaces.space import Point, Space, SpaceConfig, load_space
+from trials.records.trial_record import TrialRecord
 
 FEATURES = FeatureSchema(tables=(Table(name="c0", rows=100),), numeric=("n0",))
 DATA: dict[str, Any] = {

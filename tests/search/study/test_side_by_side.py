@@ -8,8 +8,8 @@ from typing import Any
 from command_line import SMALL, Run
 
 from search.read_study import read_study
-from trials.record import Outcome, TrialRecord
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import Outcome, TrialRecord
 
 TWO = ("parallel=2", "sampler=random", "baseline_trials=2")
 """Random proposals depend on nothing but their number, so they are the same in whatever order trials end."""

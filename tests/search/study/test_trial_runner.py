@@ -22,25 +22,22 @@ from records import judged
 
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
-from search.execution.jobs import new_record
-from search.execution.trainer import Trainer
-from search.planning.admission import Admission, AdmittedTrial
-from search.planning.attempts import Execution
-from search.reuse.kept_weights import KeptWeights
-from search.reuse.warm_start import EarlierResults, WarmStart
-from search.stopping.base import Judge, Stop
-from search.study.decisions import Decisions
-from search.study.trial_runner import TrialRunner
+from search.execution.admission import Admission, AdmittedTrial
+from search.execution.attempts import Execution
+from search.execution.trainer import Trainer, new_record
+from search.samplers.stopping import Judge, Stop
+from search.study.reuse import EarlierResults, KeptWeights, WarmStart
+from search.study.trial_runner import Decisions, TrialRunner
 from search.study_state import StudyState
-from spaces.catalog_loader import load_space
+from spaces.space import load_space
 from trials.cluster.cluster import Cluster
-from trials.cluster.load import load_cluster
-from trials.events import Event, Failed, SlowRank
-from trials.job import Job, TrainingConfig
-from trials.record import MOVED, Outcome, TrialKind, TrialRecord
-from trials.serving_limits import Limits
-from trials.storage.database import sqlite_url
-from trials.storage.ledger import Ledger, Setting
+from trials.cluster.this_machine import load_cluster
+from trials.records.events import Event, Failed, SlowRank
+from trials.records.job import Job, TrainingConfig
+from trials.records.serving_limits import Limits
+from trials.records.trial_record import MOVED, Outcome, TrialKind, TrialRecord
+from trials.store.database import sqlite_url
+from trials.store.ledger import Ledger, Setting
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 FEATURES = FeatureSchema(tables=(Table(name="c0", rows=100),), numeric=("n0",))

@@ -17,12 +17,10 @@ from search.execution.trainer import CHECKPOINTS
 from search.log_config import DemoConfig
 from search.read_study import read_study
 from search.run_directory import trial_folder
-from trials.checkpoint.checkpointer import STANDS, CheckpointInfo
-from trials.checkpoint.folders import PREFIX
-from trials.checkpoint.index_file import INDEX, CheckpointIndex
-from trials.checkpoint.training_state import TrainingState
-from trials.checkpoint.whole import write_manifest
-from trials.record import Outcome
+from trials.records.places import PREFIX
+from trials.records.trial_record import Outcome
+from trials.training.checkpoint_files import INDEX, CheckpointIndex, write_manifest
+from trials.training.checkpointer import STANDS, CheckpointInfo, TrainingState
 
 
 @pytest.mark.parametrize(

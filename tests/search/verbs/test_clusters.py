@@ -10,7 +10,7 @@ from command_line import Run
 
 from dhen.values import parse
 from trials.cluster.cluster import Cluster
-from trials.cluster.load import catalog
+from trials.cluster.this_machine import catalog
 
 
 def test_the_list_names_all_and_says_what_is_unverified(dhen_search: Run) -> None:

@@ -12,8 +12,8 @@ from command_line import Run
 from search.config import StudyConfig
 from search.dataset import log_files
 from search.log_config import REMOVED_OF_DEMO, DemoConfig
-from trials.data.cache import PreparedLog
 from trials.data.prepare.prepare_log import prepare
+from trials.data.prepared_log import PreparedLog
 
 SETTINGS = ("rows=3000", "users=40", "items=20", "affinity=0.5")
 

@@ -12,7 +12,7 @@ from command_line import Run, write_log
 from safetensors.torch import load_file
 
 from search.bundles.bundle import Member, read_bundle, write_bundle
-from trials.data.cache import PreparedLog
+from trials.data.prepared_log import PreparedLog
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

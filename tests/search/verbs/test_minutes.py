@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from command_line import SMALL, Run
 
-from search.budget.budget import Budget
-from search.budget.clock import StudyClock
 from search.execution import running
+from search.execution.budget import Budget
+from search.execution.clock import StudyClock
 from search.read_study import read_study
 from search.verbs import run as verb
-from trials.record import Measured, TrialKind
+from trials.records.trial_record import Measured, TrialKind
 
 TRAINING = 4.0
 """Seconds that each training takes, by the clock that the test moves."""

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from command_line import Run, run_process
 
-from search.bundles.lost_weights import lost_weights
+from search.bundles.export import lost_weights
 from search.mlflow.fill_in import is_behind
 from search.mlflow.store import database
 from search.read_study import read_study
-from trials.events import WEIGHTS
+from trials.records.events import WEIGHTS
 
 
 def test_the_report_is_opened_in_the_browser(

@@ -17,10 +17,10 @@ from dashboards.report.page import packed_plotly
 from search.read_study import read_study
 from search.selection import CONTENDERS
 from search.verbs import verify
-from trials.record import Metrics, Outcome, TrialKind
-from trials.storage.database import sqlite_url
-from trials.storage.ledger import Ledger
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import Metrics, Outcome, TrialKind
+from trials.store.database import sqlite_url
+from trials.store.ledger import Ledger
 from trials.training.evaluation import evaluate
 
 

@@ -8,7 +8,7 @@ import pytest
 from command_line import SMALL, Run
 
 from search.read_study import read_study
-from trials.strategy import named
+from trials.records.strategy import named
 
 SERVED = (*SMALL, "trials=2", "sampler=random", "ranks=1x2", "servers=2", "stopping=none")
 

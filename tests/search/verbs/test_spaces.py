@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from command_line import Run
 
-from spaces.catalog_loader import catalog, load_space
+from spaces.space import catalog, load_space
 
 
 @pytest.mark.parametrize("name", catalog())

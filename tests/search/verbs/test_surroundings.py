@@ -27,9 +27,9 @@ from search.cli import cli, main
 from search.config import REMOVED, StudyConfig, check_directory, read_study_config, write_config
 from search.logs import show_logs
 from search.terminal import print_table
-from trials.job import REMOVED as OF_TRAINING
-from trials.job import TrainingConfig
-from trials.processes.fork_server import server_environment
+from trials.records.job import REMOVED as OF_TRAINING
+from trials.records.job import TrainingConfig
+from trials.runtime.fork_server import server_environment
 
 
 def test_closed_streams_are_opened_before_anything_can_take_their_place(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_folders_that_cannot_be_used(dhen_search: Run, tmp_path: Path, out: str,
 
 
 def test_a_temporary_folder_with_a_long_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trials.processes.fork_server.util.get_temp_dir", lambda: f"/tmp/{'t' * 200}")
+    monkeypatch.setattr("trials.runtime.fork_server.util.get_temp_dir", lambda: f"/tmp/{'t' * 200}")
     with pytest.raises(UserError, match="Set TMPDIR to a folder with a shorter path"), server_environment():
         pass
 

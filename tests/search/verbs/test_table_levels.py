@@ -10,8 +10,8 @@ import pytest
 from command_line import SMALL, Run
 
 from search.read_study import read_study
-from trials.strategy import KIB, named
-from trials.study_record import StudyRecord
+from trials.records.strategy import KIB, named
+from trials.records.study_record import StudyRecord
 
 ROWS = 300_000
 LARGE = (f"growing.capacity={ROWS}", "growing.columns=[user]")

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from dhen.errors import UserError
 from dhen.values import dump_yaml, parse
-from trials.cluster.cluster import Cluster
-from trials.cluster.load import catalog, load_cluster
-from trials.cluster.quantity import (
+from trials.cluster.cluster import (
     SIZES,
+    Cluster,
     parse_bytes,
     parse_flops,
     parse_quantity,
@@ -22,6 +21,7 @@ from trials.cluster.quantity import (
     parse_signed_bytes,
     parse_time,
 )
+from trials.cluster.this_machine import catalog, load_cluster
 
 NAMES = sorted(catalog())
 OWN: dict[str, Any] = {

@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trials.data.example_weights import ClickTotals, WeightedRows, example_weights
-from trials.metrics import evaluate_predictions
+from trials.records.metrics import ClickTotals, WeightedRows, evaluate_predictions, example_weights
 
 LABELS = np.array([1, 0, 0, 1, 0], dtype=np.float32)
 WEIGHT = np.array([1, 2, 0, 3, 1], dtype=np.float32)

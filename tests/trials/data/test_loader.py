@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trials.data import loader
-from trials.data.cache import PreparedLog, Split
 from trials.data.loader import Batch, eval_batches, train_batches
 from trials.data.prepare.prepare_log import prepare
-from trials.ranks import rank_slice
+from trials.data.prepared_log import PreparedLog, Split
+from trials.records.strategy import rank_slice
 
 Columns = dict[str, list[Any]]
 

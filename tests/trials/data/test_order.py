@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trials.data import order
-from trials.data.order import row_batches, sequential, shuffled
+from trials.data import loader
+from trials.data.loader import row_batches, sequential, shuffled
 
 
 @given(
@@ -21,8 +21,8 @@ def test_every_row_comes_once(
     rows: int, batch: int, start: int, windows: bool, block: int, blocks: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(order, "BLOCK_ROWS", block)
-        patch.setattr(order, "WINDOW_BLOCKS", blocks)
+        patch.setattr(loader, "BLOCK_ROWS", block)
+        patch.setattr(loader, "WINDOW_BLOCKS", blocks)
         whole = list(row_batches(shuffled(rows, seed=1, epoch=2, by_windows=windows), batch, 0))
         late = list(row_batches(shuffled(rows, seed=1, epoch=2, by_windows=windows), batch, start))
         in_order = list(row_batches(sequential(rows), batch, 0))
@@ -42,8 +42,8 @@ def test_orders_differ_by_seed_and_epoch_alone(windows: bool) -> None:
 
 
 def test_windows_mix_rows_from_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(order, "BLOCK_ROWS", 16)
-    monkeypatch.setattr(order, "WINDOW_BLOCKS", 64)
+    monkeypatch.setattr(loader, "BLOCK_ROWS", 16)
+    monkeypatch.setattr(loader, "WINDOW_BLOCKS", 64)
     first = next(shuffled(100_000, seed=0, epoch=0, by_windows=True))
     assert len(first) == 1024
     assert len(np.unique(first // 10_000)) == 10  # blocks from all parts of the split

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from dhen.batch import FeatureBatch
-from trials.data.loader import Batch
-from trials.data.prefetch import ahead, on_device
+from trials.data.loader import Batch, ahead, on_device
 
 
 def numbered(count: int) -> Iterator[Batch]:

@@ -23,7 +23,7 @@ from trials.data.log_schema import (
     WeightColumn,
 )
 from trials.data.schema_yaml import check_columns, parse_schema, read_schema, schema_to_yaml
-from trials.study_record import ColumnFinding
+from trials.records.study_record import ColumnFinding
 
 buckets = st.one_of(st.none(), st.just("auto"), st.integers(1, 10**9))
 tables = st.one_of(

@@ -9,8 +9,8 @@ import pytest
 from fake_processes import small_log
 
 from dhen.errors import UserError
-from trials.data.cache import PreparedLog
-from trials.data.teacher import TaughtLog, save_teacher
+from trials.data.log_views import TaughtLog, save_teacher
+from trials.data.prepared_log import PreparedLog
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trials.embeddings.admission_filter import COUNTERS_PER_ROW, MOST, AdmissionFilter
+from trials.training.embeddings.growing import COUNTERS_PER_ROW, MOST, AdmissionFilter
 
 KEYS = st.integers(-(2**63), 2**63 - 1) | st.integers(1, 20)
 

@@ -20,15 +20,14 @@ from dhen.cost import NUMBER_BYTES
 from dhen.errors import UserError
 from dhen.inputs.features import EmbeddingTables, MixedTables, Tables
 from dhen.schema import FeatureSchema, Table
-from trials.embeddings.blocks import Block, HeldBlock, load_state, state_of, state_to_load
-from trials.embeddings.engine import TableEngine
-from trials.embeddings.make_engine import table_engine
-from trials.embeddings.requirements import INSTALL, check_tables
-from trials.job import TrainingConfig
 from trials.optim.rowwise_adagrad import RowWiseAdagrad
-from trials.planner.tables.placement import Placement, TableShard
-from trials.planner.tables.table_cost import ONE_PROCESS_ROW_STATE_BYTES, TABLE_DECAY_ROW_BYTES
-from trials.ranks import Ranks
+from trials.planner.table_placement import Placement, TableShard
+from trials.planner.table_shards import ONE_PROCESS_ROW_STATE_BYTES, TABLE_DECAY_ROW_BYTES
+from trials.records.job import TrainingConfig
+from trials.records.strategy import Ranks
+from trials.training.embeddings.blocks import Block, HeldBlock, load_state, state_of, state_to_load
+from trials.training.embeddings.engine import INSTALL, TableEngine, check_tables
+from trials.training.embeddings.make_engine import table_engine
 
 DIM, ROWS = 12, 5
 CPU = torch.device("cpu")
@@ -214,8 +213,8 @@ sys.modules["torchrec"] = sys.modules["fbgemm_gpu"] = None
 sys.path.insert(0, "tests/trials/embeddings")
 from dhen.errors import UserError
 from test_engine import engine, placement
-from trials.job import TrainingConfig
-from trials.ranks import Ranks
+from trials.records.job import TrainingConfig
+from trials.records.strategy import Ranks
 from trials.embeddings import requirements, torchrec_backend
 engine(TrainingConfig())
 def look():
@@ -232,5 +231,7 @@ for needs in (look, torchrec_backend.import_torchrec):
 
 
 def test_the_check_before_ranks_start_is_light() -> None:
-    code = "import sys, trials.embeddings.requirements\nassert not {'torch', 'torchrec'} & set(sys.modules)"
+    code = (
+        "import sys, trials.training.embeddings.engine\nassert not {'torch', 'torchrec'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,9 +12,9 @@ from dhen.batch import FeatureBatch
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.data.loader import Batch
-from trials.embeddings.fp16 import HalfTables
-from trials.job import TrainingConfig
-from trials.training.local_step import TrainStep
+from trials.records.job import TrainingConfig
+from trials.training.embeddings.blocks import HalfTables
+from trials.training.step import TrainStep
 
 ROWS = 32
 SCHEMA = FeatureSchema(

@@ -13,15 +13,13 @@ import torch
 from dhen.inputs.features import FeatureProcessing, matrices
 from dhen.inputs.nodes import node_names
 from dhen.model import build_model, parse_model
-from trials.data.cache import PreparedLog
-from trials.data.id_counts import IdCounts
 from trials.data.loader import train_batches
 from trials.data.prepare.prepare_log import prepare
-from trials.embeddings.frequency_decay import FrequencyDecay
-from trials.job import Job
-from trials.ranks import Ranks
-from trials.strategy import Strategy
+from trials.data.prepared_log import IdCounts, PreparedLog
+from trials.records.job import Job
+from trials.records.strategy import Ranks, Strategy
 from trials.training.distributed_step import DistributedStep
+from trials.training.embeddings.make_engine import FrequencyDecay
 
 DECAY = 0.3
 
@@ -43,7 +41,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> PreparedLog:
 def test_counts_are_those_of_the_last_rows(
     log: PreparedLog, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trials.data.id_counts.IDS_AT_ONCE", 64)
+    monkeypatch.setattr("trials.data.prepared_log.IDS_AT_ONCE", 64)
     split = log.split("train")
     last = split.inputs.slice(split.rows - rows, split.rows)
     inverse = IdCounts(split, rows).inverse(last)

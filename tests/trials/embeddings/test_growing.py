@@ -11,16 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dhen.batch import FeatureBatch, Keys
-from dhen.inputs.fresh_rows import EMBEDDING_INIT_STD
-from dhen.inputs.growing import GrowingRows
+from dhen.inputs.growing import EMBEDDING_INIT_STD, GrowingRows
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Growing, Table
 from trials.data.loader import Batch
-from trials.embeddings.growing import Begun, GrowingTables
-from trials.job import TrainingConfig
-from trials.ranks import Ranks
-from trials.training.local_step import TrainStep
-from trials.training.weight_average import WeightAverage
+from trials.records.job import TrainingConfig
+from trials.records.strategy import Ranks
+from trials.training.embeddings.growing import Begun, GrowingTables
+from trials.training.schedule import WeightAverage
+from trials.training.step import TrainStep
 
 MODEL = parse_model({"embedding_dim": 4, "layers": [{"modules": ["mlp"]}], "dropout": 0.0}, "test")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trials.memory.counter import HOST, OTHER, MemoryCounter
+from trials.planner.memory_counter import HOST, OTHER, MemoryCounter
 
 
 def test_what_is_freed_goes_down_and_the_peak_stays() -> None:

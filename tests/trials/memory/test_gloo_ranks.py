@@ -12,14 +12,13 @@ from torch import Tensor
 
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema
-from trials.job import Job, TrainingConfig
-from trials.memory.counter import PATIENCE, MemoryCounter, MemoryLimitError
-from trials.memory.limit import limited_memory, on_host
-from trials.optim.master_weights import all_finite
-from trials.ranks import Ranks
-from trials.strategy import named
+from trials.optim.adamw import all_finite
+from trials.planner.memory_counter import PATIENCE, MemoryCounter, MemoryLimitError
+from trials.records.job import Job, TrainingConfig
+from trials.records.strategy import Ranks, named
 from trials.training.distributed_step import DistributedStep
 from trials.training.evaluation import _joined_on_host, _to_host
+from trials.training.memory_limit import limited_memory, on_host
 
 NUMBERS = 2**18
 SIZE = 4 * NUMBERS
@@ -48,7 +47,7 @@ def held_by_a_thread(tensor: Tensor, waits: int, monkeypatch: pytest.MonkeyPatch
             thread.start()
             thread.join()
 
-    monkeypatch.setattr("trials.memory.counter.time.sleep", wait)
+    monkeypatch.setattr("trials.planner.memory_counter.time.sleep", wait)
     return lambda: not held
 
 

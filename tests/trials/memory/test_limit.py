@@ -12,12 +12,18 @@ from torch import Tensor, nn
 
 from dhen.errors import UserError
 from trials.cluster.cluster import CUDA_CONTEXT_BYTES
-from trials.distributed.process_group import check_devices
-from trials.events import Failed, Trained
-from trials.memory.counter import MemoryLimitError
-from trials.memory.limit import keep_on_host, limited_memory, needed_and_limit, on_host, out_of_memory
-from trials.processes.launcher import Launcher
-from trials.processes.task import Task
+from trials.planner.memory_counter import MemoryLimitError
+from trials.records.events import Failed, Trained
+from trials.records.task import Task
+from trials.runtime.launcher import Launcher
+from trials.training.memory_limit import (
+    keep_on_host,
+    limited_memory,
+    needed_and_limit,
+    on_host,
+    out_of_memory,
+)
+from trials.training.process_group import check_devices
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trials.memory.counter import MemoryCounter
-from trials.optim.bf16_adamw import CHUNKS, WORKSPACE_BYTES, Bf16AdamW, random_bits, ring_bytes
+from trials.optim.adamw import CHUNKS, WORKSPACE_BYTES, Bf16AdamW, random_bits, ring_bytes
+from trials.planner.memory_counter import MemoryCounter
 
 CPU = torch.device("cpu")
 

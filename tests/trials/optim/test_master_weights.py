@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from trials.cluster.machine import Precision
-from trials.job import TrainingConfig
-from trials.optim.adamw import adamw, moments
-from trials.optim.master_weights import MasterWeights, all_finite
+from trials.optim.adamw import MasterWeights, adamw, all_finite, moments
+from trials.records.job import TrainingConfig
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -11,11 +11,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trials.job import TrainingConfig
-from trials.optim import onebit_adam
-from trials.optim.compressed_all_reduce import CompressedAllReduce, Layout
-from trials.optim.one_bit import AT_ONCE, BLOCK
-from trials.optim.onebit_adam import LEAST_ROOT, LOOKS, OneBitAdam, lag_of
+from trials.optim import one_bit_adam
+from trials.optim.one_bit_adam import (
+    AT_ONCE,
+    BLOCK,
+    LEAST_ROOT,
+    LOOKS,
+    CompressedAllReduce,
+    Layout,
+    OneBitAdam,
+    lag_of,
+)
+from trials.records.job import TrainingConfig
 
 CPU = torch.device("cpu")
 LENGTHS = st.one_of(st.integers(1, 5 * BLOCK), st.sampled_from([AT_ONCE["cpu"], 2 * AT_ONCE["cpu"] + 77]))
@@ -61,7 +68,7 @@ def frozen_after(variances: list[float], lag: int, ratio: float) -> int | None:
     config = TrainingConfig(optimizer="onebit_adam", batch_size=4, precision="fp32")
     weight = torch.nn.Parameter(torch.zeros(8))
     optimizer = OneBitAdam(weight, config, None, [8], total_examples=LOOKS * lag * 4)
-    with patch.object(onebit_adam, "VARIANCE_RATIO", ratio):
+    with patch.object(one_bit_adam, "VARIANCE_RATIO", ratio):
         for number, variance in enumerate(variances, start=1):
             weight.grad = torch.full((8,), variance**0.5)
             optimizer.step()

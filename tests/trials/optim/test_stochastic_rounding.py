@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from trials.optim.stochastic_rounding import StochasticRounding
+from trials.optim.rowwise_adagrad import StochasticRounding
 
 DRAWS = 20_000
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from dhen.values import parse
 from trials.cluster.cluster import Cluster
-from trials.planner.collectives import Collectives, collectives
-from trials.planner.device_constants import COLLECTIVE_SECONDS
+from trials.planner.collectives import COLLECTIVE_SECONDS, Collectives, collectives
 
 MEASURED: dict[str, Any] = {
     "verified": True,  # bandwidths count as they are

@@ -9,7 +9,7 @@ import pytest
 from dhen.errors import UserError
 from trials.planner.estimates import PricedStrategy
 from trials.planner.ladder import check_degree, choose, ladder
-from trials.strategy import named
+from trials.records.strategy import named
 
 CHECKPOINTING = ("", "+selective_checkpointing", "+full_checkpointing")
 

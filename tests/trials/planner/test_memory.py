@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from benchmarks.reference.step_trace import trace
 from dhen.config import DhenConfig, ModelConfig
-from dhen.inputs.table_dims import table_dims
+from dhen.inputs.lift import table_dims
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
-from spaces.catalog_loader import load_space
+from spaces.space import load_space
 from trials.cluster.machine import Precision
-from trials.job import TrainingConfig
 from trials.planner.ladder import ladder
-from trials.planner.live_memory import Activations, Batch, Itemsizes
 from trials.planner.memory import DensePeak, dense_peak, recomputed, unit
 from trials.planner.segments import Segment, segments
-from trials.strategy import Dense, Strategy, data_ranks, named
+from trials.planner.zero_memory import Activations, Batch, Itemsizes
+from trials.records.job import TrainingConfig
+from trials.records.strategy import Dense, Strategy, data_ranks, named
 
 SCHEMA = FeatureSchema(
     tables=(*(Table(name=f"t{i}", rows=100) for i in range(6)), Table(name="bag", rows=9, multi_hot=True)),

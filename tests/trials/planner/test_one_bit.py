@@ -11,14 +11,14 @@ from dhen.errors import UserError
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.cluster.cluster import Cluster
-from trials.cluster.load import load_cluster
-from trials.job import TrainingConfig
-from trials.optim.compressed_all_reduce import Layout
-from trials.planner.one_bit_worth import worth
-from trials.planner.options import PlanOptions
+from trials.cluster.this_machine import load_cluster
+from trials.optim.one_bit_adam import Layout
+from trials.planner.estimates import PlanOptions
 from trials.planner.plan import Plan, plan
 from trials.planner.pricing import Pricing
-from trials.strategy import Strategy, named
+from trials.planner.sentences import worth
+from trials.records.job import TrainingConfig
+from trials.records.strategy import Strategy, named
 
 SCHEMA = FeatureSchema(tables=(Table(name="user", rows=5000),), numeric=("price",))
 LAYER = {"modules": [{"kind": "mlp", "mlp": [4096, 4096]}], "out_embeddings": 8}

@@ -13,14 +13,13 @@ from dhen.schema import FeatureSchema, Table
 from dhen.values import parse
 from trials.cluster.cluster import Cluster
 from trials.data.loader import Batch
-from trials.job import Job, TrainingConfig
-from trials.memory.counter import MemoryCounter
-from trials.memory.limit import counted_by, on_device_for_good, on_host
+from trials.planner.memory_counter import MemoryCounter
 from trials.planner.pricing import pricing_of
-from trials.ranks import Ranks
-from trials.strategy import Strategy
+from trials.records.job import Job, TrainingConfig
+from trials.records.strategy import Ranks, Strategy
 from trials.training.distributed_step import DistributedStep
-from trials.training.local_step import TrainStep
+from trials.training.memory_limit import counted_by, on_device_for_good, on_host
+from trials.training.step import TrainStep
 
 EXAMPLES, IDS_PER_BAG = 512, 3
 SCHEMA = FeatureSchema(

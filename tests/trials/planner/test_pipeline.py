@@ -18,15 +18,14 @@ from torch.distributed.pipelining.schedules import (
 from dhen.errors import UserError
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
-from trials.cluster.load import load_cluster
-from trials.job import TrainingConfig
+from trials.cluster.this_machine import load_cluster
+from trials.planner.estimates import PlanOptions
 from trials.planner.ladder import choose, ladder
-from trials.planner.options import PlanOptions
-from trials.planner.pipeline.cut import layers_per_stage, stages_of
-from trials.planner.pipeline.orders import orders, wrong_micro_batches
-from trials.planner.pipeline.timeline import StageSeconds, played
+from trials.planner.pipeline_memory import layers_per_stage, orders, stages_of, wrong_micro_batches
+from trials.planner.pipeline_time import StageSeconds, played
 from trials.planner.plan import Plan, plan
-from trials.strategy import CHUNKS_PER_RANK, Schedule, named
+from trials.records.job import TrainingConfig
+from trials.records.strategy import CHUNKS_PER_RANK, Schedule, named
 
 LAYER = {"modules": ["mlp"], "out_embeddings": 8}
 MODEL = parse_model({"embedding_dim": 16, "layers": [LAYER] * 6}, "test")

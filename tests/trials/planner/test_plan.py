@@ -15,16 +15,15 @@ from dhen.config import DhenConfig, LayerConfig
 from dhen.errors import UserError
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
-from trials.cluster.cluster import Cluster
-from trials.cluster.load import load_cluster
-from trials.cluster.quantity import byte_words
-from trials.job import TrainingConfig
-from trials.planner.device_constants import ALLOCATOR_RESERVE_BYTES, LEAST_RESERVE_BYTES
-from trials.planner.options import PlanOptions
+from trials.cluster.cluster import Cluster, byte_words
+from trials.cluster.this_machine import load_cluster
+from trials.planner.collectives import ALLOCATOR_RESERVE_BYTES, LEAST_RESERVE_BYTES
+from trials.planner.estimates import PlanOptions
 from trials.planner.plan import Plan, plan
 from trials.planner.pricing import Pricing
 from trials.planner.sentences import PARTS
-from trials.strategy import FULLY_SHARDED, Strategy, named
+from trials.records.job import TrainingConfig
+from trials.records.strategy import FULLY_SHARDED, Strategy, named
 
 SCHEMA = FeatureSchema(
     tables=(

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dhen.memory.replay import Footprint
+from dhen.tape import Footprint
 from dhen.values import parse
 from trials.cluster.cluster import Cluster
-from trials.job import TrainingConfig
-from trials.optim.bf16_adamw import CHUNKS
-from trials.planner.device_constants import (
+from trials.optim.adamw import CHUNKS
+from trials.planner.collectives import (
     HOST_MEMORY_BANDWIDTH,
     HOST_STEP_SECONDS,
     KERNEL_SECONDS,
@@ -23,11 +22,12 @@ from trials.planner.device_constants import (
 )
 from trials.planner.estimates import StepTime
 from trials.planner.ladder import ladder
+from trials.planner.overlap import Passes, Unit, fully_sharded, reduced_in_buckets
 from trials.planner.segments import Segment
-from trials.planner.tables.placement import Placement
-from trials.planner.time.step_time import UPDATE_KERNELS, prepare, price, step_time
-from trials.planner.time.timeline import Passes, Unit, fully_sharded, reduced_in_buckets
-from trials.strategy import FULLY_SHARDED, Dense, Strategy
+from trials.planner.step_time import UPDATE_KERNELS, prepare, price, step_time
+from trials.planner.table_placement import Placement
+from trials.records.job import TrainingConfig
+from trials.records.strategy import FULLY_SHARDED, Dense, Strategy
 
 DATA: dict[str, Any] = {
     "hosts": 4,

@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 
-from dhen.memory.replay import Footprint
+from dhen.tape import Footprint
 from dhen.values import parse
 from trials.cluster.cluster import Cluster
-from trials.job import TrainingConfig
-from trials.planner.live_memory import Activations, Batch, Itemsizes
 from trials.planner.memory import DensePeak, dense_peak, recomputed
 from trials.planner.segments import Segment
-from trials.planner.tables.placement import Placement
-from trials.planner.time.step_time import prepare, price
-from trials.planner.zero.buckets import zero_buckets
-from trials.strategy import Dense, Strategy
+from trials.planner.step_time import prepare, price
+from trials.planner.table_placement import Placement
+from trials.planner.zero_memory import Activations, Batch, Itemsizes, zero_buckets
+from trials.records.job import TrainingConfig
+from trials.records.strategy import Dense, Strategy
 
 BF16 = TrainingConfig(precision="bf16")
 """bf16 weights and gradients (2 + 2 bytes); fp32 masters and AdamW's two moments (12)."""

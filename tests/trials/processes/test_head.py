@@ -11,8 +11,8 @@ import time
 import pytest
 
 from dhen.errors import EXIT_CODE
-from trials.hosts import head
-from trials.hosts.head import Head, HeadGoneError
+from trials.runtime.hosts import ray_connection
+from trials.runtime.hosts.ray_connection import Head, HeadGoneError
 
 
 def test_the_answer_and_what_goes_wrong_are_those_of_the_question() -> None:
@@ -30,12 +30,12 @@ def test_the_answer_and_what_goes_wrong_are_those_of_the_question() -> None:
 def test_a_head_that_does_not_answer_is_given_up_before_ray_ends_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(head.RAYS_SETTING, "0.8")
+    monkeypatch.setenv(ray_connection.RAYS_SETTING, "0.8")
     gone, never = Head(), threading.Event()
     began = time.monotonic()
     with pytest.raises(HeadGoneError, match=r"has not answered for 1 s .* the same command goes on"):
         gone.ask(never.wait)
-    assert time.monotonic() - began >= head.SHARE * 0.8
+    assert time.monotonic() - began >= ray_connection.SHARE * 0.8
     assert gone.is_gone
     asked: list[int] = []
     with pytest.raises(HeadGoneError):
@@ -45,8 +45,8 @@ def test_a_head_that_does_not_answer_is_given_up_before_ray_ends_the_process(
 
 
 def test_a_head_that_is_watched_may_take_long_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(head.RAYS_SETTING, "2")
-    monkeypatch.setattr(head, "BEAT_SECONDS", 0.1)
+    monkeypatch.setenv(ray_connection.RAYS_SETTING, "2")
+    monkeypatch.setattr(ray_connection, "BEAT_SECONDS", 0.1)
     slow = Head()
     with slow.watched(lambda: None):
         assert slow.ask(lambda: time.sleep(2.5)) is None
@@ -63,7 +63,7 @@ with head.Head().watched(threading.Event().wait):
 
 
 def test_a_process_that_asks_nothing_ends_with_a_sentence() -> None:
-    environment = os.environ | {head.RAYS_SETTING: "1"}
+    environment = os.environ | {ray_connection.RAYS_SETTING: "1"}
     done = subprocess.run(
         [sys.executable, "-c", OUT_OF_REACH], env=environment, capture_output=True, text=True, timeout=300
     )

@@ -15,16 +15,20 @@ import pytest
 import torch
 from faulty_ranks import real_training
 
-from trials.events import EVENTS, EventWriter, Failed, Progress, RankLogs, Trained
-from trials.processes.fork_server import ALLOCATOR_VARIABLES, SERVER_ENVIRONMENT, server_environment
-from trials.processes.launcher import (
+from trials.records.events import EVENTS, EventWriter, Failed, Progress, RankLogs, Trained
+from trials.records.trial_record import Measured, Metrics
+from trials.runtime.fork_server import (
+    ALLOCATOR_VARIABLES,
+    SERVER_ENVIRONMENT,
+    server_environment,
+    without_main,
+)
+from trials.runtime.launcher import (
     Launcher,
     Run,
     wait_for,
 )
-from trials.processes.rank_process import LocalRank
-from trials.record import Measured, Metrics
-from trials.without_main import without_main
+from trials.runtime.rank_process import LocalRank
 
 QUALITY = Metrics(ne=0.9, log_loss=0.3, auc=0.7, calibration=1.0, examples=10)
 TRAINED = Trained(
@@ -100,7 +104,7 @@ def test_one_that_ends_does_not_wait_for_its_neighbour(tmp_path: Path) -> None:
 def test_a_driver_that_looks_away_is_no_evidence_of_a_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trials.processes.supervisor.LONGEST_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("trials.runtime.launcher.LONGEST_LOOK_SECONDS", 0.01)
     each = run(wait_long, tmp_path / "a", deadline_seconds=0.5)
     while not (tmp_path / "a" / "there").exists():
         time.sleep(0.01)

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trials.events import START_MARK, Failed, LastWords, Progress, RankLogs, last_words
-from trials.processes.logs import DATE_FORMAT, FORMAT
-from trials.processes.post_mortem import SERVER_GONE, Ending, endings_of, verdict
+from trials.records.events import START_MARK, Failed, LastWords, Progress, RankLogs, last_words
+from trials.runtime.rank_process import DATE_FORMAT, FORMAT, SERVER_GONE, Ending, endings_of, verdict
 
 KILLED_BY_US = Ending(0, -9, "waiting", None)
 SIGNAL, ABORT = Ending(1, -11, None, None), Ending(2, -6, None, None)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from search.execution.reduce_events import reduce_event
-from trials.events import Failed, LastWords, Progress, RankLogs
-from trials.processes.post_mortem import SERVER_MEMORY, Ending, verdict
-from trials.record import Attempt, Outcome, TrialKind, TrialRecord
+from trials.records.events import Failed, LastWords, Progress, RankLogs
+from trials.records.trial_record import Attempt, Outcome, TrialKind, TrialRecord
+from trials.runtime.rank_process import SERVER_MEMORY, Ending, verdict
 
 PROGRESS = Progress(examples=900, total_examples=2000, seconds=1.0, unsaved_steps=12)
 LOST_A_PEER = Ending(0, 1, None, LastWords(failed=Failed(error="LinkBrokenError: gone"), unix_seconds=5.0))

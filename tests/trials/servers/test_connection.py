@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from trials.servers.connection import LOOK_SECONDS, Calls, Connection, WaitingThread
-from trials.servers.messages import Link, Message, Op
+from trials.training.servers.connection import LOOK_SECONDS, Calls, Connection, WaitingThread
+from trials.training.servers.messages import Link, Message, Op
 
 TIMEOUT_SECONDS = 120
 LARGE = torch.zeros(32 << 20, dtype=torch.uint8)

@@ -11,14 +11,14 @@ import pytest
 from command_line import write_log
 
 from dhen.model import parse_model
-from search.execution.jobs import job_on
-from trials.checkpoint.training_state import TrainingState
-from trials.data.cache import PreparedLog
+from search.execution.trainer import job_on
 from trials.data.prepare.prepare_log import prepare
-from trials.job import TrainingConfig
-from trials.servers.client import Servers
-from trials.servers.dispenser import Answer, Dispenser, Losses, Told
-from trials.training.turns import PassBatches, handed_out
+from trials.data.prepared_log import PreparedLog
+from trials.records.job import TrainingConfig
+from trials.training.checkpointer import TrainingState
+from trials.training.schedule import PassBatches, handed_out
+from trials.training.servers.client import Servers
+from trials.training.servers.server import Answer, Dispenser, Losses, Told
 
 NOTHING = Losses(0.0, 0, 0)
 

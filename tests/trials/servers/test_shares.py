@@ -11,7 +11,13 @@ from dhen.errors import UserError
 from dhen.inputs.features import EmbeddingTables
 from dhen.inputs.growing import GrowingRows
 from dhen.schema import FeatureSchema, Growing, Table
-from trials.servers.shares import Share, growing_shares, numbers_of, schema_of_shares, server_of_keys
+from trials.training.servers.messages import (
+    Share,
+    growing_shares,
+    numbers_of,
+    schema_of_shares,
+    server_of_keys,
+)
 
 
 def schema(*capacities: int) -> FeatureSchema:

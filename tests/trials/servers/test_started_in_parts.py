@@ -9,14 +9,13 @@ import pytest
 
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Growing, Table
-from trials.distributed.process_group import meeting_of_servers
-from trials.job import Job, TrainingConfig
-from trials.memory.counter import MemoryCounter
-from trials.ranks import Ranks
-from trials.servers.client import Servers
-from trials.servers.server import Server
-from trials.servers.shares import Share
-from trials.strategy import named
+from trials.planner.memory_counter import MemoryCounter
+from trials.records.job import Job, TrainingConfig
+from trials.records.strategy import Ranks, named
+from trials.training.process_group import meeting_of_servers
+from trials.training.servers.client import Servers
+from trials.training.servers.messages import Share
+from trials.training.servers.server import Server
 from trials.training.step import fresh_step
 
 DIM, ROWS, BLOCK = 16, 50_000, 1024
@@ -42,7 +41,7 @@ def peak_bytes(counter: MemoryCounter) -> int:
 
 @pytest.mark.parametrize("servers", [2, 5])
 def test_a_server_takes_memory_for_its_rows_alone(servers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dhen.inputs.fresh_rows.BLOCK_ROWS", BLOCK)
+    monkeypatch.setattr("dhen.inputs.growing.BLOCK_ROWS", BLOCK)
     with MemoryCounter() as counter:
         Server(JOB, Share(1, servers), 1, "memory")
     block_bytes = 2 * BLOCK * DIM * 4
@@ -50,7 +49,7 @@ def test_a_server_takes_memory_for_its_rows_alone(servers: int, monkeypatch: pyt
 
 
 def test_a_worker_has_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dhen.inputs.fresh_rows.BLOCK_ROWS", BLOCK)
+    monkeypatch.setattr("dhen.inputs.growing.BLOCK_ROWS", BLOCK)
     store = meeting_of_servers(tmp_path, None, makes=False)
     server = Server(JOB, Share(0, 1), 1, "memory")
     thread = threading.Thread(target=server.serve, args=(meeting_of_servers(tmp_path, None, makes=False),))

@@ -9,11 +9,11 @@ import torch
 
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
-from trials.job import Job, TrainingConfig
-from trials.servers.part import Gradients, ServerPart
-from trials.servers.server import Server
-from trials.servers.shares import Share
-from trials.servers.synchrony import Delayed, Semi
+from trials.records.job import Job, TrainingConfig
+from trials.training.servers.messages import Share
+from trials.training.servers.part import Gradients, ServerPart
+from trials.training.servers.server import Server
+from trials.training.servers.synchrony import Delayed, Semi
 
 DIM = 4
 ROW = (torch.tensor([3]),)

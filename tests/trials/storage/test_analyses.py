@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from records import bare
 
-from trials.analyses import Ablation, Better, MeanInterval, Part, Slice, Slices
-from trials.storage.database import sqlite_url
-from trials.storage.ledger import Ledger, Setting
+from trials.records.findings import Ablation, Better, MeanInterval, Part, Slice, Slices
+from trials.store.database import sqlite_url
+from trials.store.ledger import Ledger, Setting
 
 CLUSTER = {"name": "small", "hosts": 1, "gpus_per_host": 1, "hbm": 2**30}
 SETTING = Setting(directory="/runs/a", log="l", features={}, seed=0, version=1, cluster=CLUSTER)

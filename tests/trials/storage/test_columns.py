@@ -7,10 +7,10 @@ from records import study
 
 from dashboards.sentences.summary import sentences
 from dashboards.terminal.tables import progress_line, trial_table
-from trials.record import PlanSummary, TrialKind, TrialRecord
-from trials.storage.database import sqlite_url
-from trials.storage.ledger import Ledger, Setting
-from trials.study_record import StudyRecord
+from trials.records.study_record import StudyRecord
+from trials.records.trial_record import PlanSummary, TrialKind, TrialRecord
+from trials.store.database import sqlite_url
+from trials.store.ledger import Ledger, Setting
 
 CLUSTER = {"name": "small", "hosts": 2, "gpus_per_host": 2, "hbm": 2**30}
 SETTING = Setting(directory="/runs/a", log="l", features={}, seed=0, version=1, cluster=CLUSTER)

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from dhen.errors import UserError
-from trials.storage.logits_file import read_logits
-from trials.storage.weights_file import load_weights, read_all, read_optimizer_state, save_weights
-from trials.training.score_weights import keep_logits
+from trials.store.weights import load_weights, read_all, read_logits, read_optimizer_state, save_weights
+from trials.training.scoring import keep_logits
 
 MODEL = torch.nn.Linear(3, 2)
 WEIGHTS = MODEL.state_dict() | {

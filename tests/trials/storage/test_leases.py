@@ -12,11 +12,11 @@ from records import trial
 from tools import needs
 
 from dhen.errors import UserError
-from trials.record import Outcome, TrialRecord
-from trials.storage import patience
-from trials.storage.database import ServerGoneError, masked, sqlite_file
-from trials.storage.leases import LEAD, SILENT_SECONDS, TRIAL, TURN, Driver, Leases, TakenForDeadError
-from trials.storage.ledger import Ledger, Setting
+from trials.records.trial_record import Outcome, TrialRecord
+from trials.store import database
+from trials.store.database import ServerGoneError, masked, sqlite_file
+from trials.store.leases import LEAD, SILENT_SECONDS, TRIAL, TURN, Driver, Leases, TakenForDeadError
+from trials.store.ledger import Ledger, Setting
 
 SETTING = Setting(
     directory="/runs/a",
@@ -148,7 +148,7 @@ def test_changes_are_what_others_have_committed_since(url: str) -> None:
 def test_a_driver_waits_for_its_server_as_long_as_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(database, "PAUSE_SECONDS", 0.01)
     ledger = Ledger(f"sqlite:///{tmp_path / 'study.db'}", "a")
     answers = ledger.database.transaction
     tries, said = [0], list[str]()

@@ -13,10 +13,19 @@ from typing import Any
 import pytest
 
 from dhen.errors import UserError
-from trials.analyses import Slices
-from trials.record import Attempt, JobSummary, Metrics, Outcome, PlanSummary, Result, TrialKind, TrialRecord
-from trials.storage.database import sqlite_url
-from trials.storage.ledger import Ledger, Setting
+from trials.records.findings import Slices
+from trials.records.trial_record import (
+    Attempt,
+    JobSummary,
+    Metrics,
+    Outcome,
+    PlanSummary,
+    Result,
+    TrialKind,
+    TrialRecord,
+)
+from trials.store.database import sqlite_url
+from trials.store.ledger import Ledger, Setting
 
 CLUSTER = {"name": "small", "hosts": 2, "gpus_per_host": 2, "hbm": 2**30}
 SETTING = Setting(directory="/runs/a", log="l", features={"numeric": []}, seed=3, version=2, cluster=CLUSTER)
@@ -203,7 +212,7 @@ def test_a_damaged_database(tmp_path: Path) -> None:
 
 
 def test_a_locked_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trials.storage.database.SQLITE_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr("trials.store.database.SQLITE_TIMEOUT_SECONDS", 0.1)
     path = tmp_path / "study.db"
     ledger = opened(sqlite_url(path))
     holder = sqlite3.connect(path)

@@ -12,9 +12,8 @@ import pytest
 from records import trial
 from tools import needs
 
-from trials.record import Outcome
-from trials.storage.ledger import Ledger, Setting
-from trials.storage.studies import Studies
+from trials.records.trial_record import Outcome
+from trials.store.ledger import Ledger, Setting, Studies
 
 SETTING = Setting(
     directory="/runs/ads",

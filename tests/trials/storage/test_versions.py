@@ -17,10 +17,9 @@ from alembic.script import ScriptDirectory
 from tools import needs
 
 from dhen.errors import UserError
-from trials.storage.ledger import Ledger
-from trials.storage.schema import METADATA
-from trials.storage.studies import Studies
-from trials.storage.versions import MIGRATIONS, REVISIONS, VERSION_TABLE, migrate
+from trials.store.database import MIGRATIONS, REVISIONS, VERSION_TABLE, migrate
+from trials.store.ledger import Ledger, Studies
+from trials.store.schema import METADATA
 
 NewUrl = Callable[[], str]
 COMPARED = {"version_table": VERSION_TABLE, "compare_server_default": True}
@@ -112,7 +111,7 @@ def test_a_ledger_of_another_version_is_refused(new_url: NewUrl, statement: str,
 def test_alembic_is_asked_only_where_there_is_something_to_migrate(tmp_path: Path) -> None:
     """Importing it takes longer than all else that opening a ledger takes."""
     program = (
-        "import sys; from trials.storage.ledger import Ledger\n"
+        "import sys; from trials.store.ledger import Ledger\n"
         "for _ in range(2): Ledger(sys.argv[1], 'a').close()\n"
         "assert 'alembic' not in sys.modules"
     )

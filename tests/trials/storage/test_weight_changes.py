@@ -14,9 +14,9 @@ from dhen.errors import UserError
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Growing, Table
 from trials.data.loader import Batch
-from trials.job import TrainingConfig
-from trials.storage.weight_changes import GONE, KEYS, ROWS, VALUES, apply_changes, changes
-from trials.training.local_step import TrainStep
+from trials.records.job import TrainingConfig
+from trials.store.weights import GONE, KEYS, ROWS, VALUES, apply_changes, changes
+from trials.training.step import TrainStep
 
 MODEL = parse_model({"embedding_dim": 4, "layers": [{"modules": ["mlp"]}], "dropout": 0.0}, "test")
 RULES = (Growing(capacity=5, admit_after=1), Growing(capacity=3, admit_after=2, evict="lru", ttl=4))

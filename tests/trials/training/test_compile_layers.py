@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dhen.config import LayerConfig
-from dhen.layer import DhenLayer, LayerShape
+from dhen.dhen_model import DhenLayer, LayerShape
 from dhen.values import parse
 from trials.training.compile_layers import (
     COMPILE_SECONDS_PER_LAYER,

@@ -11,11 +11,11 @@ from command_line import write_log
 from torch import Tensor
 
 from dhen.batch import FeatureBatch
-from trials.data.cache import PreparedLog, Split
 from trials.data.prepare.prepare_log import prepare
+from trials.data.prepared_log import PreparedLog, Split
 from trials.data.roles.infer import infer_schema
-from trials.events import Event, Progress
-from trials.ranks import DataPart
+from trials.records.events import Event, Progress
+from trials.records.strategy import DataPart
 from trials.training.evaluation import _logits, logit_metrics
 from trials.training.progressive import Pulse
 

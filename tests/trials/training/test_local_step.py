@@ -16,14 +16,14 @@ from dhen.config import ModelConfig
 from dhen.errors import UserError
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
-from trials.checkpoint.dcp_vectors import LoadPlanner, SavePlanner
 from trials.data.loader import Batch
-from trials.job import TrainingConfig
-from trials.optim.master_weights import MasterWeights, compute_in, dense_parameters
+from trials.optim.adamw import MasterWeights, compute_in, dense_parameters
 from trials.optim.rowwise_adagrad import RowWiseAdagrad
-from trials.training import local_step
-from trials.training.learning_rates import rate_factors
-from trials.training.local_step import TrainStep
+from trials.records.job import TrainingConfig
+from trials.training import step as local_step
+from trials.training.checkpoint_files import VectorLoadPlanner, VectorSavePlanner
+from trials.training.schedule import rate_factors
+from trials.training.step import TrainStep
 
 ROWS = 24
 SCHEMA = FeatureSchema(
@@ -202,9 +202,9 @@ def test_a_checkpoint_goes_on_where_weights_are_aligned_otherwise(
     begins, goes_on = (on_gpu, other) if from_gpu else (other, on_gpu)
     for batch in batches(3):
         assert torch.equal(begins(batch), one(batch))
-    dcp.save(begins.dense_state(), checkpoint_id=tmp_path, planner=SavePlanner(), no_dist=True)
+    dcp.save(begins.dense_state(), checkpoint_id=tmp_path, planner=VectorSavePlanner(), no_dist=True)
     tables = {name: tensor.clone() for name, tensor in begins.table_state().items()}
-    dcp.load(goes_on.dense_state(), checkpoint_id=tmp_path, planner=LoadPlanner(), no_dist=True)
+    dcp.load(goes_on.dense_state(), checkpoint_id=tmp_path, planner=VectorLoadPlanner(), no_dist=True)
     for name, tensor in goes_on.table_state(tables.keys()).items():
         tensor.copy_(tables[name])
     goes_on.restored(tables, 3)

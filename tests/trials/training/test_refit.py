@@ -12,12 +12,12 @@ import torch
 from interrupted import Interrupted, Told, run
 
 from dhen.model import parse_model
-from search.execution.jobs import job_on, new_record, refit_job
-from trials.data.cache import PreparedLog
-from trials.data.origin import JoinedArray, LogWithValidation
+from search.execution.trainer import job_on, new_record, refit_job
+from trials.data.log_views import JoinedArray, LogWithValidation
 from trials.data.prepare.prepare_log import prepare
-from trials.job import Job, TrainingConfig
-from trials.record import Curve, CurvePoint, Metrics, Refit, TrialKind
+from trials.data.prepared_log import PreparedLog
+from trials.records.job import Job, TrainingConfig
+from trials.records.trial_record import Curve, CurvePoint, Metrics, Refit, TrialKind
 
 MODEL = parse_model({"embedding_dim": 8, "layers": [{"modules": ["mlp"]}]}, "test")
 SETTINGS = {"epochs": 2, "batch_size": 100, "precision": "fp32", "patience": 100}

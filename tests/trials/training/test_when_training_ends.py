@@ -8,11 +8,11 @@ import time
 import pytest
 
 from dhen.model import parse_model
-from search.execution.jobs import job_on
-from trials.data.cache import PreparedLog
+from search.execution.trainer import job_on
 from trials.data.prepare.prepare_log import prepare
-from trials.events import Evaluated, Event, Trained
-from trials.job import TrainingConfig
+from trials.data.prepared_log import PreparedLog
+from trials.records.events import Evaluated, Event, Trained
+from trials.records.job import TrainingConfig
 from trials.training.loop import BY_HEART, train
 
 MODEL = parse_model({"embedding_dim": 16, "layers": [{"modules": ["mlp"]}]}, "test")

@@ -1,44 +1,28 @@
-"""The built-in demo click log: generated from a known teacher, not collected, and it says so wherever it goes.
-
-It looks like Criteo's (13 counts, 26 categorical columns) with two multi-hot columns, time stamps and a drifting
-base rate. It also has the true probability of every label, so the lowest NE that any model can reach is known.
-
-The teacher's logit is an intercept plus weighted products of one to four *effects*: functions of one column each,
-standardised to mean 0 and variance 1. Columns are independent (only `I13` reports a drift), so products of
-different columns are uncorrelated, and a weight squared is a product's part of the logit's variance. The order of
-random numbers decides every bit of the log, and figures rest on it: users and items have streams of their own.
-"""
+"""Draws a demo log: its teacher, and its examples a group of rows at a time."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator, default_rng
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
 
-from dhen.values import Value
+from trials.data.demo import AFFINITY, ITEM, LOGIT_DEVIATION, SHARES, TIME, USER, DemoLog
 from trials.data.roles.names import ORACLE
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-LOGIT_DEVIATION = 1.75
-"""Standard deviation of the teacher's logit: the lowest reachable NE is about 0.70."""
-SHARES = {"first": 0.25, "second": 0.3, "third": 0.25, "fourth": 0.15, "drift": 0.05}
-"""Shares of the logit's variance: effects of single columns, products of two, three and four, and the hour of day
-with the drift. They divide what `own` and `affinity` leave."""
 MISSING = -1
 """Mark of a missing value among ids and counts, which are never negative."""
 HEAD = 100
 """Number of ids of a column that have effects of their own; all rarer ids share one."""
 COUNTER, COUNTER_WINDOW = "I13", 10_000
 """The count that reports the drift: clicks among so many impressions before."""
-TIME, USER, ITEM, AFFINITY = "timestamp", "user", "item", "affinity"
 _CARDINALITY = {
     "C1": 40, "C2": 100_000, "C3": 100, "C4": 4, "C5": 12, "C6": 3_000, "C7": 24, "C8": 500, "C9": 60,
     "C10": 50_000, "C11": 16, "C12": 300, "C13": 80, "C14": 12_000, "C15": 32, "C16": 1_000, "C17": 8,
@@ -55,55 +39,6 @@ COUNTS = {
 """Of log-normal counts: median, deviation of the logarithm, share of missing ones. Below 1 they are zeros."""
 MISSING_IDS = {"C3": 0.03, "C12": 0.03, "C19": 0.44, "C22": 0.76, "C25": 0.44, "M1": 0.1, "M2": 0.3}
 """Share of missing ids, or of empty bags."""
-
-
-class DemoLog(Value):
-    """A generated click log: equal values give equal logs, equal seeds the same teacher for any `rows`.
-
-    Build it from a user's settings with `dhen.values.parse`, which raises `UserError`.
-    """
-
-    rows: int = Field(default=1_000_000, ge=1)
-    """Number of examples, in time order over ten days."""
-    seed: int = Field(default=0, ge=0)
-    """Seed that decides the teacher and the examples."""
-    base_rate: float = Field(default=0.22, ge=0.001, le=0.9)
-    """Fraction of positives, in expectation."""
-    users: int = Field(default=0, ge=0, le=10_000_000)
-    """Number of users, who are there at any time, in the column `user`; 0: no such column."""
-    items: int = Field(default=0, ge=0, le=10_000_000)
-    """Number of items, which are there at any time, in the column `item`; 0: no such column."""
-    own: float = Field(default=0.0, ge=0, le=1)
-    """Share of the logit's variance in effects of users alone and items alone, each with one of its own."""
-    affinity: float = Field(default=0.0, ge=0, le=1)
-    """Share of the logit's variance in which user likes which item: the dot product of a vector of the user and
-    one of the item, which only those learn who see both several times."""
-    lifetime_days: float | None = Field(default=None, ge=0.1)
-    """Days that a user or an item stays, until a new one takes its place; null: all stay."""
-
-    @property
-    def populations(self) -> dict[str, int]:
-        """How many users and how many items are there at any time, by column; none of which there are 0."""
-        return {name: places for name, places in ((USER, self.users), (ITEM, self.items)) if places}
-
-    @model_validator(mode="after")
-    def _has_ids_for_its_effects(self) -> Self:
-        for name in ("own", "affinity", "lifetime_days"):
-            if getattr(self, name) and not self.populations:
-                raise ValueError(f"{name} is about users and items: give users=, items= or both")
-        if self.affinity and not (self.users and self.items):
-            raise ValueError("affinity is of users to items: give both users= and items=")
-        if (share := self.own + self.affinity) > 1:
-            raise ValueError(
-                f"own and affinity are of one variance, so at most 1 together, received {share:g}"
-            )
-        comers = max(self.users, self.items) * (1 + 10 / (self.lifetime_days or float("inf")))
-        if comers > 20_000_000:  # the effects of all who ever come are in memory
-            raise ValueError(
-                f"{comers:,.0f} users or items would come and go, at most 20,000,000 may: give fewer of them, or "
-                "a longer lifetime_days"
-            )
-        return self
 
 
 Examples = dict[str, Any]

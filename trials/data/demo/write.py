@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 
 from dhen.atomic_write import atomic_file
 from dhen.errors import UserError
-from trials.data.demo.generate import LOGIT_DEVIATION, SHARES, DemoLog, groups
+from trials.data.demo import LOGIT_DEVIATION, SHARES, DemoLog
+from trials.data.demo.generate import groups
 from trials.data.prepare.staging import Progress
 
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".csv.gz": ",", ".tsv.gz": "\t"}

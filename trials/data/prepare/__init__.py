@@ -1,0 +1,1 @@
+"""From a raw log to a cache of columns."""

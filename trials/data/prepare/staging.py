@@ -2,6 +2,8 @@
 
 One uncompressed Arrow stream; memory holds a batch of it at a time. (A memory map would be faster by
 little, and its touched pages would count as this process's memory.)
+
+A .npy file that grows: rows are appended in order, their number is written at the end.
 """
 
 from __future__ import annotations
@@ -11,18 +13,18 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import DTypeLike, NDArray
 
 from dhen.errors import UserError
 from trials.data.log_schema import LogSchema
-from trials.data.prepare.row_order import RowOrder
-from trials.data.prepare.splits import OPEN, StampCounts, check_names, named_splits
+from trials.data.prepare.splits import OPEN, RowOrder, StampCounts, check_names, named_splits
+from trials.data.raw.columns import numbers_of
 from trials.data.raw.files import RawLog
-from trials.data.raw.labels import LabelReader
 from trials.data.raw.readers import BadRows, read_batches
 from trials.data.raw.sources import estimate_rows
-from trials.data.raw.text import numbers_of
-from trials.data.raw.typed import type_labelled
+from trials.data.raw.typed import LabelReader, type_labelled
 
 Progress = Callable[[str, int, int | None], None]
 """A function that is called with a step's name, rows done, and about how many there are (None where unknown)."""
@@ -129,3 +131,36 @@ def stage(
         stamps=stamps,
         row_order=row_order,
     )
+
+
+class NpyWriter:
+    """Writes one array, rows at a time.
+
+    Plain writes and no memory map, because a full disk then raises an error instead of killing the process.
+    """
+
+    def __init__(self, path: Path, dtype: DTypeLike, row_shape: tuple[int, ...] = ()) -> None:
+        self._dtype = np.dtype(dtype)
+        self._row_shape = row_shape
+        self._file = path.open("wb")
+        self.rows = 0
+        self._write_header()
+
+    def _write_header(self) -> None:
+        """Writes a header of the same length for any number of rows: numpy leaves room for the first axis to
+        grow."""
+        shape = (self.rows, *self._row_shape)
+        header = {"descr": self._dtype.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(self._file, header)
+
+    def append(self, rows: NDArray[np.generic]) -> None:
+        """Adds rows (n x row_shape)."""
+        assert rows.shape[1:] == self._row_shape, (rows.shape, self._row_shape)
+        self._file.write(np.ascontiguousarray(rows, dtype=self._dtype).data)
+        self.rows += len(rows)
+
+    def close(self) -> None:
+        """Writes the number of rows and closes the file."""
+        self._file.seek(0)
+        self._write_header()
+        self._file.close()

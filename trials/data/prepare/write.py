@@ -1,8 +1,11 @@
-"""Writes the cache of a staged log: encodes batch by batch and deals the rows out to their splits."""
+"""Writes the cache of a staged log: encodes batch by batch and deals the rows out to their splits.
+
+Clicks of each part of a log: base rates, and whether a split leaves clicks and others in each part.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -10,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from trials.data.encoding.encoding import Encoding
-from trials.data.log_schema import SPLITS
+from dhen.errors import UserError
+from trials.data.encoding import EncodedRows, Encoding
+from trials.data.log_schema import SPLITS, LogSchema, SplitRule
 from trials.data.prepare.fit import split_of
-from trials.data.prepare.npy import NpyWriter
-from trials.data.prepare.splits import SplitPlan
-from trials.data.prepare.staging import Progress, Staged
-from trials.data.raw.labels import PAIR
-from trials.data.rows import EncodedRows
+from trials.data.prepare.splits import SplitPlan, plan_splits
+from trials.data.prepare.staging import NpyWriter, Progress, Staged
+from trials.data.raw.typed import PAIR
+from trials.records.metrics import ClickTotals, WeightedRows
 
 
 class _SplitWriter:
@@ -98,3 +101,101 @@ def write_splits(
 
 def _columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
     return dict(zip(batch.schema.names, batch.columns, strict=True))
+
+
+LARGER = (0.2, 0.3)
+"""Fractions for validation and test that are tried if smaller ones lack clicks."""
+
+
+def plan_of(staged: Staged, rule: SplitRule) -> SplitPlan:
+    """Makes a rule definite for a staged log, as `plan_splits` does."""
+    return plan_splits(rule, sum(staged.open_rows), staged.stamps, staged.first_of_file)
+
+
+def count_clicks(staged: Staged, plan: SplitPlan, schema: LogSchema) -> dict[str, ClickTotals]:
+    """Counts the clicks of each split, from which base rate and NE floor follow."""
+    totals = {name: ClickTotals(schema.negative_sampling_rate) for name in SPLITS}
+    for file, first_open, batch in staged.batches():
+        split = split_of(plan, schema, file, first_open, batch)
+        label = batch.column(schema.label).to_numpy()
+        weight = batch.column(schema.batch_weight).to_numpy() if schema.batch_weight else None
+        oracle = batch.column(schema.oracle).to_numpy() if schema.oracle else None
+        for i, clicks in enumerate(totals.values()):
+            rows = split == i
+            clicks.add(
+                WeightedRows(
+                    labels=label[rows],
+                    weight=None if weight is None else weight[rows],
+                    oracle=None if oracle is None else oracle[rows],
+                )
+            )
+    return totals
+
+
+def check_classes(totals: Mapping[str, ClickTotals], staged: Staged, schema: LogSchema) -> None:
+    """Checks that NE can be said of each split.
+
+    Raises:
+        UserError: when a split has no rows, or only clicks, or none. It counts them, and proposes a split by which
+            each part has both, which was tried.
+    """
+    lacking = next((name for name, clicks in totals.items() if not _has_both(clicks)), None)
+    if lacking is None:
+        return
+    part, rows = totals[lacking], sum(clicks.rows for clicks in totals.values())
+    if not part.rows:
+        held = "no rows"
+    elif part.positive_rows in (0, part.rows):
+        held = f"{part.rows:,} rows, all of them {'clicks' if part.positive_rows else 'without a click'}"
+    else:
+        held = f"{part.rows:,} rows whose weights leave only one class"
+    clicks = sum(each.positive_rows for each in totals.values())
+    each_part = ", ".join(f"{each.positive_rows:,} in {name}" for name, each in totals.items())
+    fewer, kind = min((clicks, "clicks"), (rows - clicks, "rows without a click"))
+    if fewer < len(SPLITS):
+        remedy = f"With {fewer} {kind}, no split has one in each part: take a log with more"
+    else:
+        words = next((_words(rule) for rule in _others(schema) if _works(staged, schema, rule)), None)
+        remedy = f"This split has both classes in each part: {words}" if words else _OTHERWISE
+    raise UserError(
+        f"the {lacking} split (by {schema.split.by}) has {held}: normalized entropy needs both classes. Of the "
+        f"log's {rows:,} rows {clicks:,} are clicks: {each_part}. {remedy}."
+    )
+
+
+_OTHERWISE = (
+    "Give the split more rows, or another rule (timestamp, order, random, files or column), under `split` in "
+    "schema.yaml"
+)
+
+
+def _has_both(clicks: ClickTotals) -> bool:
+    return 0.0 < clicks.base_rate < 1.0
+
+
+def _others(schema: LogSchema) -> Iterator[SplitRule]:
+    """Yields rules like the schema's with larger parts, and such at random; lists stay as they are."""
+    rule = schema.split
+    if not any(rule.fractions):
+        return
+    for by in dict.fromkeys((rule.by, "random")):
+        for fraction in (0.0, *LARGER):
+            parts = {
+                part: max(fraction, own) for part, own in zip(SPLITS[1:], rule.fractions, strict=True) if own
+            }
+            if sum(parts.values()) < 1.0:
+                yield rule.replace(by=by, **parts)
+
+
+def _works(staged: Staged, schema: LogSchema, rule: SplitRule) -> bool:
+    try:
+        totals = count_clicks(staged, plan_of(staged, rule), schema)
+    except UserError:  # too few rows, or stamps, to be cut so
+        return False
+    return all(map(_has_both, totals.values()))
+
+
+def _words(rule: SplitRule) -> str:
+    """Returns the words that give a rule's fractions."""
+    parts = zip(SPLITS[1:], rule.fractions, strict=True)
+    return " ".join([f"split.by={rule.by}", *(f"split.{name}={part:g}" for name, part in parts if part)])

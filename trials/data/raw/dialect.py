@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from dhen.errors import UserError
 from trials.data.log_schema import PLAIN_CSV, UNSAID, CsvDialect, GivenDialect
 from trials.data.raw.files import records_of
-from trials.data.raw.labels import plain_label
+from trials.data.raw.typed import plain_label
 
 _COMMON = ",;\t|"
 _WITHIN_WORDS = set("_-.+/\\\"'()[]{}\r\n")

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from dhen.errors import UserError
 from trials.data.log_schema import MISSING_MARKS, CsvDialect
+from trials.data.raw.columns import from_bytes, plain
 from trials.data.raw.files import Format, RawFile, RawLog, open_parquet, open_stream
-from trials.data.raw.text import from_bytes, plain
 
 BLOCK_BYTES = 8 << 20
 """Bytes of text per batch: large enough that a column's distinct values are few beside its rows."""

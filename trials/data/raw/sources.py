@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from dhen.errors import UserError, unknown_name
 from trials.data.log_schema import PLAIN_CSV, UNSAID, CsvDialect, GivenDialect
+from trials.data.raw.columns import from_bytes
 from trials.data.raw.dialect import escapes, find_dialect
-from trials.data.raw.file_hashes import facts_of
 from trials.data.raw.files import (
     COMPRESSIONS,
     FileFacts,
@@ -29,12 +29,12 @@ from trials.data.raw.files import (
     RawFile,
     RawLog,
     compression_of,
+    facts_of,
     open_parquet,
     open_stream,
     read_at,
 )
-from trials.data.raw.text import from_bytes
-from trials.user_cache import user_cache
+from trials.store.user_cache import user_cache
 
 CRITEO_COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
 AVAZU_COLUMNS = ("hour", "C1", "banner_pos", "site_id", "app_id", "device_id", "C14", "C21")

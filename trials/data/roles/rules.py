@@ -19,11 +19,10 @@ from trials.data.log_schema import (
     OracleColumn,
     WeightColumn,
 )
-from trials.data.raw.text import PLAIN_NUMBER, is_list
+from trials.data.raw.columns import PLAIN_NUMBER, is_list
 from trials.data.roles import names
-from trials.data.roles.multi_hot import bag_of
+from trials.data.roles.forms import bag_of, rises, stamp_columns_of, stamps_in
 from trials.data.roles.sample import ColumnSample
-from trials.data.roles.stamp_formats import rises, stamp_columns_of, stamps_in
 from trials.data.schema_yaml import parse_column
 
 FEW_VALUES = 10

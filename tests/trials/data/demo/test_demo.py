@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from dhen.errors import UserError
 from dhen.values import parse
+from trials.data.demo import TIME, DemoLog
 from trials.data.demo.generate import (
     CATEGORICAL,
     COUNTER,
@@ -23,8 +24,6 @@ from trials.data.demo.generate import (
     MISSING,
     MISSING_IDS,
     MULTI_HOT,
-    TIME,
-    DemoLog,
     Examples,
     Floats,
     Teacher,

@@ -13,19 +13,8 @@ import pytest
 
 from dhen.errors import UserError
 from dhen.values import parse
-from trials.data.demo.generate import (
-    CATEGORICAL,
-    COUNTER,
-    COUNTS,
-    MULTI_HOT,
-    SHARES,
-    TIME,
-    DemoLog,
-    Examples,
-    Floats,
-    Ints,
-    Teacher,
-)
+from trials.data.demo import SHARES, TIME, DemoLog
+from trials.data.demo.generate import CATEGORICAL, COUNTER, COUNTS, MULTI_HOT, Examples, Floats, Ints, Teacher
 from trials.data.demo.write import generate
 
 ROWS = 70_000  # more than one group of rows

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trials.data.encoding.buckets import Buckets, quantile_buckets
-from trials.data.encoding.encode_rows import transform
-from trials.data.encoding.encoding import Encoding
+from trials.data.encode_rows import transform
+from trials.data.encoding import Encoding
 from trials.data.log_schema import NumericColumn
-from trials.data.prepare import statistics
+from trials.data.prepare import fit
+from trials.data.prepare.fit import Quantiles
 from trials.data.prepare.prepare_log import prepare
-from trials.data.prepare.statistics import Quantiles
 from trials.data.roles.infer import infer_schema
+from trials.data.vocabulary import Buckets, quantile_buckets
 
 Columns = dict[str, list[Any]]
 TRAIN = 480  # of 600 rows, in the order of the log
@@ -66,7 +66,7 @@ def test_names() -> None:
 
 
 def test_the_sample_is_one_of_the_rows_not_of_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "SAMPLE", 1000)
+    monkeypatch.setattr(fit, "SAMPLE", 1000)
     values = np.random.default_rng(1).normal(size=20_000)
     values[::7] = np.nan
 

@@ -9,11 +9,10 @@ import pyarrow as pa
 import pytest
 
 from dhen.errors import UserError
-from trials.data.encoding.encode_rows import encode_rows, transform
-from trials.data.encoding.encoding import Encoding
+from trials.data.encode_rows import encode_rows, transform
+from trials.data.encoding import EncodedRows, Encoding
 from trials.data.prepare.prepare_log import prepare
 from trials.data.raw import readers
-from trials.data.rows import EncodedRows
 
 Columns = dict[str, list[Any]]
 

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dhen.errors import UserError
-from trials.data.encoding.encode_rows import transform
-from trials.data.encoding.encoding import CLIP, Encoding, NumericScale
-from trials.data.encoding.vocabulary import hashed_ids
+from trials.data.encode_rows import transform
+from trials.data.encoding import CLIP, Encoding, NumericScale
 from trials.data.log_schema import (
     CategoricalColumn,
     LogSchema,
@@ -27,6 +26,7 @@ from trials.data.log_schema import (
 from trials.data.prepare import fit
 from trials.data.prepare.prepare_log import prepare
 from trials.data.roles.infer import infer_schema
+from trials.data.vocabulary import hashed_ids
 
 Columns = dict[str, list[Any]]
 TRAIN = 480  # of 600 rows, in the order of the log

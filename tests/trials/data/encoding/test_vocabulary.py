@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trials.data.encoding.hashing import hash64
-from trials.data.encoding.vocabulary import UNKNOWN_ID, Vocabulary, hashed_ids, load_vocabulary
-from trials.data.prepare import statistics
-from trials.data.prepare.statistics import ValueCounts
-from trials.data.raw.text import spelled
+from trials.data.prepare import fit
+from trials.data.prepare.fit import ValueCounts
+from trials.data.raw.columns import spelled
+from trials.data.vocabulary import UNKNOWN_ID, Vocabulary, hash64, hashed_ids, load_vocabulary
 
 texts = st.text(max_size=6).filter(lambda text: spelled(pa.array([text]))[0].as_py() == text)
 
@@ -38,7 +37,7 @@ def test_ids_are_ordered_by_frequency_then_text(
 @given(st.lists(st.lists(st.one_of(st.none(), st.sampled_from("abcdef"))), max_size=8))
 def test_counting_in_batches(batches: list[list[str | None]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(statistics, "COMPACT_AT", 2)
+        patch.setattr(fit, "COMPACT_AT", 2)
         counts = ValueCounts()
         for batch in batches:
             counts.add(pa.array(batch, pa.string()).dictionary_encode())

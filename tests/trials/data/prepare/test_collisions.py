@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from command_line import write_log
 
-from trials.data.encoding.hashing import hash64
-from trials.data.prepare.collisions import HashCollisions
+from trials.data.prepare.fit import HashCollisions
 from trials.data.prepare.prepare_log import prepare
 from trials.data.read_options import GivenGrowing, ReadOptions
+from trials.data.vocabulary import hash64
 
 
 def twins(first: str, second: str) -> list[str]:

@@ -11,13 +11,13 @@ import pytest
 
 from dhen.errors import UserError
 from dhen.schema import Growing
-from trials.data.cache import PreparedLog
-from trials.data.encoding.encode_rows import encode_rows
-from trials.data.encoding.hashing import hash64
+from trials.data.encode_rows import encode_rows
 from trials.data.loader import eval_batches
 from trials.data.prepare.prepare_log import prepare
+from trials.data.prepared_log import PreparedLog
 from trials.data.read_options import GivenGrowing, ReadOptions
 from trials.data.schema_yaml import parse_schema, read_schema
+from trials.data.vocabulary import hash64
 
 GIVEN = GivenGrowing(capacity=40, columns=("country", "tags"), admit_after=3, evict="lru", ttl=9)
 

@@ -11,15 +11,14 @@ import pytest
 
 from dhen.errors import UserError
 from search.analysis.losses import blocks_of
-from trials.data.cache import PreparedLog
-from trials.data.encoding.encode_rows import encode_rows
-from trials.data.example_weights import example_weights
+from trials.data.encode_rows import encode_rows
 from trials.data.log_schema import SPLITS
 from trials.data.prepare.prepare_log import prepare
+from trials.data.prepared_log import PreparedLog
 from trials.data.raw import readers
 from trials.data.read_options import ReadOptions
 from trials.data.schema_yaml import read_schema
-from trials.metrics import log_loss
+from trials.records.metrics import example_weights, log_loss
 
 Columns = dict[str, list[Any]]
 WriteCsv = Callable[..., Path]

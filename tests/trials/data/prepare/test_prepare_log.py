@@ -20,18 +20,18 @@ import pytest
 
 from dhen.errors import UserError
 from dhen.schema import kept_rows
-from trials.data.cache import MANIFEST, VERSION, PreparedLog, Split
-from trials.data.encoding.encoding import Encoding
+from trials.data.encoding import Encoding
 from trials.data.log_schema import CategoricalColumn, IgnoredColumn, LogSchema, SplitRule
-from trials.data.prepare import locked_directory as atomic
 from trials.data.prepare import prepare_log as prepare_module
 from trials.data.prepare.prepare_log import prepare
+from trials.data.prepared_log import MANIFEST, VERSION, PreparedLog, Split
 from trials.data.raw import readers
-from trials.data.raw.stamps import MISSING_STAMP
+from trials.data.raw.columns import MISSING_STAMP
 from trials.data.read_options import GivenSplit, ReadOptions
 from trials.data.roles.infer import infer_schema
 from trials.data.schema_yaml import read_schema
-from trials.user_cache import user_cache
+from trials.store import user_cache as atomic
+from trials.store.user_cache import user_cache
 
 Columns = dict[str, list[Any]]
 WriteCsv = Callable[..., Path]

@@ -13,8 +13,7 @@ from dhen.values import parse
 from trials.data.log_schema import SplitRule
 from trials.data.prepare import splits
 from trials.data.prepare.splits import StampCounts, check_names, plan_splits
-from trials.data.raw.stamps import MISSING_STAMP
-from trials.data.raw.text import coded
+from trials.data.raw.columns import MISSING_STAMP, coded
 
 stamp_lists = st.lists(
     st.one_of(st.integers(0, 30), st.integers(-(10**6), 10**14), st.just(MISSING_STAMP)),

@@ -12,10 +12,10 @@ import pytest
 
 from dhen.errors import UserError
 from search.log_config import set_override
-from trials.data.cache import PreparedLog
 from trials.data.log_schema import SPLITS
-from trials.data.prepare import row_order
+from trials.data.prepare import splits
 from trials.data.prepare.prepare_log import prepare
+from trials.data.prepared_log import PreparedLog
 from trials.data.raw import readers
 from trials.data.read_options import ReadOptions
 from trials.data.schema_yaml import read_schema
@@ -98,7 +98,7 @@ def test_a_decided_log_is_found_again(write_csv: WriteCsv, tmp_path: Path) -> No
 
 
 def test_the_first_rows_of_one_class_decide(write_csv: WriteCsv, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_order, "HEAD_ROWS", 200)
+    monkeypatch.setattr(splits, "HEAD_ROWS", 200)
     columns = unsorted()
     columns["click"][:200] = [0] * 200
     log = prepare([write_csv(columns)])

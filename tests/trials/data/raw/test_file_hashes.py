@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trials.data.raw import file_hashes
-from trials.data.raw.file_hashes import facts_of
-from trials.data.raw.files import FileFacts, Format, RawFile
+from trials.data.raw import files
+from trials.data.raw.files import FileFacts, Format, RawFile, facts_of
 
 
 def facts(path: Path, memory: Path) -> FileFacts:
@@ -26,7 +25,7 @@ def test_hashes_are_of_content_and_remembered(tmp_path: Path, monkeypatch: pytes
     expected = [hashlib.sha256(b"one").hexdigest()]
     assert hash_files([path], memory) == expected
     with monkeypatch.context() as patch:
-        patch.setattr(file_hashes, "_read", None)  # calling it would fail
+        patch.setattr(files, "_read", None)  # calling it would fail
         assert hash_files([path], memory) == expected
     path.write_text("two")
     assert hash_files([path], memory) == [hashlib.sha256(b"two").hexdigest()]

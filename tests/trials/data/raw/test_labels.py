@@ -5,7 +5,7 @@ import pytest
 
 from dhen.errors import UserError
 from trials.data.log_schema import LabelColumn
-from trials.data.raw.labels import LabelReader
+from trials.data.raw.typed import LabelReader
 
 
 def reader(positive: str | None = None) -> LabelReader:

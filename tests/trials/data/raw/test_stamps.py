@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trials.data.raw.stamps import MISSING_STAMP, cycle_of, stamps_of
+from trials.data.raw.columns import MISSING_STAMP, cycle_of, stamps_of
 
 MOMENT = datetime(2014, 10, 21, 3, 4, 5, tzinfo=UTC)
 MS = int(MOMENT.timestamp() * 1000)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trials.data.log_schema import MISSING_MARKS, NumericColumn
-from trials.data.raw.text import as_text, coded, numbers_of
+from trials.data.raw.columns import as_text, coded, numbers_of
 
 
 def test_equal_values_get_equal_codes_whatever_their_spaces() -> None:

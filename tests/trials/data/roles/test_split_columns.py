@@ -13,8 +13,8 @@ from trials.data.log_schema import SplitRule
 from trials.data.prepare.prepare_log import prepare
 from trials.data.raw.sources import open_log
 from trials.data.roles.infer import InferredSchema, infer
+from trials.data.roles.outcomes import find_split
 from trials.data.roles.sample import ColumnSample, draw_sample
-from trials.data.roles.split_columns import find_split
 
 Columns = dict[str, list[Any]]
 WriteCsv = Callable[..., Path]

@@ -18,12 +18,11 @@ from dhen.config import ModelConfig
 from dhen.errors import UserError
 from dhen.inputs.features import EmbeddingTables, MixedTables, Tables
 from dhen.schema import FeatureSchema, Table
-from trials.embeddings.engine import TableEngine
-from trials.embeddings.growing import Begun
-from trials.embeddings.levels.cached_tables import CachedTables
-from trials.embeddings.local import LocalTables
-from trials.job import TrainingConfig
-from trials.strategy import TableLevel
+from trials.records.job import TrainingConfig
+from trials.records.strategy import TableLevel
+from trials.training.embeddings.engine import LocalTables, TableEngine
+from trials.training.embeddings.growing import Begun
+from trials.training.embeddings.levels import CachedTables
 
 DIM, EXAMPLES, CPU = 8, 16, torch.device("cpu")
 SCHEMA = FeatureSchema(

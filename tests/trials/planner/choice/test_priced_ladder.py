@@ -7,13 +7,13 @@ import random
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.cluster.cluster import Cluster
-from trials.cluster.load import load_cluster
-from trials.job import TrainingConfig
-from trials.planner.choice.priced_ladder import PricedLadder
+from trials.cluster.this_machine import load_cluster
+from trials.planner.choice import PricedLadder
+from trials.planner.estimates import PlanOptions
 from trials.planner.ladder import choose
-from trials.planner.options import PlanOptions
 from trials.planner.plan import Plan, plan
-from trials.strategy import Strategy
+from trials.records.job import TrainingConfig
+from trials.records.strategy import Strategy
 
 CASES = 120
 MODULES = ["mlp", "dlrm", "attention", "dcn_v2", "linear", "conv"]

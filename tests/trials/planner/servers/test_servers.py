@@ -10,12 +10,12 @@ from dhen.errors import UserError
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Growing, Table
 from trials.cluster.cluster import Cluster
-from trials.cluster.load import load_cluster
-from trials.job import Synchrony, TablesConfig, TrainingConfig
-from trials.planner.options import PlanOptions
+from trials.cluster.this_machine import load_cluster
+from trials.planner.estimates import PlanOptions
 from trials.planner.plan import Plan, plan
 from trials.planner.pricing import Pricing
-from trials.strategy import Strategy, named
+from trials.records.job import Synchrony, TablesConfig, TrainingConfig
+from trials.records.strategy import Strategy, named
 
 MODEL = parse_model({"embedding_dim": 128, "layers": [{"modules": ["dlrm"]}] * 2}, "test")
 GIB = 2**30

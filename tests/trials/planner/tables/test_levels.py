@@ -10,18 +10,18 @@ from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
 from dhen.values import parse
 from trials.cluster.cluster import CUDA_CONTEXT_BYTES, Cluster
-from trials.data.prepare.statistics import repeats
-from trials.job import Job, TrainingConfig
-from trials.planner.device_constants import (
+from trials.data.prepare.fit import repeats
+from trials.planner.collectives import (
     ALLOCATOR_RESERVE_BYTES,
     CUBLAS_WORKSPACE_BYTES,
     LEAST_RESERVE_BYTES,
 )
-from trials.planner.options import PlanOptions
+from trials.planner.estimates import PlanOptions
 from trials.planner.plan import Plan, plan
 from trials.planner.pricing import Pricing
-from trials.planner.tables.levels import LEFT_FREE, hits_of
-from trials.strategy import KIB, Strategy, named
+from trials.planner.table_memory import LEFT_FREE, hits_of
+from trials.records.job import Job, TrainingConfig
+from trials.records.strategy import KIB, Strategy, named
 
 MIB = 2**20
 

@@ -8,9 +8,9 @@ import torch
 from dhen.batch import FeatureBatch
 from dhen.inputs.features import EmbeddingTables
 from dhen.schema import FeatureSchema, Table
-from trials.memory.counter import MemoryCounter
-from trials.planner.tables.lookup_memory import Lookup, update_bytes
-from trials.planner.tables.placement import Placement, TableShard
+from trials.planner.memory_counter import MemoryCounter
+from trials.planner.table_memory import Lookup, update_bytes
+from trials.planner.table_placement import Placement, TableShard
 
 SHARDED, BAG, SMALL = (
     Table(name="a", rows=1000),

@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 
 from dhen.schema import Table
 from trials.cluster.cluster import Cluster
-from trials.cluster.load import load_cluster
+from trials.cluster.this_machine import load_cluster
 from trials.optim.rowwise_adagrad import RowWiseAdagrad
-from trials.planner.tables import placement
-from trials.planner.tables.lpt import NARROWEST, narrowest_width
-from trials.planner.tables.placement import Placement, PlacementError, place
-from trials.planner.tables.table_cost import (
+from trials.planner import table_placement
+from trials.planner.table_placement import Placement, PlacementError, place
+from trials.planner.table_shards import (
+    NARROWEST,
     ONE_PROCESS_ROW_STATE_BYTES,
     TABLE_DECAY_ROW_BYTES,
     Workload,
+    narrowest_width,
     rates,
     sharded_cost,
 )
@@ -203,7 +204,7 @@ def test_placements_are_deterministic_and_kept() -> None:
     tables, cluster = zipf_tables(60, 5), ZIONEX.with_ranks("2x8")
     first = place(tables, 64, cluster, global_batch=4096)
     assert place(tables, 64, cluster, global_batch=4096) is first
-    placement._balanced.cache_clear()
+    table_placement._balanced.cache_clear()
     again: Placement = place(tables, 64, cluster, global_batch=4096)
     assert again is not first
     assert again == first

@@ -1,0 +1,110 @@
+"""What the terminal shows while winners are retrained: a line for each that has ended, how many of how many.
+
+What the terminal says while a list of trainings goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from dashboards.names import decimals, duration
+from dashboards.sentences.winners import retrained_line
+from search.dataset import OnProgress
+from search.execution.retraining import Watcher
+from search.terminal import REFRESH_SECONDS, shares, training_line
+from trials.records.events import Progress
+from trials.records.trial_record import TrialRecord
+
+
+class RetrainingsView:
+    """Shows the retrainings of a finished study; a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = (
+            Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        )
+        self._total = self._done = self._done_before = 0
+        self._began = self._drawn = time.monotonic()
+        self._running: dict[int, tuple[TrialRecord, Progress]] = {}
+
+    def __enter__(self) -> RetrainingsView:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    @property
+    def watcher(self) -> Watcher:
+        """What retrainings tell of themselves."""
+        return Watcher(
+            wanted=self._wanted,
+            progress=self._heard,
+            looked=self._looked,
+            say=lambda sentence: self._console.print(sentence, soft_wrap=True, markup=False, highlight=False),
+        )
+
+    def changed(self, record: TrialRecord, ended: bool) -> None:
+        """Says that a retraining has ended, and how many of how many that makes."""
+        if ended:
+            self._done += 1
+            self._running.pop(record.number, None)
+            self._console.print(
+                f"{retrained_line(record)} ({self._how_far()})", soft_wrap=True, markup=False, highlight=False
+            )
+
+    def _wanted(self, total: int, done: int) -> None:
+        self._total, self._done, self._done_before = total, done, done
+        self._began = time.monotonic()
+
+    def _heard(self, record: TrialRecord, progress: Progress) -> None:
+        self._running[record.number] = record, progress
+
+    def _looked(self) -> None:
+        if self._live and time.monotonic() - self._drawn > REFRESH_SECONDS:
+            self._drawn = time.monotonic()
+            running = [one for _, one in sorted(self._running.items())]
+            lines = [training_line(record, progress) for record, progress in running]
+            self._live.update(Group(Text(self._how_far()), *lines), refresh=True)
+
+    def _how_far(self) -> str:
+        """`3/12 retrainings, about 40 s left`."""
+        done = self._done + sum(shares({n: progress for n, (_, progress) in self._running.items()}).values())
+        work, seconds = done - self._done_before, time.monotonic() - self._began
+        left = f", about {duration(seconds / work * (self._total - done))} left" if work > 0 else ""
+        return f"{self._done}/{self._total} retrainings" + (left if self._done < self._total else "")
+
+
+class TrainingsView:
+    """A bar of all examples, a line for each training that ends: a
+    `search.execution.train_list.TrainingObserver`."""
+
+    def __init__(
+        self, step: str, names: Mapping[str, str], console: Console, progress: OnProgress, *, total: int
+    ) -> None:
+        """A view; `names` are by the fingerprint of the job, at most `total` examples are trained."""
+        self._step, self._names, self._total = step, names, total
+        self._console, self._show = console, progress
+
+    def ended(self, record: TrialRecord) -> None:
+        """Prints a line for a training that has ended."""
+        ne = record.result.curve[-1].validation.ne if record.result.curve else None
+        how = f"NE {decimals(ne, 5)}" if record.result.error is None else record.result.error
+        self._console.print(
+            f"{self._names[record.job.fingerprint]}: {how}, {duration(record.result.seconds)}",
+            soft_wrap=True,
+            markup=False,
+            highlight=False,
+        )
+
+    def progress(self, examples: int) -> None:
+        """Moves the bar to this number of examples."""
+        self._show(self._step, examples, self._total)

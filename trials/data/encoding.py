@@ -1,0 +1,443 @@
+"""Encoded rows: the inputs of a model for N examples, as arrays (torch-free twin of `FeatureBatch`).
+
+Encoding: what was fitted on the training rows, and how typed columns become a model's inputs.
+
+Ids: 0 is a missing value, 1 one that is out of vocabulary, 2 and above the vocabulary by frequency (or
+the hash buckets, the hour or the week day, the quantiles of a number). Values of growing tables have no ids
+but keys, 64-bit hashes, 0 where missing. Numbers: standardised, 0 where missing, with a 0/1 input
+`<column>__missing` besides where training rows had missing values. An exported model carries its encoding.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pydantic import Field
+
+from dhen.errors import UserError
+from dhen.schema import FeatureSchema, Table
+from dhen.values import PathBelow, Value, fingerprint, load_json, parse
+from trials.data.log_schema import LogSchema
+from trials.data.raw.columns import Codes, cycle_of
+from trials.data.schema_yaml import read_schema, schema_to_yaml
+from trials.data.vocabulary import (
+    FIRST_ID,
+    MISSING_ID,
+    MISSING_KEY,
+    UNKNOWN_ID,
+    AnyVocabulary,
+    Buckets,
+    hash64,
+    hashed_ids,
+    load_vocabulary,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Bags:
+    """The ids of N examples in one multi-hot table: those of example i are `ids[offsets[i] : offsets[i + 1]]`."""
+
+    ids: NDArray[np.int32] | NDArray[np.int64]
+    """Ids, or, of a growing table, keys: 64-bit hashes of the values, 0 where missing."""
+    offsets: NDArray[np.int64]
+    """Beginnings of the bags, N + 1 numbers, the last one being the number of ids."""
+
+    def take(self, rows: NDArray[np.int64]) -> Bags:
+        """Returns the bags of the given examples, in the order given."""
+        starts = self.offsets[rows]
+        lengths = self.offsets[rows + 1] - starts
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        # where an id comes from: its bag's start, plus its place within the bag
+        source = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return Bags(ids=self.ids[source], offsets=offsets)
+
+    def slice(self, first: int, last: int) -> Bags:
+        """Returns the bags of examples first to last - 1."""
+        offsets = np.asarray(self.offsets[first : last + 1])
+        return Bags(ids=self.ids[offsets[0] : offsets[-1]], offsets=offsets - offsets[0])
+
+    @staticmethod
+    def joined(parts: Sequence[Bags]) -> Bags:
+        """Returns the bags of the examples of all parts, one part after another."""
+        lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        return Bags(ids=np.concatenate([part.ids for part in parts]), offsets=offsets)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EncodedRows:
+    """The inputs of N examples, in the order of a `FeatureSchema` (T categorical tables, G growing ones among
+    them, K numeric inputs)."""
+
+    categorical: NDArray[np.int32]
+    """Ids (N x T), each local to its table; 0 in the columns of growing ones."""
+    bags: tuple[Bags, ...]
+    """Bags of each multi-hot table."""
+    numeric: NDArray[np.float32]
+    """Numeric inputs (N x K)."""
+    keys: NDArray[np.int64] | None = None
+    """64-bit hashes of the values (N x G) of growing categorical tables, 0 where missing; None where there are
+    none."""
+    share: NDArray[np.float32] | None = None
+    """How far each number with buckets is from the even towards the odd one of its nodes (a column for each); None
+    where there are no buckets."""
+
+    @property
+    def rows(self) -> int:
+        """Number of examples, N."""
+        return len(self.numeric)
+
+    def take(self, rows: NDArray[np.int64]) -> EncodedRows:
+        """Returns the given examples, in the order given (copied)."""
+        return EncodedRows(
+            categorical=np.take(self.categorical, rows, axis=0),
+            bags=tuple(bags.take(rows) for bags in self.bags),
+            numeric=np.take(self.numeric, rows, axis=0),
+            keys=None if self.keys is None else np.take(self.keys, rows, axis=0),
+            share=None if self.share is None else np.take(self.share, rows, axis=0),
+        )
+
+    def slice(self, first: int, last: int) -> EncodedRows:
+        """Returns examples first to last - 1 (views where possible)."""
+        return EncodedRows(
+            categorical=self.categorical[first:last],
+            bags=tuple(bags.slice(first, last) for bags in self.bags),
+            numeric=self.numeric[first:last],
+            keys=None if self.keys is None else self.keys[first:last],
+            share=None if self.share is None else self.share[first:last],
+        )
+
+    @staticmethod
+    def joined(parts: Sequence[EncodedRows]) -> EncodedRows:
+        """Returns the examples of all parts, one part after another (copied)."""
+        keys = [part.keys for part in parts if part.keys is not None]
+        shares = [part.share for part in parts if part.share is not None]
+        return EncodedRows(
+            categorical=np.concatenate([part.categorical for part in parts]),
+            bags=tuple(map(Bags.joined, zip(*(part.bags for part in parts), strict=True))),
+            numeric=np.concatenate([part.numeric for part in parts]),
+            keys=np.concatenate(keys) if keys else None,
+            share=np.concatenate(shares) if shares else None,
+        )
+
+
+Id = TypeVar("Id", np.int32, np.int64)
+CYCLE_LENGTH = {"hour_of_day": 24, "day_of_week": 7}
+CLIP = 100.0
+"""Number of deviations within which standardised numbers are kept: no single outlier must end a training."""
+
+
+class NumericScale(Value):
+    """The standardisation of one numeric column, and the buckets of its table."""
+
+    transform: str
+    mean: float
+    """Mean of the transformed training values."""
+    std: float = Field(gt=0)
+    """Deviation of the transformed training values; 1 where they do not vary."""
+    indicator: bool
+    """Whether there is an input that says the value is missing."""
+    buckets: Buckets | None = None
+    """Buckets of the column's table; None where it has none."""
+
+    def apply(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Returns standardised values (N), 0 where missing."""
+        z = (transformed(values, self.transform) - self.mean) / self.std
+        return np.clip(np.nan_to_num(z, nan=0.0), -CLIP, CLIP).astype(np.float32)
+
+    def odd_shares(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Returns how far values (N) are from even towards odd beginnings of buckets, after the transformation."""
+        assert self.buckets is not None
+        return self.buckets.odd_shares(values, lambda numbers: transformed(numbers, self.transform))
+
+    def undo(self, z: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Returns the values (N) as the log has them, from standardised ones."""
+        values = z.astype(np.float64) * self.std + self.mean
+        return np.sign(values) * np.expm1(np.abs(values)) if self.transform == "log" else values
+
+
+class _Tables(Value):
+    """The content of tables.json."""
+
+    vocabularies: dict[str, PathBelow]
+    """File names of vocabularies, by column."""
+    mean_ids: dict[str, float]
+    """Mean number of ids per example, by multi-hot column."""
+    repeats: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    """What `Table.repeats` is, by column whose values were counted; logs of before it was kept have none."""
+
+
+def transformed(values: NDArray[np.float64], transform: str) -> NDArray[np.float64]:
+    """Returns values (N) before standardisation: as they are, or sign(x) log(1 + |x|)."""
+    return np.sign(values) * np.log1p(np.abs(values)) if transform == "log" else values
+
+
+class Encoding:
+    """A fitted schema. Equal fingerprints encode equal rows alike."""
+
+    def __init__(
+        self,
+        *,
+        schema: LogSchema,
+        vocabularies: Mapping[str, AnyVocabulary],
+        scales: Mapping[str, NumericScale],
+        mean_ids: Mapping[str, float],
+        repeats: Mapping[str, tuple[float, ...]],
+    ) -> None:
+        """Takes what `fit` found.
+
+        Args:
+            schema: the schema, with every `hash_buckets` resolved to a number or None, and only the derived tables
+                kept.
+            vocabularies: vocabularies by column, for tables that are not hashed.
+            scales: scales by numeric column; with buckets where the schema has them.
+            mean_ids: mean number of ids per example, by multi-hot column.
+            repeats: what `Table.repeats` is, by column whose values were counted.
+        """
+        self.schema = schema
+        self._vocabularies = dict(vocabularies)
+        self._scales = dict(scales)
+        self._mean_ids, self._repeats = dict(mean_ids), dict(repeats)
+
+    @cached_property
+    def features(self) -> FeatureSchema:
+        """The inputs of a model, in the order in which rows are encoded."""
+        growing = self.schema.growing
+        tables = [
+            Table(
+                name=name,
+                rows=self._rows(name),
+                growing=growing(name),
+                repeats=self._repeats.get(name, ()),
+            )
+            for name in self.schema.categorical
+        ]
+        tables += [Table(name=cycle, rows=FIRST_ID + CYCLE_LENGTH[cycle]) for cycle in self.schema.cycles]
+        tables += [
+            Table(name=name, rows=FIRST_ID + len(buckets), buckets=True)
+            for name, buckets in self._buckets.items()
+        ]
+        tables += [
+            Table(
+                name=name,
+                rows=self._rows(name),
+                multi_hot=True,
+                mean_ids=self._mean_ids[name],
+                growing=growing(name),
+                repeats=self._repeats.get(name, ()),
+            )
+            for name in self.schema.multi_hot
+        ]
+        return FeatureSchema(tables=tuple(tables), numeric=(*self._scales, *self._indicators.values()))
+
+    def _rows(self, name: str) -> int:
+        growing, buckets = self.schema.growing(name), self.schema.tables[name].hash_buckets
+        if growing is not None:
+            return 1 + growing.capacity
+        return FIRST_ID + (buckets if isinstance(buckets, int) else len(self._vocabularies[name]))
+
+    def value_names(self, table: str, ids: Iterable[int]) -> list[str]:
+        """Returns what ids of a categorical table stand for, to be read: values, hours, days, ranges or buckets.
+
+        Keys of a growing table, which keeps no values, are named as hashes.
+        """
+        if table in self.schema.categorical and self.schema.growing(table):
+            missing = (0, MISSING_KEY)
+            return ["(missing)" if key in missing else f"hash {key & (2**64 - 1):016x}" for key in ids]
+        shared = {MISSING_ID: "(missing)", UNKNOWN_ID: "(not in training)"}
+        vocabulary = self._vocabularies.get(table)
+        word = "" if table in CYCLE_LENGTH else "bucket "
+
+        def name(index: int) -> str:
+            if table in self._buckets:
+                return self._buckets[table].name(index)
+            return vocabulary.name(index) if vocabulary is not None else f"{word}{index}"
+
+        return [shared.get(row) or name(row - FIRST_ID) for row in ids]
+
+    def numbers(self, name: str, numeric_NK: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Returns a numeric column of encoded rows as the log has it (N), NaN where it is known to be missing."""
+        inputs = self.features.numeric
+        values = self._scales[name].undo(numeric_NK[:, inputs.index(name)])
+        if name in self._indicators:
+            values[numeric_NK[:, inputs.index(self._indicators[name])] > 0.5] = np.nan
+        return values
+
+    def with_schema(self, schema: LogSchema) -> Encoding:
+        """Returns the same encoding for a log that differs in columns that are no input."""
+        return Encoding(
+            schema=schema,
+            vocabularies=self._vocabularies,
+            scales=self._scales,
+            mean_ids=self._mean_ids,
+            repeats=self._repeats,
+        )
+
+    @property
+    def vocabularies(self) -> Mapping[str, AnyVocabulary]:
+        """Vocabularies by column, of tables that have one."""
+        return self._vocabularies
+
+    def with_tables(self, schema: LogSchema, vocabularies: Mapping[str, AnyVocabulary]) -> Encoding:
+        """Returns an encoding that differs in kinds of tables: those of a schema, with these vocabularies."""
+        as_before = {
+            name: shares
+            for name, shares in self._repeats.items()
+            if self.schema.growing(name) is None and schema.growing(name) is None
+        }
+        return Encoding(
+            schema=schema,
+            vocabularies=vocabularies,
+            scales=self._scales,
+            mean_ids=self._mean_ids,
+            repeats=as_before,
+        )
+
+    @property
+    def _indicators(self) -> dict[str, str]:
+        return {name: f"{name}__missing" for name, scale in self._scales.items() if scale.indicator}
+
+    @cached_property
+    def _buckets(self) -> dict[str, Buckets]:
+        """The buckets by the table's name."""
+        by_table = {table: self._scales[name].buckets for table, name in self.schema.bucketed.items()}
+        return {table: buckets for table, buckets in by_table.items() if buckets is not None}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash (16 hex digits) of all that decides how a row is encoded."""
+        vocabularies = {name: vocabulary.checksum() for name, vocabulary in self._vocabularies.items()}
+        scales = {name: scale.to_dict() for name, scale in self._scales.items()}
+        return fingerprint([self.schema.of_rows(), vocabularies, scales])
+
+    def encode(self, columns: Mapping[str, pa.Array], pool: Executor) -> EncodedRows:
+        """Encodes typed columns (see `trials.data.raw.typed`) of N rows; columns that are no input are not looked
+        at."""
+        growing = [name for name in self.schema.categorical if self.schema.growing(name)]
+        hashed = pool.map(lambda name: self._keys(name, columns[name]), growing)
+        categorical = pool.map(lambda name: self._ids(name, columns[name]), self.schema.categorical)
+        bags = pool.map(lambda name: self._bags(name, columns[name]), self.schema.multi_hot)
+        numbers = {name: columns[name].to_numpy() for name in self._scales}
+        scaled = pool.map(lambda name: self._scales[name].apply(numbers[name]), self._scales)
+        missing = (np.isnan(numbers[name]) for name in self._indicators)
+        cycles = (self._cycle_ids(cycle, columns) for cycle in self.schema.cycles)
+        of_number = [self.schema.bucketed[table] for table in self._buckets]
+        bucketed = pool.map(
+            lambda name, buckets: buckets.ids(numbers[name]), of_number, self._buckets.values()
+        )
+        rows = len(next(iter(columns.values())))
+        ids = np.empty((rows, len(self.features.categorical)), dtype=np.int32)
+        inputs = np.empty((rows, len(self.features.numeric)), dtype=np.float32)
+        share = np.empty((rows, len(self._buckets)), dtype=np.float32) if self._buckets else None
+        if share is not None:
+            shares = pool.map(lambda name: self._scales[name].odd_shares(numbers[name]), of_number)
+            _fill(share, tuple(shares))
+        keys = np.empty((rows, len(growing)), dtype=np.int64) if growing else None
+        if keys is not None:
+            _fill(keys, tuple(hashed))
+        _fill(ids, (*categorical, *cycles, *bucketed))
+        _fill(inputs, (*scaled, *missing))
+        return EncodedRows(categorical=ids, bags=tuple(bags), numeric=inputs, keys=keys, share=share)
+
+    def _ids(self, name: str, column: pa.DictionaryArray) -> Codes:
+        if self.schema.growing(name):
+            return np.zeros(len(column), dtype=np.int32)
+        return _of_rows(column, self._ids_of_values(name, column.dictionary), np.int32(MISSING_ID))
+
+    def _ids_of_values(self, name: str, values: pa.Array) -> Codes:
+        buckets = self.schema.tables[name].hash_buckets
+        if isinstance(buckets, int):
+            return hashed_ids(values, buckets)
+        return self._vocabularies[name].ids(values)
+
+    def _bags(self, name: str, column: pa.ListArray) -> Bags:
+        offsets = column.offsets.to_numpy().astype(np.int64)
+        values = column.values.slice(offsets[0], offsets[-1] - offsets[0])
+        ids = self._keys(name, values) if self.schema.growing(name) else self._ids(name, values)
+        return Bags(ids=ids, offsets=offsets - offsets[0])
+
+    def _keys(self, name: str, column: pa.DictionaryArray) -> NDArray[np.int64]:
+        """Returns 64-bit hashes of values (N); where they are missing 0, or the key that has a row for them."""
+        growing = self.schema.growing(name)
+        assert growing is not None
+        missing = np.int64(MISSING_KEY if growing.missing == "own" else 0)
+        return _of_rows(column, hash64(column.dictionary).view(np.int64), missing)
+
+    def _cycle_ids(self, cycle: str, columns: Mapping[str, pa.Array]) -> Codes:
+        assert self.schema.timestamp is not None
+        value = cycle_of(columns[self.schema.timestamp].to_numpy(), cycle)
+        return np.where(value < 0, MISSING_ID, value + FIRST_ID).astype(np.int32)
+
+    def save(self, directory: Path) -> None:
+        """Writes schema.yaml, tables.json, numeric.json and vocabulary/*.parquet into a directory."""
+        (directory / "vocabulary").mkdir(parents=True, exist_ok=True)
+        (directory / "schema.yaml").write_text(schema_to_yaml(self.schema), encoding="utf-8")
+        _write_json(
+            directory / "numeric.json", {name: scale.to_dict() for name, scale in self._scales.items()}
+        )
+        files = {name: _file_name(i, name) for i, name in enumerate(self._vocabularies)}
+        tables = _Tables(vocabularies=files, mean_ids=self._mean_ids, repeats=self._repeats)
+        _write_json(directory / "tables.json", tables.to_dict())
+        for name, vocabulary in self._vocabularies.items():
+            vocabulary.save(directory / "vocabulary" / files[name])
+
+    @classmethod
+    def load(cls, directory: Path) -> Encoding:
+        """Reads what `save` wrote.
+
+        Raises:
+            UserError: when a part is missing or damaged.
+        """
+        tables = parse(_Tables, _read_json(directory / "tables.json"), f"{directory}/tables.json")
+        scales = _read_json(directory / "numeric.json")
+        return cls(
+            schema=read_schema(directory / "schema.yaml"),
+            vocabularies={
+                name: load_vocabulary(directory / "vocabulary" / file)
+                for name, file in tables.vocabularies.items()
+            },
+            scales={
+                name: parse(NumericScale, data, f"{directory}/numeric.json") for name, data in scales.items()
+            },
+            mean_ids=tables.mean_ids,
+            repeats=tables.repeats,
+        )
+
+
+def _of_rows(column: pa.DictionaryArray, of_values: NDArray[Id], missing: Id) -> NDArray[Id]:
+    """Returns for each row (N) what its value has, given for each value of the dictionary."""
+    codes: Codes = column.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    found: NDArray[Id] = np.append(of_values, missing)[codes]
+    return found
+
+
+def _fill(matrix: NDArray[Any], columns: Sequence[NDArray[Any]]) -> None:
+    """Sets the columns (N each) of a matrix (N x len(columns))."""
+    for i, column in enumerate(columns):
+        matrix[:, i] = column
+
+
+def _file_name(index: int, column: str) -> str:
+    """Returns a file name that is safe on every file system, and still readable."""
+    return f"{index:03d}_{re.sub(r'[^A-Za-z0-9-]+', '_', column)[:40]}.parquet"
+
+
+def _write_json(path: Path, data: object) -> None:
+    path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    data = load_json(path)
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: expected a mapping, received {type(data).__name__}.")
+    return data

@@ -1,1 +1,0 @@
-"""Pipelines: a model's layers one after another on several ranks, by `torch.distributed.pipelining`."""

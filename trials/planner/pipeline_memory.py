@@ -1,0 +1,346 @@
+"""Where a model is cut into the stages of a pipeline: so that the slowest stage is as fast as it can be.
+
+Who computes what when in a pipeline: each rank's passes, one after another, under each schedule.
+
+- `gpipe` (arXiv 1811.06965): all micro-batches forward, then all backward.
+- `1f1b` (PipeDream-Flush, arXiv 2006.09503): as soon as it can, a stage goes backward, so that it holds no more
+  micro-batches than there are stages behind it.
+- `interleaved` (arXiv 2104.04473): each rank has two stages that are apart in the model, so that the pipeline
+  fills with half as much at a time.
+- `zero_bubble` (ZB1P of arXiv 2401.10241): backward comes in two passes, of which the one for weights waits until
+  there is nothing else to do.
+
+These are the orders of `torch.distributed.pipelining`, whose schedules run; a test holds them to what those do.
+They are here too because importing torch's takes most of a second, and a plan milliseconds.
+
+Memory of a pipeline's ranks: the fullest one's, at its peak.
+
+A rank holds its stages' weights, gradients and optimizer state as dp or zero1 do, gradients from the first
+micro-batch on. Of each micro-batch that has gone forward through a stage and not yet back it holds what the stage
+keeps for backward, and what it has sent on; how many these are follows from the passes in their order. What stages
+receive has a place for every micro-batch, for activations as for gradients, which `torch.distributed.pipelining`
+makes before the first step. The first stage has the embeddings of all of the pipeline's examples, and their
+gradients, beside those that its rank looked up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import Literal, NamedTuple
+
+from dhen.tape import FP32_BYTES
+from trials.optim.adamw import MOMENTS
+from trials.planner.memory import DensePeak, recomputed, update_workspace
+from trials.planner.segments import Segment
+from trials.planner.zero_memory import (
+    TABLES_UPDATE,
+    Activations,
+    Batch,
+    Itemsizes,
+    LiveMemory,
+    total,
+    zero_state,
+    zero_wrapping_bytes,
+)
+from trials.records.strategy import CHUNKS_PER_RANK, Schedule, Strategy
+
+
+def stages_of(layers_per_stage: Sequence[int]) -> list[range]:
+    """Returns the layers of each stage, from their numbers."""
+    return [range(start, stop) for start, stop in pairwise(accumulate(layers_per_stage, initial=0))]
+
+
+@lru_cache(maxsize=4096)
+def layers_per_stage(seconds: tuple[float, ...], stages: int) -> tuple[int, ...]:
+    """Returns the number of layers of each stage, one at least, of which the slowest takes the fewest seconds.
+
+    Args:
+        seconds: seconds of each segment: features, which are the first stage's, the layers, and the head, which
+            is the last stage's.
+        stages: number of stages, at most that of the layers.
+    """
+    layers = len(seconds) - 2
+    assert 1 <= stages <= layers
+    before = [0.0, *accumulate(seconds[1:-1])]
+
+    def taken(start: int, stop: int) -> float:
+        ends = seconds[0] * (start == 0) + seconds[-1] * (stop == layers)
+        return before[stop] - before[start] + ends
+
+    # for the first layers, by their number: seconds of the slowest stage, and the layers of each
+    slowest: dict[int, tuple[float, tuple[int, ...]]] = {
+        stop: (taken(0, stop), (stop,)) for stop in range(1, layers - stages + 2)
+    }
+    for stage in range(1, stages):
+        slowest = {
+            stop: min(
+                (max(slowest[start][0], taken(start, stop)), (*slowest[start][1], stop - start))
+                for start in range(stage, stop)
+                if start in slowest
+            )
+            for stop in range(stage + 1, layers - stages + stage + 2)
+        }
+    return slowest[layers][1]
+
+
+Kind = Literal["F", "B", "I", "W"]
+
+
+class Pass(NamedTuple):
+    """One micro-batch's way through a stage."""
+
+    kind: Kind
+    """F: forward. B: backward. I: the part of backward that is for the stage's inputs; W: that for its weights."""
+    stage: int
+    micro_batch: int
+
+
+@lru_cache(maxsize=256)
+def orders(schedule: Schedule, ranks: int, micro_batches: int) -> tuple[tuple[Pass, ...], ...]:
+    """Returns each rank's passes in their order; stage s is on rank s modulo `ranks`."""
+    if schedule == "gpipe":
+        return tuple(
+            tuple(Pass(kind, rank, number) for kind in ("F", "B") for number in range(micro_batches))
+            for rank in range(ranks)
+        )
+    if schedule == "1f1b":
+        return tuple(_one_forward_one_backward(rank, ranks, micro_batches) for rank in range(ranks))
+    return tuple(_in_rounds(schedule, rank, ranks, micro_batches) for rank in range(ranks))
+
+
+class Held(NamedTuple):
+    """How many micro-batches a rank holds of each of its stages when a pass begins."""
+
+    kind: Kind
+    stage: int
+    """The stage of the pass, by its place among the rank's."""
+    held: tuple[int, ...]
+    """Micro-batches that have gone forward through each of the rank's stages and not all the way back."""
+
+
+@lru_cache(maxsize=4096)
+def most_held(schedule: Schedule, ranks: int, micro_batches: int, rank: int) -> tuple[Held, ...]:
+    """Returns the moments of a rank's step in which most is held: of each kind of pass through each stage, those
+    that no other surpasses."""
+    held, found = [0] * CHUNKS_PER_RANK[schedule], set[Held]()
+    for kind, stage, _ in orders(schedule, ranks, micro_batches)[rank]:
+        chunk = stage // ranks
+        found.add(Held(kind, chunk, tuple(held)))
+        held[chunk] += {"F": 1, "B": -1, "I": 0, "W": -1}[kind]
+    return tuple(
+        one
+        for one in found
+        if not any(
+            other[:2] == one[:2] and other != one and all(map(int.__ge__, other.held, one.held))
+            for other in found
+        )
+    )
+
+
+def wrong_micro_batches(schedule: Schedule, ranks: int, micro_batches: int) -> str | None:
+    """Says why a schedule cannot run with so many micro-batches; None where it can."""
+    if micro_batches == 1:
+        return "with one micro-batch all ranks but one would always wait"
+    if schedule == "1f1b" and micro_batches < ranks:
+        return f"1f1b keeps {ranks} stages busy with {ranks} micro-batches or more"
+    if schedule in ("interleaved", "zero_bubble") and micro_batches % max(1, micro_batches // ranks):
+        return f"{schedule} goes in rounds that have to be equally long"
+    return None
+
+
+def _one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> tuple[Pass, ...]:
+    ahead = min(micro_batches, stages - stage)
+    passes = [Pass("F", stage, number) for number in range(ahead)]
+    for number in range(micro_batches):
+        passes.append(Pass("B", stage, number))
+        if ahead + number < micro_batches:
+            passes.append(Pass("F", stage, ahead + number))
+    return tuple(passes)
+
+
+def _in_rounds(schedule: Schedule, rank: int, ranks: int, micro_batches: int) -> tuple[Pass, ...]:
+    """Returns a rank's passes where micro-batches go in rounds through each of its stages in turn."""
+    chunks, apart = CHUNKS_PER_RANK[schedule], schedule == "zero_bubble"
+    in_round = micro_batches // max(1, micro_batches // ranks)
+    every = chunks * micro_batches
+    ahead = min(every, (chunks - 1) * in_round + (1 if apart else 2) * (ranks - 1 - rank))
+    taken: Counter[tuple[Kind, int]] = Counter()
+
+    def following(kind: Kind, step: int) -> Pass:
+        chunk = step // in_round % chunks
+        stage = (chunk if kind == "F" else chunks - 1 - chunk) * ranks + rank
+        taken[kind, stage] += 1
+        return Pass(kind, stage, taken[kind, stage] - 1)
+
+    passes = [following("F", step) for step in range(ahead)]
+    weights = 0
+    for step in range(every):
+        if ahead + step < every:
+            passes.append(following("F", ahead + step))
+        passes.append(following("I" if apart else "B", step))
+        if apart and step >= rank:
+            passes.append(following("W", weights))
+            weights += 1
+    passes += [following("W", step) for step in range(weights, every if apart else 0)]
+    return tuple(passes)
+
+
+class StageMemory(NamedTuple):
+    """One stage of a model, in bytes of one micro-batch."""
+
+    segments: tuple[Segment, ...]
+    received: int
+    """Activations from the stage before it; 0 for the first."""
+    sent: int
+    """Activations to the next stage; 0 for the last."""
+    kept: int
+    """What is held of a micro-batch from its forward pass to its backward pass."""
+    forward: int
+    """The most that a forward pass holds."""
+    backward: int
+    """The most that a backward pass holds."""
+    parameters: int
+    """Number of parameters (values, not bytes)."""
+
+
+def pipeline_peak(
+    stages: Sequence[StageMemory],
+    strategy: Strategy,
+    batch: Batch,
+    looked_up: int,
+    gathered: int = 0,
+    *,
+    itemsizes: Itemsizes,
+    data_ranks: int,
+    device: Literal["cpu", "cuda"],
+    bucket_bytes: int,
+) -> DensePeak:
+    """Returns the dense part of the fullest rank, at the peak of a step after the first.
+
+    Args:
+        stages: all stages of the model, at the micro-batch's size.
+        strategy: how it is held.
+        batch: what a rank reads; its embeddings are those of all of the pipeline's examples.
+        looked_up: bytes of the embeddings that each rank looks up.
+        gathered: bytes of those that each rank of the first stage has of its pipeline, beside those of its tensor
+            group; 0 where the first are the second.
+        itemsizes: bytes per number: c, r and those of a moment.
+        data_ranks: number of ranks that have the same stages.
+        device: kind of the device, for the update's workspace and gloo's copies.
+        bucket_bytes: bytes of gradients that zero1 reduces at a time.
+    """
+    found = [
+        _rank_peak(
+            rank,
+            stages,
+            strategy,
+            batch,
+            looked_up + (0 if rank else gathered),
+            itemsizes,
+            data_ranks,
+            device,
+            bucket_bytes,
+        )
+        for rank in range(strategy.pipeline)
+    ]
+    return max(found, key=lambda peak: peak.total)
+
+
+def stage_memories(
+    segments: Sequence[Segment], layers_per_stage: Sequence[int], strategy: Strategy
+) -> list[StageMemory]:
+    """Returns all stages of a model, in their order."""
+    again, every, found = recomputed(segments, strategy), stages_of(layers_per_stage), list[StageMemory]()
+    for number, layers in enumerate(every):
+        first, last = number == 0, number == len(every) - 1
+        places = slice(layers.start + (not first), layers.stop + 1 + last)
+        own = tuple(segments[places])
+        activations, sent = Activations(own, again[places]), 0 if last else own[-1].footprint.output
+        found.append(
+            StageMemory(
+                own,
+                received=0 if first else found[-1].sent,
+                sent=sent,
+                kept=sum(activations.kept) + sent,
+                forward=max(activations.forward) + sent,
+                backward=max(activations.backward),
+                parameters=sum(segment.parameters for segment in own),
+            )
+        )
+    return found
+
+
+def _rank_peak(
+    rank: int,
+    stages: Sequence[StageMemory],
+    strategy: Strategy,
+    batch: Batch,
+    looked_up: int,
+    itemsizes: Itemsizes,
+    data_ranks: int,
+    device: Literal["cpu", "cuda"],
+    bucket_bytes: int,
+) -> DensePeak:
+    own = stages[rank :: strategy.pipeline]
+    segments = [segment for stage in own for segment in stage.segments]
+    values = sum(stage.parameters for stage in own)
+    computed, reduced, moment_bytes = itemsizes
+    buffers = sum(segment.buffer_bytes for segment in segments)
+    wrapping = gradients = 0
+    if strategy.dense == "zero1":
+        zero = zero_state(segments, strategy, itemsizes, data_ranks, bucket_bytes)
+        parameters, owned, buckets = zero.weights + zero.masters, zero.owned, zero.weights
+        longest = max(zero.parts, default=0)
+        sent = reduced * longest * data_ranks
+        on_its_way = (
+            reduced * longest + (sent if reduced != computed else 0) + (sent if device == "cpu" else 0)
+        )
+        flat = FP32_BYTES * owned
+        wrapping = buffers + zero_wrapping_bytes(segments, itemsizes, zero)
+    else:
+        parameters = (FP32_BYTES + (computed if computed != FP32_BYTES else 0)) * values
+        owned, buckets, gradients = values, 0, computed * values
+        # gradients one after another, beside those of the model, and what is sent of them
+        flat = FP32_BYTES * values
+        on_its_way = reduced * values if data_ranks > 1 and reduced != FP32_BYTES else 0
+    places = strategy.micro_batches * sum(stage.received + stage.sent for stage in own)
+    first = rank == 0
+    embeddings = looked_up + (batch.embeddings if first else 0)
+    beside = batch.embeddings if first else 0  # their gradients
+    workspace = update_workspace(itemsizes, owned, device)
+    moments = [
+        *_passes(rank, stages, strategy, gradients, beside),
+        LiveMemory("optimizer step", 0, 0, gradients + flat, buffers=max(on_its_way, workspace)),
+    ]
+    peak = max(moments, key=total)
+    return DensePeak(
+        parameters=buffers + parameters,
+        optimizer_state=len(MOMENTS) * moment_bytes * owned,
+        buckets=buckets + places,
+        batch=embeddings + batch.other,
+        moment=peak,
+        left=LiveMemory(TABLES_UPDATE, 0, 0, gradients),
+        wrapping=wrapping,
+        by_segment=((peak.at.partition(" of ")[2] or "stage", peak.activations),) if peak.activations else (),
+        host=0,
+    )
+
+
+def _passes(
+    rank: int, stages: Sequence[StageMemory], strategy: Strategy, gradients: int, beside: int
+) -> Iterator[LiveMemory]:
+    """Yields the passes in which most is held; gradients are there from the first backward on, and counted
+    throughout."""
+    own = stages[rank :: strategy.pipeline]
+    kept = [stage.kept for stage in own]
+    for kind, chunk, held in most_held(strategy.schedule, strategy.pipeline, strategy.micro_batches, rank):
+        stage = own[chunk]
+        before = sum(count * size for count, size in zip(held, kept, strict=True)) + beside
+        if kind == "F":
+            most, way = before + stage.forward, "forward"
+        else:
+            most, way = before + max(0, stage.backward - stage.kept), "backward"
+        yield LiveMemory(f"{way} of stage {rank + chunk * strategy.pipeline}", 0, most, gradients)

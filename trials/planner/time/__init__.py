@@ -1,1 +1,0 @@
-"""The duration of a step: its compute, its collectives, and what overlaps."""

@@ -1,0 +1,1 @@
+"""The values that everyone speaks: job, trial, study, strategy, task, events."""

@@ -1,0 +1,1 @@
+"""The processes that train, on this machine and on the hosts of a cluster."""

@@ -1,0 +1,1 @@
+"""Processes on the hosts of a Ray cluster."""

@@ -1,0 +1,1 @@
+"""What stays on disk: the ledger, weights, the cache of the user."""

@@ -1,0 +1,1 @@
+"""How the tables of a ledger came to be, for Alembic."""

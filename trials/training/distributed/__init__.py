@@ -1,0 +1,1 @@
+"""The dense part of a model under a strategy, on several ranks."""

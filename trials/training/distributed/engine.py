@@ -1,0 +1,145 @@
+"""Separates the embedding tables from the dense part of a model, since the two are held in different ways.
+
+Embeddings are looked up once for a rank's whole batch; the dense part takes them as leaves and leaves their
+gradients on them, for the tables' owner to carry on with. Micro-batches are slices of such a batch.
+
+What holds the dense part of a model while it trains: every strategy has an engine of this kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dhen.batch import FeatureBatch
+from dhen.inputs.features import FeatureProcessing, Tables
+from dhen.inputs.growing import GrowingRows
+from trials.optim.adamw import Clip
+from trials.store.weights import Weights
+from trials.training.checkpoint_files import FlatPieces
+
+TABLES = "features.tables."
+"""Beginning of the names of tables' weights in a model."""
+
+
+class DenseInputs(NamedTuple):
+    """What the dense part sees of B examples."""
+
+    embeddings: tuple[Tensor, ...]
+    """Embeddings in fp32, as tables put them out (`dhen.inputs.lift.looked_up`): e_BTD of the categorical
+    tables, e_B1D of each multi-hot one; where tables have several lengths, these for each length."""
+    numeric_BK: Tensor
+    """Numeric inputs in float32."""
+    share_BN: Tensor | None = None
+    """As `FeatureBatch` has it."""
+
+    @classmethod
+    def of(cls, embeddings: tuple[Tensor, ...], features: FeatureBatch) -> Self:
+        """Returns the inputs of a batch whose embeddings were looked up."""
+        return cls(embeddings, features.numeric_BK, features.share_BN)
+
+
+class DenseBatch(NamedTuple):
+    """A rank's B examples; embeddings are leaves that require gradients, which stand in `.grad` afterwards.
+
+    Each gradient is that of the mean over this rank's examples, not yet averaged over ranks.
+    """
+
+    inputs: DenseInputs
+    label_B: Tensor
+    weight_B: Tensor | None = None
+
+
+class GivenEmbeddings(nn.Module):
+    """A stand-in for the tables, which hands on what was looked up before."""
+
+    def forward(self, inputs: DenseInputs) -> list[Tensor]:
+        """Returns [e_BTD, e_B1D, ...]."""
+        return list(inputs.embeddings)
+
+
+def take_tables(model: nn.Module) -> Tables | None:
+    """Takes the tables out of the model, where `GivenEmbeddings` stands in for them; None where the log has no
+    ids."""
+    features = model.features
+    assert isinstance(features, FeatureProcessing)
+    tables = features.tables
+    if tables is not None:
+        features.tables = GivenEmbeddings()  # type: ignore[assignment]
+    return tables
+
+
+def take_growing(model: nn.Module) -> GrowingRows | None:
+    """Takes the rows of growing tables out of the model, which is given rows from then on; None where there are
+    none."""
+    features = model.features
+    assert isinstance(features, FeatureProcessing)
+    growing, features.growing = features.growing, None
+    return growing
+
+
+def part_of(batch: DenseBatch, start: int, stop: int) -> DenseBatch:
+    """Returns a slice with leaves of its own: the gradient of a slice of a leaf would be as long as the whole
+    leaf."""
+    (embeddings, numeric_BK, share_BN), label_B, weight_B = batch
+    return DenseBatch(
+        DenseInputs(
+            tuple(e.detach()[start:stop].requires_grad_() for e in embeddings),
+            numeric_BK[start:stop],
+            None if share_BN is None else share_BN[start:stop],
+        ),
+        label_B[start:stop],
+        None if weight_B is None else weight_B[start:stop],
+    )
+
+
+def pass_on_gradients(micro_batch: DenseBatch, batch: DenseBatch, start: int) -> None:
+    """Copies the gradients of a slice's embeddings into those of the whole batch."""
+    for slice_leaf, leaf in zip(micro_batch.inputs.embeddings, batch.inputs.embeddings, strict=True):
+        assert slice_leaf.grad is not None
+        if leaf.grad is None:
+            leaf.grad = torch.empty_like(leaf)
+        leaf.grad[start : start + len(slice_leaf)] = slice_leaf.grad
+
+
+class Engine(Protocol):
+    """What holds the dense state under one strategy."""
+
+    module: nn.Module
+    """The wrapped model: `DenseInputs` -> logit_B, or logit_BK of members in training."""
+    optimizer: Optimizer
+    """The optimizer of this rank's part, or of what it has a part in; its first group's learning rate counts."""
+
+    clip: Clip
+    """What clips the gradients before each update."""
+
+    def predict(self, inputs: DenseInputs) -> Tensor:
+        """Returns logit_B without gradients, of the model in the mode (evaluation or training) that it is in; a
+        collective."""
+
+    def accumulate_only(self, yes: bool) -> None:
+        """Sets whether the next backward leaves ranks apart, because another micro-batch follows."""
+
+    def update(self) -> None:
+        """Updates the weights by AdamW, from the gradients of all ranks."""
+
+    def is_finite(self) -> bool:
+        """Tells whether no weight that this rank updates is NaN or infinite."""
+
+    def weights(self) -> Weights:
+        """Returns a copy of all weights under the plain model's names, fp32 on the CPU; a collective.
+
+        Only the first rank has them; the result is empty on other ranks.
+        """
+
+    def state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
+        """Returns weights and optimizer state that this rank holds, to save; with `saved`, to load what a
+        checkpoint has under these names into (`restored`)."""
+
+    def restored(self, steps: int) -> None:
+        """Takes over what was loaded into `state()`: weights and optimizer state after so many updates; a
+        collective."""

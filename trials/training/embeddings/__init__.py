@@ -1,0 +1,1 @@
+"""Embedding tables while they train."""

@@ -1,0 +1,295 @@
+"""Embedding tables while they train: looked up apart from the dense part, updated from its gradients.
+
+`trials.training.embeddings.engine` holds them all in one process; `trials.training.embeddings.sharded` spreads
+them over ranks. The dense part is given embeddings as leaves (`trials.training.distributed.engine`), and
+`update` carries on with the gradients on them.
+
+Tables of one process, whole on its device.
+
+Small tables that every rank holds whole: looked up without a transfer, kept equal by averaging gradients.
+
+The gradient is dense, one number for each weight, so that one all-reduce is all there is. The update is
+row-wise Adagrad's of `trials.optim.rowwise_adagrad`: a row that no rank looked up has no gradient and stays.
+Tables in fp16 are rounded with the same random bits on all ranks.
+
+Shapes: B examples, T categorical tables, N ids looked up, R rows of a matrix, D dimension of embeddings.
+
+What tables over several ranks need; looked at before any rank starts, so that none waits for one that failed.
+
+Light: neither torch nor TorchRec is imported.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dhen.batch import FeatureBatch
+from dhen.errors import UserError
+from dhen.inputs.features import EmbeddingTables, Tables, matrices
+from dhen.schema import FeatureSchema
+from trials.optim.rowwise_adagrad import EPSILON, RowWiseAdagrad, StochasticRounding
+from trials.records.job import TrainingConfig
+from trials.records.strategy import Ranks
+from trials.training.embeddings.blocks import (
+    Block,
+    HalfTables,
+    HeldBlock,
+    State,
+    in_half,
+    load_state,
+    state_of,
+    state_to_load,
+    whole_blocks,
+)
+from trials.training.embeddings.growing import Begun, begin_rows
+
+if TYPE_CHECKING:
+    from trials.planner.table_placement import Placement
+
+
+class TableEngine(Protocol):
+    """All tables of a model, and their optimizer; every rank makes the same calls in the same order."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of weights and optimizer state on this rank."""
+
+    def lookup(self, features: FeatureBatch, begun: Begun | None = None) -> tuple[Tensor, ...]:
+        """Returns embeddings of this rank's examples in fp32, as the tables put them out; the rows in `begun` have
+        begun anew first."""
+
+    def update(self, embeddings: tuple[Tensor, ...]) -> None:
+        """Runs the optimizer's update, from the gradients on what `lookup` returned last.
+
+        They are averaged over ranks: each is the gradient of the mean over its rank's examples (where ranks
+        have different numbers of examples, scaled by their share).
+        """
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Sets the learning rate to a multiple of the configured one, from the next lookup on."""
+
+    def settle(self) -> None:
+        """Applies all decay that is due."""
+
+    def full_weights(self) -> dict[str, Tensor] | None:
+        """Returns the tables' `state_dict` on rank 0 alone: each matrix whole, fp32 on the CPU, a copy."""
+
+    def state_dict(self, saved: Collection[str] | None = None) -> State:
+        """Returns this rank's table parts by name (`trials.training.embeddings.blocks`), to save them; with
+        `saved`, what
+        it needs of a checkpoint that has these keys, written by any engine on any number of ranks."""
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over what was loaded into `state_dict(saved)`."""
+
+
+def leaves(looked_up: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Returns the same values cut off from the lookup; they require gradients where gradients are recorded."""
+    recorded = torch.is_grad_enabled()
+    return tuple(e.detach().requires_grad_(recorded) for e in looked_up)
+
+
+def backward(looked_up: list[Tensor], embeddings: tuple[Tensor, ...]) -> None:
+    """Carries the gradients of the leaves on into the lookup; the leaves have none afterwards, so that their
+    memory is there for the update."""
+    assert looked_up, "an update needs a lookup before it, with gradients recorded"
+    torch.autograd.backward(looked_up, [embedding.grad for embedding in embeddings])
+    for embedding in embeddings:
+        embedding.grad = None
+
+
+class LocalTables:
+    """A `TableEngine` of one process, with one matrix for each embedding length."""
+
+    def __init__(self, tables: Tables, config: TrainingConfig) -> None:
+        if config.table_precision == "fp16":
+            tables = in_half(tables)
+        self._tables, self._matrices = tables, matrices(tables)
+        self._weights = [matrix.weight for matrix in self._matrices.values()]
+        self._optimizer = RowWiseAdagrad(
+            self._weights,
+            lr=config.embedding_learning_rate,
+            decay=config.embedding_decay,
+            table_decay=config.table_decay,
+        )
+        self._rate, self._lazy = config.embedding_learning_rate, bool(config.table_decay)
+        self._looked_up: list[Tensor] = []
+        self._held = whole_blocks(list(self._matrices.values()), self._optimizer)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of weights, of sums, and of what the optimizer keeps beside them."""
+        state = [values for weight in self._weights for values in self._optimizer.state_of(weight).values()]
+        return sum(tensor.numel() * tensor.element_size() for tensor in (*self._weights, *state))
+
+    def lookup(self, features: FeatureBatch, begun: Begun | None = None) -> tuple[Tensor, ...]:
+        """See `TableEngine`."""
+        if self._lazy:
+            for matrix in self._matrices.values():
+                self._optimizer.catch_up(matrix.weight, matrix.rows(features))
+        begin_rows(self._held, begun)
+        looked_up = self._tables(features)
+        self._looked_up = looked_up if torch.is_grad_enabled() else []
+        return leaves(looked_up)
+
+    def update(self, embeddings: tuple[Tensor, ...]) -> None:
+        """See `TableEngine`."""
+        backward(self._looked_up, embeddings)
+        self._looked_up = []
+        self._optimizer.step()
+        for weight in self._weights:
+            weight.grad = None
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """See `TableEngine`."""
+        self._optimizer.param_groups[0]["lr"] = self._rate * factor
+
+    def settle(self) -> None:
+        """See `TableEngine`."""
+        if self._lazy:
+            self._optimizer.settle()
+
+    def full_weights(self) -> dict[str, Tensor] | None:
+        """See `TableEngine`."""
+        self.settle()
+        weights = {name: matrix.weight.detach() for name, matrix in self._matrices.items()}
+        return {name: weight.to("cpu", torch.float32, copy=True) for name, weight in weights.items()}
+
+    def state_dict(self, saved: Collection[str] | None = None) -> State:
+        """See `TableEngine`; also holds what makes a resumed training equal to the bit."""
+        self.settle()
+        parts = state_of(self._held) if saved is None else state_to_load(saved, self._held)
+        return parts | self._optimizer.progress(saved)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """See `TableEngine`."""
+        load_state(state, self._held)
+        self._optimizer.go_on(state)
+
+
+class ReplicatedTables:
+    """Some tables of a schema, all of one embedding length, on every rank; weights are zero until they are
+    loaded."""
+
+    def __init__(
+        self,
+        schema: FeatureSchema,
+        names: frozenset[str],
+        dim: int,
+        ranks: int,
+        device: torch.device,
+        rounding: StochasticRounding | None,
+    ) -> None:
+        """`rounding` is that of fp16 tables, at the same count on all ranks; None for fp32."""
+        indices = [index for index, table in enumerate(schema.tables) if table.name in names]
+        self._ranks, self._rounding = ranks, rounding
+        tables = _zeros(schema, dim, indices).to(device)
+        self.names = tuple(table.name for table in tables.tables)
+        self._tables = tables if rounding is None else HalfTables(tables)
+        self._sum_R = torch.zeros(len(self._tables.weight), device=device)
+        starts = [0, *itertools.accumulate(table.rows for table in tables.tables)]
+        self.held = [
+            HeldBlock(Block(name, 0, dim), self._tables.weight.detach()[start:stop], self._sum_R[start:stop])
+            for name, (start, stop) in zip(self.names, itertools.pairwise(starts), strict=True)
+        ]
+
+    def lookup(self, features: FeatureBatch) -> dict[str, Tensor]:
+        """Returns e_BD of each table, by name."""
+        embeddings = self._tables(features)
+        by_table = [e_BD for e_BTD in embeddings for e_BD in e_BTD.unbind(1)]
+        return dict(zip(self.names, by_table, strict=True))
+
+    @torch.no_grad()
+    def update(self, rate: float, decay: float) -> None:
+        """Averages all ranks' gradients and runs the optimizer; `decay` is L2 of the rows that were looked up."""
+        weight_RD = self._tables.weight
+        gradient = weight_RD.grad
+        assert gradient is not None
+        rows, values_ND = gradient._indices()[0], gradient._values()
+        gradient_RD = torch.zeros_like(weight_RD, dtype=torch.float32).index_add_(0, rows, values_ND)
+        weight_RD.grad = None
+        dist.all_reduce(gradient_RD.div_(self._ranks))
+        if decay:
+            touched_R = torch.zeros_like(self._sum_R).index_fill_(0, rows, 1.0)
+            dist.all_reduce(touched_R, dist.ReduceOp.MAX)
+            gradient_RD.addcmul_(weight_RD.float(), touched_R.unsqueeze(1), value=decay)
+        self._sum_R.add_(torch.linalg.vector_norm(gradient_RD, dim=1).square_(), alpha=1 / weight_RD.shape[1])
+        scale_R = self._sum_R.sqrt().add_(EPSILON).reciprocal_().mul_(rate)
+        step_RD = gradient_RD.mul_(scale_R.unsqueeze(1))
+        if self._rounding is None:
+            weight_RD.sub_(step_RD)
+            return
+        every_row = torch.arange(len(weight_RD), device=weight_RD.device)
+        self._rounding.write(weight_RD, every_row, step_RD.neg_().add_(weight_RD))
+
+
+def _zeros(schema: FeatureSchema, dim: int, indices: Sequence[int]) -> EmbeddingTables:
+    """Returns tables of zeros without drawing random numbers, which would change the numbers that others draw."""
+    with torch.random.fork_rng(devices=[]):
+        tables = EmbeddingTables(schema, dim, indices)
+    torch.nn.init.zeros_(tables.weight)
+    return tables
+
+
+TORCHREC = "torchrec==1.8.0"
+"""TorchRec's requirement; its own requirements clash with ours (another torchmetrics), so it is installed without
+them."""
+INSTALL = (
+    "pip install fbgemm-gpu-cpu==1.8.0 tensordict pyre-extensions tqdm torchmetrics "
+    f"&& pip install --no-deps {TORCHREC}"
+)
+COLUMNS_MULTIPLE = 4
+"""Number of values in the vectors as which FBGEMM reads rows, also on a CPU; a row has a multiple of it."""
+
+
+class UnfitShardError(UserError):
+    """A shard of a table that TorchRec's kernels do not take."""
+
+
+def missing_torchrec(reason: str) -> UserError:
+    """Returns the error where TorchRec is needed and cannot be imported."""
+    return UserError(
+        f"embedding tables over several ranks need TorchRec, which cannot be imported ({reason}). `make setup` "
+        f"installs it, or: {INSTALL}    (with a GPU: fbgemm-gpu in place of fbgemm-gpu-cpu). One rank "
+        "(ranks=1x1) trains without it."
+    )
+
+
+def check_torchrec() -> None:
+    """Checks that what tables over several ranks need is installed.
+
+    Raises:
+        UserError: where it is not.
+    """
+    for package in ("torchrec", "fbgemm_gpu"):
+        if find_spec(package) is None:
+            raise missing_torchrec(f"there is no {package}")
+
+
+def check_tables(placement: Placement, ranks: Ranks) -> None:
+    """Checks that ranks can hold tables as a placement says.
+
+    Raises:
+        UserError: without TorchRec, for a placement for other ranks, for widths that its kernels do not take.
+    """
+    if len(placement.bytes_per_rank) != ranks.world:
+        raise UserError(
+            f"the tables were placed on {len(placement.bytes_per_rank)} ranks, and {ranks.world} are to train: "
+            "plan again for the ranks there are."
+        )
+    if ranks.world == 1 or not placement.shards:
+        return
+    for shard in placement.shards:
+        if shard.columns % COLUMNS_MULTIPLE:
+            raise UnfitShardError(
+                f"table {shard.table!r}: a shard of {shard.columns} columns, and TorchRec's kernels take "
+                f"multiples of {COLUMNS_MULTIPLE}: an embedding_dim that is one trains on several ranks."
+            )
+    check_torchrec()

@@ -1,0 +1,1 @@
+"""Servers of embedding tables, and what ranks ask of them."""
