@@ -104,7 +104,7 @@ def dhen(layers: int, width: int) -> ModelConfig:
 
 def training(case: Case) -> TrainingConfig:
     """Resolved; a delay begins with the first step."""
-    zero_offload.DELAY_AFTER = 0
+    zero_offload.DELAY_AFTER = 0  # type: ignore[attr-defined]
     config = TrainingConfig(epochs=1, batch_size=case.batch, delayed_update=case.delayed)
     return config.resolved(max(case.batch, 10**6), "bf16")
 

@@ -223,7 +223,8 @@ class StudyRuns:
             experiment = client.get_experiment(made)
         if experiment.lifecycle_stage != "active":
             client.restore_experiment(experiment.experiment_id)
-        self._runs, token = {}, ""
+        self._runs = {}
+        token: str | None = ""
         while token is not None:
             page = client.search_runs(
                 [experiment.experiment_id],

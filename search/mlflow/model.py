@@ -68,7 +68,7 @@ def registry(bundle: Path, tracking: str | None) -> Iterator[tuple[MlflowClient,
             f"{bundle}: name with --tracking where to register the model, a tracking server such as "
             "http://tracking.example:5000 or a run directory such as runs/demo."
         )
-    uri = store_uri(directory) if own else check_server(given, source)
+    uri = store_uri(directory) if own else check_server(str(given), source)
     with mlflow_errors(uri, own=own):
         yield open_client(uri), uri
 
