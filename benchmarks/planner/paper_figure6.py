@@ -20,7 +20,7 @@ project's engines as the planner prices them, and beside them those of PyTorch a
 from __future__ import annotations
 
 import argparse
-import importlib
+import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -64,23 +64,23 @@ COLORS: dict[Dense, str] = {"dp": VERMILION, "hsdp": BLUE, "fsdp": GREY}
 DEEPEST = 40
 RANKS = "32x8"
 """Two pods."""
-PLANNER = "trials.planner"
-CONSTANTS = {
-    "MATMUL_SHARE": ("time.compute_time",),
-    "MEMORY_SHARE": ("time.step_time", "tables.table_cost"),
-    "OVERLAP_SLOWDOWN": ("time.step_time",),
-    "KERNEL_SECONDS": ("time.step_time",),
-    "LAUNCH_SECONDS": ("time.compute_time",),
-    "HOST_STEP_SECONDS": ("time.step_time",),
-    "COLLECTIVE_SECONDS": ("collectives", "time.step_time"),
-    "BUCKET_LATENCY_SHARE": ("collectives",),
-    "UPDATE_MASTERS": ("time.step_time",),
-    "UPDATE_MOMENTS": ("time.step_time",),
-    "UPDATE_KERNELS": ("time.step_time",),
-    "LL128_SECONDS": ("collectives",),
-    "TREE_SHARE": ("collectives",),
-}
-"""The planner's, and who reads them."""
+PLANNER = "trials.planner."
+CONSTANTS = (
+    "MATMUL_SHARE",
+    "MEMORY_SHARE",
+    "OVERLAP_SLOWDOWN",
+    "KERNEL_SECONDS",
+    "LAUNCH_SECONDS",
+    "HOST_STEP_SECONDS",
+    "COLLECTIVE_SECONDS",
+    "BUCKET_LATENCY_SHARE",
+    "UPDATE_MASTERS",
+    "UPDATE_MOMENTS",
+    "UPDATE_KERNELS",
+    "LL128_SECONDS",
+    "TREE_SHARE",
+)
+"""The planner's."""
 NUMBERS = (
     "peak_flops.bf16",
     "memory_bandwidth",
@@ -214,7 +214,8 @@ def dp_ends(setting: Setting, cluster: Cluster) -> int:
 @contextmanager
 def changed(constant: str, factor: float) -> Iterator[None]:
     """The planner, and PyTorch as it was then, with another value of one of the planner's constants."""
-    modules = [importlib.import_module(f"{PLANNER}.{name}") for name in CONSTANTS[constant]]
+    modules = [module for name, module in sys.modules.items() if name.startswith(PLANNER)]
+    modules = [module for module in modules if hasattr(module, constant)]
     modules += [stock_pytorch] * hasattr(stock_pytorch, constant)
     before = getattr(modules[0], constant)
     try:
