@@ -40,12 +40,11 @@ from trials.optim.adamw import DTYPES
 from trials.planner.memory_counter import HOST, MemoryCounter, same_code_path
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Strategy
+from trials.training.distributed.ddp import average_gradients, cast_bucket
 from trials.training.distributed.engine import DenseBatch, DenseInputs, take_tables
 from trials.training.distributed.parallelize import (
     ParallelStep,
     Replicate,
-    average_gradients,
-    cast_bucket,
     device_mesh,
     parallelize,
 )

@@ -13,12 +13,14 @@ from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.optim import Optimizer
 
 from dhen.batch import FeatureBatch
 from dhen.inputs.features import FeatureProcessing, Tables
 from dhen.inputs.growing import GrowingRows
 from trials.optim.adamw import Clip
+from trials.records.strategy import RECOMPUTED, Checkpointing
 from trials.store.weights import Weights
 from trials.training.checkpoint_files import FlatPieces
 
@@ -143,3 +145,19 @@ class Engine(Protocol):
     def restored(self, steps: int) -> None:
         """Takes over what was loaded into `state()`: weights and optimizer state after so many updates; a
         collective."""
+
+
+def layers_of(model: nn.Module) -> nn.ModuleList:
+    """Returns the layers of a DHEN; none of another model."""
+    layers = getattr(model, "layers", nn.ModuleList())
+    assert isinstance(layers, nn.ModuleList)
+    return layers
+
+
+def checkpoint_layers(model: nn.Module, checkpointing: Checkpointing) -> None:
+    """Has layers computed again in backward in place of keeping their activations (arXiv 1604.06174)."""
+    if checkpointing == "none":
+        return
+    layers = layers_of(model)
+    for index in range(len(layers))[RECOMPUTED[checkpointing]]:
+        layers[index] = checkpoint_wrapper(layers[index])

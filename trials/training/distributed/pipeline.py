@@ -40,8 +40,8 @@ from trials.records.job import TrainingConfig
 from trials.records.strategy import RECOMPUTED, Checkpointing, Strategy
 from trials.store.weights import Weights
 from trials.training.checkpoint_files import FlatPieces, Piece
+from trials.training.distributed.ddp import DDPEngine
 from trials.training.distributed.engine import DenseInputs
-from trials.training.distributed.parallelize import Replicated
 from trials.training.distributed.tensor_parallel import DATA, STAGES
 from trials.training.distributed.zero import Zero
 from trials.training.memory_limit import on_device_for_good
@@ -192,12 +192,12 @@ class PipelineEngine:
         keep_layers(model, held)
         on_device_for_good(model, where)
         data_ranks = dist.get_world_size(self._data)
-        self._own: Replicated | Zero
+        self._own: DDPEngine | Zero
         if strategy.dense == "zero1":
             self._own = Zero(model, config, self._data, keeps_gradients=True, bucket_bytes=bucket_bytes)
             self._own.accumulate_only(True)
         else:
-            self._own = _ReplicatedStage(model, config, self._data if data_ranks > 1 else None)
+            self._own = _DDPStage(model, config, self._data if data_ranks > 1 else None)
         if self.is_zero:  # each tensor rank of a stage has the sum over all of them
             self.clip = Clip(config.clip_norm, dist.group.WORLD, copies=strategy.tensor)
         else:
@@ -340,7 +340,7 @@ class PipelineEngine:
         return x_NMD
 
 
-class _ReplicatedStage(Replicated):
+class _DDPStage(DDPEngine):
     """The engine of dp for one rank's stages, whose gradients are averaged over data ranks as one vector."""
 
     def __init__(
