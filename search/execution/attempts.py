@@ -32,7 +32,7 @@ from trials.records.trial_record import Attempt, Outcome, Result, TrialRecord
 from trials.runtime.hosts.hosts import Node
 from trials.runtime.hosts.placement import most_at_once, room_for, shape
 from trials.runtime.hosts.ray_connection import devices_here
-from trials.training.embeddings.engine import check_tables
+from trials.training.embeddings.requirements import check_tables
 
 DEADLINE_SECONDS = 900.0
 """Silence after which several ranks are taken to hang; an evaluation may take as long without a word."""

@@ -24,8 +24,8 @@ SECONDS, MEBIBYTES = 30, 6144
 """What one input may take."""
 TOGETHER = "together"
 READERS = (
-    *("dhen", "search.bundles", "search.config", "search.plan_request", "search.proposals", "search.serving"),
-    *("spaces", "trials.cluster", "trials.data", "trials.records.events", "trials.storage", "yaml"),
+    *("dhen", "search.bundles", "search.config", "search.plan_request", "search.execution", "search.serving"),
+    *("spaces", "trials.cluster", "trials.data", "trials.records.events", "trials.store", "yaml"),
 )
 """Packages whose new lines count."""
 

@@ -10,11 +10,11 @@ ZeRO-Offload, in which optimizer state and update are the host's (`trials.traini
 Where one rank trains, its embedding tables may lie on a level of storage below the device, in the host's memory
 or on an SSD, with the rows that are looked up most in a cache on the device
 (`trials.training.embeddings.levels`). Where `training.tables.synchrony` is not local, servers hold the tables,
-in processes of their own (`trials.servers`).
+in processes of their own (`trials.training.servers`).
 
 A DHEN's layers may lie one after another on several ranks, the stages of a pipeline
-(`trials.distributed.pipeline`), and wide modules may be split over the ranks of a tensor group, in a pipeline's
-stages too: data parallelism, as dp or zero1, is over the ranks that are left.
+(`trials.training.distributed.pipeline`), and wide modules may be split over the ranks of a tensor group, in a
+pipeline's stages too: data parallelism, as dp or zero1, is over the ranks that are left.
 
 The place of one training process among those that train a candidate together, and its part of things.
 """

@@ -26,8 +26,9 @@ from trials.planner.table_shards import ONE_PROCESS_ROW_STATE_BYTES, TABLE_DECAY
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Ranks
 from trials.training.embeddings.blocks import Block, HeldBlock, load_state, state_of, state_to_load
-from trials.training.embeddings.engine import INSTALL, TableEngine, check_tables
+from trials.training.embeddings.engine import TableEngine
 from trials.training.embeddings.make_engine import table_engine
+from trials.training.embeddings.requirements import INSTALL, check_tables
 
 DIM, ROWS = 12, 5
 CPU = torch.device("cpu")
@@ -215,11 +216,11 @@ from dhen.errors import UserError
 from test_engine import engine, placement
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Ranks
-from trials.embeddings import requirements, torchrec_backend
+from trials.training.embeddings import requirements, sharded
 engine(TrainingConfig())
 def look():
     requirements.check_tables(placement(2), Ranks(0, 1, 2))
-for needs in (look, torchrec_backend.import_torchrec):
+for needs in (look, sharded.import_torchrec):
     try:
         needs()
     except UserError as error:
@@ -231,7 +232,6 @@ for needs in (look, torchrec_backend.import_torchrec):
 
 
 def test_the_check_before_ranks_start_is_light() -> None:
-    code = (
-        "import sys, trials.training.embeddings.engine\nassert not {'torch', 'torchrec'} & set(sys.modules)"
-    )
+    module = "trials.training.embeddings.requirements"
+    code = f"import sys, {module}\nassert not {{'torch', 'torchrec'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -55,9 +55,9 @@ def test_a_head_that_is_watched_may_take_long_for_an_answer(monkeypatch: pytest.
 OUT_OF_REACH = """
 import threading, time
 from dhen.errors import EXIT_CODE
-from trials.hosts import head
-head.BEAT_SECONDS = 0.1
-with head.Head().watched(threading.Event().wait):
+from trials.runtime.hosts import ray_connection
+ray_connection.BEAT_SECONDS = 0.1
+with ray_connection.Head().watched(threading.Event().wait):
     time.sleep(600)
 """
 

@@ -1,5 +1,5 @@
-"""PyTorch's `fully_shard` (FSDP, arXiv 2304.11277) on every DHEN layer and on the rest together: shard_grad_op, fsdp
-and hsdp, with `CPUOffloadPolicy`."""
+"""PyTorch's `fully_shard` (FSDP, arXiv 2304.11277) on every DHEN layer and on the rest together:
+shard_grad_op, fsdp and hsdp, with `CPUOffloadPolicy`."""
 
 from __future__ import annotations
 

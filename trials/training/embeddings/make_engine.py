@@ -34,8 +34,9 @@ from dhen.schema import FeatureSchema
 from trials.planner.table_placement import Placement
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Ranks, TableLevel
-from trials.training.embeddings.engine import LocalTables, TableEngine, check_tables
+from trials.training.embeddings.engine import LocalTables, TableEngine
 from trials.training.embeddings.levels import CachedTables
+from trials.training.embeddings.requirements import check_tables
 from trials.training.embeddings.sharded import import_torchrec
 from trials.training.memory_limit import on_device_for_good
 

@@ -43,8 +43,9 @@ from trials.planner.table_placement import Placement, TableShard, table_notes
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Ranks
 from trials.training.embeddings.blocks import Block, HeldBlock, State, load_state, state_of, state_to_load
-from trials.training.embeddings.engine import ReplicatedTables, backward, leaves, missing_torchrec
+from trials.training.embeddings.engine import ReplicatedTables, backward, leaves
 from trials.training.embeddings.growing import Begun, begin_rows
+from trials.training.embeddings.requirements import missing_torchrec
 
 
 class CpuRowDecay:
