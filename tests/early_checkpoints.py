@@ -15,4 +15,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    import sys
+    from pathlib import Path
+
+    sys.path[0] = str(Path(__file__).parents[1])  # not `tests`, whose folders are named as the rooms
     main()

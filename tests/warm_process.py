@@ -94,6 +94,9 @@ class WarmProcess:
             reader.join(timeout)
         return printed["out"], printed["errors"]
 
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, number)

@@ -91,7 +91,7 @@ def test_it_has_the_command(installed: Path) -> None:
 
 def test_the_migrations_are_run_from_it(installed: Path, tmp_path: Path) -> None:
     said = run(installed, MIGRATE, f"sqlite:///{tmp_path / 'study.db'}")
-    assert said.split() == [str(installed / "trials" / "storage" / "migrations"), "[]"]
+    assert said.split() == [str(installed / "trials" / "store" / "migrations"), "[]"]
 
 
 def test_what_it_ships_is_read_from_it(installed: Path) -> None:

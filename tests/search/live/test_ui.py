@@ -93,7 +93,7 @@ def test_a_directory_without_a_store_is_the_users_mistake(tmp_path: Path) -> Non
 
 def test_a_damaged_store_is_told_before_a_server_starts(tmp_path: Path) -> None:
     database(tmp_path).write_text("no database " * 50)
-    with pytest.raises(UserError, match="delete it"):
+    with pytest.raises(UserError, match="move it away"):
         CliRunner().invoke(command, [str(tmp_path)], catch_exceptions=False)
 
 

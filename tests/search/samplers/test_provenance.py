@@ -101,4 +101,4 @@ def test_the_check_sees_numbers_tuples_and_what_is_computed_of_them() -> None:
 
 def test_the_check_sees_the_rankers_constants() -> None:
     seen = {name for file in FILES for name in numeric_constants(file.read_text())}
-    assert {"TEMPERATURE", "SLOPES", "NOISE", "MEMBERS", "FEWEST_TIMED", "REDUCTION", "CONFIDENCE"} <= seen
+    assert {"TEMPERATURE", "SLOPES", "NOISE", "MEMBERS", "FEWEST_TIMED", "CONFIDENCE"} <= seen

@@ -62,7 +62,7 @@ def test_each_attempt_leaves_the_log_of_each_rank(
     for number, attempt in enumerate(climbed.attempts):
         for rank in range(2):
             log = (folder / f"attempt{number}.rank{rank}.log").read_text()
-            worker = rf"{STAMP} INFO rank {rank} trials\.processes\.worker: "
+            worker = rf"{STAMP} INFO rank {rank} trials\.runtime\.worker: "
             begins = rf"attempt{number}: strategy {re.escape(attempt.strategy)}, rank {rank} of 2 "
             assert len(re.findall(f"^{worker}{begins}", log, re.MULTILINE)) == 1
             assert log.count("INFO") == len(re.findall(f"^{STAMP} INFO rank {rank} ", log, re.MULTILINE))
@@ -79,7 +79,7 @@ def test_each_attempt_leaves_the_log_of_each_rank(
             trainer = rf"^{STAMP} INFO search\.execution\.trainer: {re.escape(line)}$"
             assert len(re.findall(trainer, text, re.MULTILINE)) == 1
     scored = trial_folder(out, record.front[-1]) / "scoring-test.rank0.log"
-    assert re.search(r"trials\.processes\.worker: test: NE 0\.\d+ of", scored.read_text())
+    assert re.search(r"trials\.runtime\.worker: test: NE 0\.\d+ of", scored.read_text())
 
 
 def process_of(log: Path) -> int:
