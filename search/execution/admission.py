@@ -29,7 +29,7 @@ from trials.planner.plan import Plan
 from trials.records.job import Job
 from trials.records.serving_limits import Limits, ServingConfig
 from trials.records.trial_record import Outcome, TrialKind, TrialRecord
-from trials.training.embeddings.engine import UnfitShardError
+from trials.training.embeddings.requirements import UnfitShardError
 
 MeasureMs = Callable[[Job, ServingConfig], float]
 """Milliseconds that a request to a job's model takes; raises UserError where it cannot be measured."""

@@ -71,7 +71,7 @@ from trials.records.job import Job, TrainingConfig, check_order
 from trials.records.study_record import FoundPasses, GrownAxis, RefusedProposal, covered_seconds
 from trials.runtime.launcher import AnyLauncher
 from trials.store.ledger import Ledger
-from trials.training.embeddings.engine import check_torchrec
+from trials.training.embeddings.requirements import check_torchrec
 
 
 def open_study(

@@ -15,7 +15,7 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.this_machine import load_cluster
 from trials.records.serving_limits import Limits, ServingConfig
 from trials.records.trial_record import Attempt, Outcome, Result, TrialKind, TrialRecord
-from trials.training.embeddings.engine import UnfitShardError
+from trials.training.embeddings.requirements import UnfitShardError
 
 ONE_RANK = load_cluster("a100-80gb").with_ranks("1x1").replace(device="cpu")
 
