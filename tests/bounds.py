@@ -24,7 +24,7 @@ GENERATED = ROOT / "docs" / "reference"
 BOUNDS = {
     "product lines": 78_000,
     "product tokens": 487_000,
-    "product files": 357,
+    "product files": 358,
     "test lines": 50_300,
     "words of documents": 88_000,
 }

@@ -316,7 +316,7 @@ __all__ = ["POLL_SECONDS", "AnyLauncher", "AnyRun", "Launcher", "Run", "wait_for
 PRELOADED = ("torch._dynamo", "torch.distributed.fsdp", "pyarrow.dataset", "trials.runtime.worker")
 """Modules that a process would otherwise import itself, each time: the first belongs to an optimizer's first
 use."""
-PRELOADED_FOR_SEVERAL = ("trials.training.embeddings.make_engine",)
+PRELOADED_FOR_SEVERAL = ("trials.training.embeddings.preload",)
 """Modules that are preloaded for ranks whose tables are sharded: a third of a second, once (2 cores,
 2026-11-21)."""
 SERVER_GONE_SECONDS = 0.1

@@ -22,13 +22,11 @@ tables, fused updates included.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from dhen.errors import UserError
 from dhen.inputs.features import Tables, matrices
 from dhen.schema import FeatureSchema
 from trials.planner.table_placement import Placement
@@ -37,7 +35,6 @@ from trials.records.strategy import Ranks, TableLevel
 from trials.training.embeddings.engine import LocalTables, TableEngine
 from trials.training.embeddings.levels import CachedTables
 from trials.training.embeddings.requirements import check_tables
-from trials.training.embeddings.sharded import import_torchrec
 from trials.training.memory_limit import on_device_for_good
 
 
@@ -78,11 +75,6 @@ def table_engine(
     assert placement is not None
     check_tables(placement, ranks)
     return ShardedTables(tables, schema, config, ranks, placement, where)
-
-
-if torch.version.cuda is None:
-    with contextlib.suppress(UserError):
-        import_torchrec()
 
 
 class FrequencyDecay:
