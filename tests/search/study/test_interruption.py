@@ -9,7 +9,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from command_line import SMALL, TIMEOUT_SECONDS, Run, start, wait_for_trials, wait_until
+from command_line import SMALL, TIMEOUT_SECONDS, Run, run_process, start, wait_for_trials, wait_until
 from warm_process import WarmProcess
 
 from search.read_study import read_study
@@ -141,9 +141,10 @@ def test_a_run_directory_that_is_deleted_ends_the_study_in_a_sentence(
     wait_until(lambda: not children_of(process.pid))
 
 
-def test_mlflow_is_rebuilt_from_the_ledger(dhen_search: Run, study: Path, click_log: Path) -> None:
-    (study / "mlflow.db").unlink()
-    dhen_search("run", "--data", click_log, "--out", study, "trials=4", *SMALL)
+def test_mlflow_is_rebuilt_from_the_ledger(study: Path, click_log: Path, environment: dict[str, str]) -> None:
+    (study / "mlflow.db").unlink()  # a process that had it open would hold on to it
+    words = ("run", "--data", click_log, "--out", study, "trials=4", *SMALL)
+    assert run_process(words, environment, None).returncode == 0
     with sqlite3.connect(study / "mlflow.db") as connection:
         runs = connection.execute("select count(*) from runs").fetchone()[0]
     connection.close()
