@@ -1,8 +1,6 @@
 """A model in short, from its configuration: `3x[attention+dlrm] concat d16`; and outcomes in words.
 
 The functions read plain data and are tolerant on purpose: a report must also show what they do not know.
-
-Numbers in words: the one place that decides how many digits a reader sees.
 """
 
 from __future__ import annotations
@@ -109,6 +107,8 @@ def as_list(value: Any) -> list[Any]:
     """A value as a list; empty for what is no sequence."""
     return list(value) if isinstance(value, (list, tuple)) else []
 
+
+# Numbers in words: the one place that decides how many digits a reader sees.
 
 MISSING = "–"
 PREFIXES = ("", "k", "M", "G", "T", "P")

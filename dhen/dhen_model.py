@@ -1,11 +1,4 @@
-"""The DHEN layer: Y = Norm(Ensemble_i(Interaction_i(X)) + ShortCut(X)) (paper, equations 1 and 2).
-
-With the norm in front (pre-norm, arXiv 2002.04745), Y = Ensemble_i(Interaction_i(Norm(X))) + ShortCut(X).
-
-Shapes: B examples (of B K rows where there are K members), M embeddings, D their dimension; K numeric inputs in
-`raw_BK`.
-
-DHEN as a whole: features -> layers -> logit (paper, section 3, figures 1 and 2).
+"""DHEN as a whole: features -> layers -> logit (paper, section 3, figures 1 and 2).
 
 Shapes: B examples, M embeddings, D their dimension, V = M D numbers of all embeddings; K numeric inputs in
 `raw_BK`, else K members.
@@ -55,6 +48,14 @@ from dhen.ops.parts import (
 from dhen.ops.split import How, RankGroup, how_split
 from dhen.schema import FeatureSchema
 from dhen.tape import FP32_BYTES, Setting, Tape, Taped, Undeclared, row_bytes
+
+# The DHEN layer: Y = Norm(Ensemble_i(Interaction_i(X)) + ShortCut(X)) (paper, equations 1 and 2).
+#
+# With the norm in front (pre-norm, arXiv 2002.04745), Y = Ensemble_i(Interaction_i(Norm(X))) + ShortCut(X).
+#
+# Shapes: B examples (of B K rows where there are K members), M embeddings, D their dimension; K numeric inputs
+# in
+# `raw_BK`.
 
 
 @dataclass(frozen=True, kw_only=True)

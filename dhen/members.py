@@ -10,17 +10,6 @@ together, so every interaction module works as it is.
 
 Shapes: B examples, K members, N = B K rows, M embeddings, D their dimension, V numbers of a row that reaches
 the heads, I numbers into a map of a head.
-
-The mean of what several networks predict, as one model: of probabilities, corrected for negative sampling.
-
-Worked with in logits, so that whatever takes a network's logits takes these. With z_i a network's logit and r
-the fraction of negatives that the log kept, p_i = sigmoid(z_i + log r) is its corrected prediction (He et al.
-2014, section 6.3), and the mean's logit is logit(mean p_i) - log r = log sum p_i - log sum (1 - p_i) - log r.
-
-The loss of a batch: weighted cross-entropy; of a network of several members the mean of each one's own.
-
-Members are not trained on the mean of their predictions: they would learn to correct each other, and the mean
-of what each has learned by itself is what generalises (arXiv 2410.24210, section 3.1).
 """
 
 from __future__ import annotations
@@ -144,6 +133,13 @@ def mean_logit_of_members(logit_BK: Tensor) -> Tensor:
     return F.logsigmoid(logit_BK).logsumexp(dim=1) - F.logsigmoid(-logit_BK).logsumexp(dim=1)
 
 
+# The mean of what several networks predict, as one model: of probabilities, corrected for negative sampling.
+#
+# Worked with in logits, so that whatever takes a network's logits takes these. With z_i a network's logit and r
+# the fraction of negatives that the log kept, p_i = sigmoid(z_i + log r) is its corrected prediction (He et al.
+# 2014, section 6.3), and the mean's logit is logit(mean p_i) - log r = log sum p_i - log sum (1 - p_i) - log r.
+
+
 def mean_logit(logits: Iterable[Tensor], rate: float) -> Tensor:
     """The mean's logit (N, fp64, not corrected) from those of its members (N each), one after another.
 
@@ -185,6 +181,12 @@ class MeanOfNetworks(nn.Module):
     def forward(self, batch: FeatureBatch) -> Tensor:
         """logit_B, fp32."""
         return mean_logit((network(batch) for network in self.networks), self.rate).float()
+
+
+# The loss of a batch: weighted cross-entropy; of a network of several members the mean of each one's own.
+#
+# Members are not trained on the mean of their predictions: they would learn to correct each other, and the mean
+# of what each has learned by itself is what generalises (arXiv 2410.24210, section 3.1).
 
 
 def cross_entropy(logit: Tensor, label_B: Tensor, weight_B: Tensor | None) -> Tensor:

@@ -2,27 +2,9 @@
 
 A module's declaration beside its FLOPs: it writes its operations on a `Tape` in the order in which forward
 runs them, in numbers per example (a row of the batch dimension, of which members of one network have several
-an example: `Tape.rows`); `dhen.tape` plays a tape back for a batch and tells the memory.
+an example: `Tape.rows`); a tape is played back for a batch, which gives the memory.
 `tests/contracts` holds every declaration to what PyTorch really allocates. The loss and statistics of a few
 bytes per example may be left out.
-
-Plays a tape back: forward, then backward in autograd's order; the memory at every moment, for any batch.
-
-Tensors are freed at their last use, saved ones after the last backward that reads them, as PyTorch frees
-them. Gradients of one tensor from several consumers are added up into new memory, as PyTorch does wherever
-storage is shared or a dispatch mode watches; where it adds in place the replay is above by that one tensor.
-
-What is made and freed when does not depend on the batch, so a tape is played once. All sums hold bytes an
-example and bytes at any batch in one integer, the first times `EACH`; a peak is the largest of a few lines.
-
-A model as segments, one after another, each with its FLOPs and its tape: what planners look at.
-
-Segments are what checkpointing and `fully_shard` act on: `features` (without the tables), every layer, and
-`head` (what stands above the last layer; all of a model that has no layers).
-
-The number of rows per forward pass when nothing is learnt: in evaluations, scorings and servers.
-
-A training's plan sets it for its own evaluations (`trials.planner.pricing`).
 """
 
 from __future__ import annotations
@@ -230,6 +212,15 @@ class Tape:
         return self.operation(sum(map(self.values, parts)), parts, passes=True)
 
 
+# Plays a tape back: forward, then backward in autograd's order; the memory at every moment, for any batch.
+#
+# Tensors are freed at their last use, saved ones after the last backward that reads them, as PyTorch frees
+# them. Gradients of one tensor from several consumers are added up into new memory, as PyTorch does wherever
+# storage is shared or a dispatch mode watches; where it adds in place the replay is above by that one tensor.
+#
+# What is made and freed when does not depend on the batch, so a tape is played once. All sums hold bytes an
+# example and bytes at any batch in one integer, the first times `EACH`; a peak is the largest of a few lines.
+
 EACH = 2**48
 """More than the bytes at any batch can be."""
 
@@ -426,6 +417,12 @@ class _Backward:
         self.moments_with_gradients.append(self._live + self._parameters + running)
 
 
+# A model as segments, one after another, each with its FLOPs and its tape: what planners look at.
+#
+# Segments are what checkpointing and `fully_shard` act on: `features` (without the tables), every layer, and
+# `head` (what stands above the last layer; all of a model that has no layers).
+
+
 class Setting(NamedTuple):
     """What a tape depends on beside the model."""
 
@@ -463,6 +460,10 @@ class Taped(NamedTuple):
     whole: tuple[str, ...] = ()
     """Of a segment that is split over ranks: what each of them has whole, and why."""
 
+
+# The number of rows per forward pass when nothing is learnt: in evaluations, scorings and servers.
+#
+# A training's plan sets it for its own evaluations (`trials.planner.pricing`).
 
 MOST_ROWS = 8192
 """Largest number of rows per forward pass: with so many, a pass's fixed costs no longer count."""

@@ -2,8 +2,6 @@
 
 A thin layer over pydantic. Every configuration of the project derives from `Value`; `parse` turns
 pydantic's errors into a `UserError` that lists unknown keys with the nearest known one.
-
-The identity of plain data, and of files: equal configurations, jobs and points have equal fingerprints.
 """
 
 from __future__ import annotations
@@ -329,6 +327,9 @@ def load_json(path: Path) -> Any:
 def dump_yaml(data: Any) -> str:
     """YAML in the order given."""
     return str(yaml.dump(data, Dumper=YamlDumper, sort_keys=False, allow_unicode=True, width=110))
+
+
+# The identity of plain data, and of files: equal configurations, jobs and points have equal fingerprints.
 
 
 def fingerprint(data: Any) -> str:

@@ -1,12 +1,4 @@
-"""LogConfig: the log of a study and how it is read; `key=value` words. Free of torch, so `prepare` starts soon.
-
-What the docstring below each field of a value says, read from the source when it is asked for.
-
-Pydantic can take such docstrings as descriptions (`use_attribute_docstrings`), but reads every class's source when
-the class is made: a tenth of a second in each process, for what the reference and `dhen-search blocks` show.
-
-The option `--data`: a log's files, or the built-in `demo` log.
-"""
+"""LogConfig: the log of a study and how it is read; `key=value` words. Free of torch, so `prepare` starts soon."""
 
 from __future__ import annotations
 
@@ -21,7 +13,7 @@ import click
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from dhen.errors import UserError, unknown_name
-from dhen.values import parse, parse_yaml
+from dhen.values import parse, parse_yaml, without_removed
 from trials.data.demo import LOGIT_DEVIATION, SHARES, DemoLog
 from trials.data.read_options import ReadOptions
 
@@ -49,13 +41,7 @@ class DemoConfig(DemoLog):
     @model_validator(mode="before")
     @classmethod
     def _without_removed_keys(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        for key in data.keys() & REMOVED_OF_DEMO.keys():
-            default, decides = REMOVED_OF_DEMO[key]
-            if data[key] != default:
-                raise ValueError(f"the key {key!r} was removed: {decides}")
-        return {key: value for key, value in data.items() if key not in REMOVED_OF_DEMO}
+        return without_removed(data, REMOVED_OF_DEMO)
 
 
 class LogConfig(ReadOptions):
@@ -126,6 +112,13 @@ def set_override(data: dict[str, Any], word: str) -> None:
         raise UserError(f"{word!r}: {error}") from None
 
 
+# What the docstring below each field of a value says, read from the source when it is asked for.
+#
+# Pydantic can take such docstrings as descriptions (`use_attribute_docstrings`), but reads every class's source
+# when the class is made: a tenth of a second in each process, for what the reference and `dhen-search blocks`
+# show.
+
+
 def field_docs(cls: type[BaseModel]) -> dict[str, str]:
     """The docstrings of a class's fields by name; of a field that a base declares, that base's, unless the class
     has its own."""
@@ -156,6 +149,8 @@ def _text(statement: ast.stmt) -> str:
         else ""
     )
 
+
+# The option `--data`: a log's files, or the built-in `demo` log.
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 LOG = "The log: files, a folder, a prepared log, a URL of one, `demo`."

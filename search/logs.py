@@ -1,11 +1,8 @@
-"""Control characters in text that is printed or logged: shown as escapes, so that no value of a log clears a
-terminal, moves its cursor, or hides a line.
+"""Logging of the driver: into `driver.log` of the folder that it works in, and with `-v` on stderr too.
 
-Logging of the driver: into `driver.log` of the folder that it works in, and with `-v` on stderr too.
-
-Users see sentences on the terminal; the log is for engineers: what was decided, when, about which trial. Modules
-log by their own names (`logging.getLogger(__name__)`). Ranks have files of their own, in the trials' folders
-(`trials.runtime.rank_process`).
+Users see sentences on the terminal; the log is for engineers: what was decided, when, about which trial.
+Modules log by their own names (`logging.getLogger(__name__)`). Ranks have files of their own, in the trials'
+folders (`trials.runtime.rank_process`).
 """
 
 from __future__ import annotations
@@ -23,6 +20,9 @@ from rich import control
 
 from trials.runtime.rank_process import DATE_FORMAT, FORMAT
 from trials.store.user_cache import is_disk_full
+
+# Control characters in text that is printed or logged: shown as escapes, so that no value of a log clears a
+# terminal, moves its cursor, or hides a line.
 
 ESCAPES = {code: f"\\u{code:04x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 """What is shown of each control character: its escape in JSON, so that printed JSON stays JSON."""

@@ -1,7 +1,4 @@
-"""The Pareto fronts of a study's candidates, NE against FLOPs and against table bytes, its best and its knee, and
-picks from them.
-
-What is selected among the completed trials of a study: its fronts, and what is kept beside them.
+"""What is selected among the completed trials of a study: its fronts, and what is kept beside them.
 
 `judged` works it out of all of them. While a study searches, `Standing` keeps it up with each candidate that
 completes: of thousands only those that stand on a front are looked at again.
@@ -20,6 +17,9 @@ from dhen.errors import UserError
 from trials.cluster.cluster import byte_words, parse_bytes
 from trials.records.study_record import StudyRecord
 from trials.records.trial_record import Outcome, TrialKind, TrialRecord
+
+# The Pareto fronts of a study's candidates, NE against FLOPs and against table bytes, its best and its knee, and
+# picks from them.
 
 _FIRST_THREE = itemgetter(0, 1, 2)
 _NUMBER = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")

@@ -2,8 +2,6 @@
 
 A YAML list is a choice, a mapping with `low` and `high` a range (whole numbers where both are whole;
 `log: true` for a logarithmic scale, `step` for whole numbers), anything else a constant.
-
-The next value beyond an end of an axis, in the axis's own steps.
 """
 
 from __future__ import annotations
@@ -247,6 +245,8 @@ def _frozen(value: Any) -> Any:
 def _outside(name: str, value: Any) -> Scalar:
     raise OutsideError(name, value)
 
+
+# The next value beyond an end of an axis, in the axis's own steps.
 
 DOUBLE = 2
 """Factor between two sizes, such as lengths and widths."""

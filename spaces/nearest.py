@@ -1,10 +1,8 @@
 """The point of a space that comes nearest to a model and its training, which may lie outside the space.
 
 A study begins its search with its tuned baseline in the space's terms, so that it is not behind it: an
-AdvancedDLRM is one layer of the module `dlrm`, which is pairwise dots beside the flattened embeddings and an MLP,
-too.
-
-How large a space is: distinct architectures, counted exactly, and the real-valued axes beside them.
+AdvancedDLRM is one layer of the module `dlrm`, which is pairwise dots beside the flattened embeddings and an
+MLP, too.
 """
 
 from __future__ import annotations
@@ -150,6 +148,9 @@ def _layer(space: Space, axes: Mapping[str, Axis], layer: LayerConfig, dropout: 
         value = layer.ensemble.kind if key == "ensemble" else getattr(layer, key)
         point |= _near(axes[key], value)
     return point
+
+
+# How large a space is: distinct architectures, counted exactly, and the real-valued axes beside them.
 
 
 @dataclass(frozen=True, kw_only=True)

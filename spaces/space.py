@@ -4,8 +4,6 @@ The encoding has one shape: every layer has the same slots for interaction modul
 empty, but for the first), and every axis is sampled in every trial, used or not. Points that decode to
 the same network are recognised by the fingerprint of the configuration. `layers: shared` gives all
 layers one recipe, as the paper stacks them; `layers: each` gives each its own.
-
-Named spaces (`spaces/catalog/*.yaml`) and a user's own YAML file beside them.
 """
 
 from __future__ import annotations
@@ -404,6 +402,8 @@ def _encoded_parting(axis: Axis, model: DhenConfig) -> Point:
         )
     return _encoded(axis, model.members_from)
 
+
+# Named spaces (`spaces/catalog/*.yaml`) and a user's own YAML file beside them.
 
 PROBES = 64
 """Random points tried before a space is called impossible."""

@@ -1,27 +1,12 @@
-"""Finds the rows of 64-bit keys: an open-addressing hash table in tensors, looked up for many keys at once.
+"""Growing tables while they are read: which row each id has, and the default row for ids that have none.
 
-A key's home is a bucket of four places, one cache line's half, in which it is compared with all four together;
-a key whose bucket is full lies in the next one that is not. Keys are hashes already, so their own bits say which
-bucket is theirs. The table doubles when it is half full. Removed keys leave a mark, so that keys behind them are
-still found, until the table is built anew.
-
-Shapes: N keys, P keys that are still being looked for, W places of a bucket.
-
-Growing tables while they are read: which row each id has, and the default row for ids that have none.
-
-The ids of such a table are 64-bit hashes of the log's values, its keys (`dhen.batch.Keys`). Which key has which
-row is part of the weights. Rows are given to keys, and taken back, by whoever trains
+The ids of such a table are 64-bit hashes of the log's values, its keys (`dhen.batch.Keys`). Which key has
+which row is part of the weights. Rows are given to keys, and taken back, by whoever trains
 (`trials.training.embeddings.growing`). Everything here lies in host memory, on whatever device the model is.
 
-Shapes: B examples, T categorical tables, G growing ones among them, K numeric inputs, N keys of a batch (those of
-columns, example by example, then those of bags), R rows of all growing tables together, the default rows apart.
-
-Fresh rows of embedding tables: all of a matrix, some of it for a process that holds a part, or none at all.
-
-Which rows are made is the caller's context (`part_of_tables`, `unfilled_tables`), as models are built by functions
-that need not know of it. Whatever is built after the tables has the same weights in all contexts but the last.
-
-Shapes: R rows of a matrix or of a block of it, D columns, P of the rows that are kept, Q of a block's.
+Shapes: B examples, T categorical tables, G growing ones among them, K numeric inputs, N keys of a batch (those
+of columns, example by example, then those of bags), R rows of all growing tables together, the default rows
+apart.
 """
 
 from __future__ import annotations
@@ -39,6 +24,15 @@ from torch import Tensor, nn
 
 from dhen.batch import FeatureBatch, Keys
 from dhen.schema import FeatureSchema, Table
+
+# Finds the rows of 64-bit keys: an open-addressing hash table in tensors, looked up for many keys at once.
+#
+# A key's home is a bucket of four places, one cache line's half, in which it is compared with all four together;
+# a key whose bucket is full lies in the next one that is not. Keys are hashes already, so their own bits say
+# which bucket is theirs. The table doubles when it is half full. Removed keys leave a mark, so that keys behind
+# them are still found, until the table is built anew.
+#
+# Shapes: N keys, P keys that are still being looked for, W places of a bucket.
 
 WIDTH = 4
 """Places of a bucket, W: four were as fast as any for 40,000 keys, and faster for 2,600 (docs/log.md)."""
@@ -231,6 +225,14 @@ def _within(rows: Tensor, start: Tensor | int) -> Tensor:
     """Returns rows as their table counts them, the default row as 0."""
     return (rows - start).clamp_(min=0)
 
+
+# Fresh rows of embedding tables: all of a matrix, some of it for a process that holds a part, or none at all.
+#
+# Which rows are made is the caller's context (`part_of_tables`, `unfilled_tables`), as models are built by
+# functions that need not know of it. Whatever is built after the tables has the same weights in all contexts but
+# the last.
+#
+# Shapes: R rows of a matrix or of a block of it, D columns, P of the rows that are kept, Q of a block's.
 
 EMBEDDING_INIT_STD = 0.05
 """Standard deviation of fresh embeddings; small beside the layers' unit-variance outputs."""

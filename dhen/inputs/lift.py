@@ -1,13 +1,5 @@
-"""The tables that a model holds of a log's: nodes in place of buckets, a share of what tables may grow to.
-
-The length of each table's embeddings: the larger a table, the shorter (mixed dimensions, arXiv 1909.11810).
-
-The paper's power law: d_t = D (n_t / n_min)^-alpha for a table of n_t rows, where the smallest has n_min and keeps
-D. A row of a large table is seen seldom, and has too few examples for many numbers. As its authors do, lengths are
-rounded to powers of two; none is below `SHORTEST`. Left out is how many ids of a table an example has. Tables of
-buckets keep D: they are as small as one likes.
-
-Shorter embeddings lifted to the common length: e_BD = e_Bd W_t, a linear map for each table (arXiv 1909.11810).
+"""Shorter embeddings lifted to the common length: e_BD = e_Bd W_t, a linear map for each table (arXiv
+1909.11810).
 
 Dense parameters, without a bias. Fresh maps keep the variance of what they lift.
 """
@@ -27,6 +19,8 @@ from dhen.cost import Costs, linear_cost
 from dhen.inputs.nodes import node_tables, with_nodes
 from dhen.schema import FeatureSchema, Table
 from dhen.tape import Tape
+
+# The tables that a model holds of a log's: nodes in place of buckets, a share of what tables may grow to.
 
 
 class ShareTable(Table):
@@ -56,6 +50,13 @@ def _shared(table: Table, share: float) -> Table:
     kept |= {"rows": capacity + 1, "growing": table.growing.replace(capacity=capacity)}
     return ShareTable(**kept)
 
+
+# The length of each table's embeddings: the larger a table, the shorter (mixed dimensions, arXiv 1909.11810).
+#
+# The paper's power law: d_t = D (n_t / n_min)^-alpha for a table of n_t rows, where the smallest has n_min and
+# keeps D. A row of a large table is seen seldom, and has too few examples for many numbers. As its authors do,
+# lengths are rounded to powers of two; none is below `SHORTEST`. Left out is how many ids of a table an example
+# has. Tables of buckets keep D: they are as small as one likes.
 
 SHORTEST = 4
 """FBGEMM reads rows as vectors of so many values."""

@@ -1,19 +1,12 @@
-"""PyTorch's fused attention on accelerators: dense, and over a layout of blocks (FlexAttention, compiled).
+"""Attention over a layout of blocks: each block of queries with the blocks of keys that it attends to, gathered.
 
-On CPUs FlexAttention's forward runs, and a test compares it; its backward does not (torch 2.13), and it has no
-dropout.
-
-Attention over a layout of blocks: each block of queries with the blocks of keys that it attends to, gathered.
-
-Rows of a layout that attend to equally many blocks are computed together, so that nothing is padded to the widest
-row (a global block's) and the products are exactly those of the layout. Only where the blocks do not divide the
-embeddings the last block has padding: its keys get no weight, its queries are computed and left out. Backward
-gathers again, so that what is kept is linear in the pairs of blocks that attend.
+Rows of a layout that attend to equally many blocks are computed together, so that nothing is padded to the
+widest row (a global block's) and the products are exactly those of the layout. Only where the blocks do not
+divide the embeddings the last block has padding: its keys get no weight, its queries are computed and left
+out. Backward gathers again, so that what is kept is linear in the pairs of blocks that attend.
 
 Shapes: B examples, M embeddings, D = H d their dimension, H heads of d numbers, V = 3 D numbers of queries,
 keys and values; N blocks of s embeddings, R blocks of queries that are computed together, over all heads.
-
-What attention over a layout of blocks costs: its FLOPs, and its memory on a tape.
 """
 
 from __future__ import annotations
@@ -31,6 +24,11 @@ from dhen.cost import ATTENTION, SOFTMAX_FLOPS, CostRow, Costs, elementwise_cost
 from dhen.ops.block_layout import BlockLayout
 from dhen.ops.norm import keep_mask, where_kept
 from dhen.tape import FP32_BYTES, MASK_BYTES, Held, Tape
+
+# PyTorch's fused attention on accelerators: dense, and over a layout of blocks (FlexAttention, compiled).
+#
+# On CPUs FlexAttention's forward runs, and a test compares it; its backward does not (torch 2.13), and it has no
+# dropout.
 
 MOST_EXAMPLES = 65_535
 """Number of examples that a GPU's kernels take at once: they have them where a grid has so many places."""
@@ -308,6 +306,8 @@ def _by_scores(gradient: Tensor, v: Tensor, weights: Tensor, dropout: _Dropout) 
     by_weights = dropout(torch.bmm(gradient, v.mT))
     return torch._softmax_backward_data(by_weights, weights, -1, weights.dtype)
 
+
+# What attention over a layout of blocks costs: its FLOPs, and its memory on a tape.
 
 INDEX_BYTES = 8
 

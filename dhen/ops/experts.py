@@ -1,16 +1,11 @@
 """A linear map for each of several experts, over rows sorted by expert: one operation, exact in its FLOPs.
 
 As torch operations a loop over experts has shapes that depend on data, which traces under fake tensors refuse;
-torch's own grouped matmul is not counted by its FLOP counter and wants rows of a multiple of 16 bytes. Here the
-loop is inside one custom operator, of which the FLOP counter is told: 2 n_in n_out a row, whichever the expert.
-On an accelerator the rows of each expert are read back once a call.
+torch's own grouped matmul is not counted by its FLOP counter and wants rows of a multiple of 16 bytes. Here
+the loop is inside one custom operator, of which the FLOP counter is told: 2 n_in n_out a row, whichever the
+expert. On an accelerator the rows of each expert are read back once a call.
 
 Shapes: E experts, N rows of all experts, I numbers into the map, O numbers out of it.
-
-A mixture-of-experts MLP: softmax-gated sum of expert MLPs, all of them computed.
-
-The DHEN paper (section 4.3, table 3) scales AdvancedDLRM with MoE as the rival way to spend FLOPs.
-Dense gating as in MMoE (Ma et al., KDD 2018) with one gate, so FLOPs grow with the experts.
 """
 
 from __future__ import annotations
@@ -90,6 +85,12 @@ def _(x_shape: Any, weight_shape: Any, *args: Any, **kwargs: Any) -> int:
 @register_flop_formula(torch.ops.dhen.expert_linear_backward)
 def _(gradient_shape: Any, x_shape: Any, weight_shape: Any, *args: Any, **kwargs: Any) -> int:
     return 4 * int(x_shape[0]) * int(weight_shape[1]) * int(weight_shape[2])
+
+
+# A mixture-of-experts MLP: softmax-gated sum of expert MLPs, all of them computed.
+#
+# The DHEN paper (section 4.3, table 3) scales AdvancedDLRM with MoE as the rival way to spend FLOPs.
+# Dense gating as in MMoE (Ma et al., KDD 2018) with one gate, so FLOPs grow with the experts.
 
 
 class MoeMlp(nn.Module):

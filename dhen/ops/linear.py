@@ -1,10 +1,4 @@
-"""Backward in two passes: which gradients an operation of our own has to compute in the running one.
-
-Under a zero-bubble schedule (arXiv 2401.10241) a stage's backward comes as a pass for its inputs and one for its
-weights. PyTorch's own operations ask autograd which of their gradients the running pass is for; an operation in
-Python is asked for all of them in both passes, unless it asks here.
-
-Linear maps with ReLU and dropout in one: one tensor kept for backward where PyTorch's operations keep three.
+"""Linear maps with ReLU and dropout in one: one tensor kept for backward where PyTorch's operations keep three.
 
 For the backward pass of ReLU and dropout together the output is enough. On a CPU in bf16 bias and ReLU are
 part of the matmul too (oneDNN), where torch's own linear copies the bias into its output first and leaves
@@ -24,6 +18,12 @@ from torch.nn import functional as F
 from dhen.ops.norm import dropout_scale, keep_mask, where_kept, where_positive
 from dhen.ops.split import How, RankGroup, Split, apart, gathered, keep_part
 from dhen.tape import MASK_BYTES, NOTHING, Shape, Tape
+
+# Backward in two passes: which gradients an operation of our own has to compute in the running one.
+#
+# Under a zero-bubble schedule (arXiv 2401.10241) a stage's backward comes as a pass for its inputs and one for
+# its weights. PyTorch's own operations ask autograd which of their gradients the running pass is for; an
+# operation in Python is asked for all of them in both passes, unless it asks here.
 
 Pass = Literal["full", "input", "weight"]
 """Names as `torch.distributed.pipelining` has them."""

@@ -1,14 +1,5 @@
-"""Norms over an embedding: layer normalisation (arXiv 1607.06450), in fp32 where torch's bf16 kernel is slow,
-and root mean square normalisation (arXiv 1910.07467, equation 4), in one operation on CPUs, where torch has none.
-
-Dropout at little cost, for CPUs (Srivastava et al., JMLR 2014; scaled by 1 / (1 - p) in training).
-
-PyTorch's CPU kernel draws one number per element from a serial generator, which was 28 to 44 % of a training
-step (docs/decisions/0008-the-training-step.md). Here eight bits decide an element, so the probability is
-rounded to a multiple of 1/256, and masks are applied to the bits of the numbers as integers. The bits are
-the exclusive or of two pools of random bits, each from a place that PyTorch's generator draws anew for
-every mask.
-`dhen.ops.linear` has dropout, ReLU and a linear map in one.
+"""Norms over an embedding: layer normalisation (arXiv 1607.06450), in fp32 where torch's bf16 kernel is slow, and
+root mean square normalisation (arXiv 1910.07467, equation 4), in one operation on CPUs, where torch has none.
 """
 
 from __future__ import annotations
@@ -159,6 +150,15 @@ def any_norm_tape(tape: Tape, x: int, kind: NormKind, embeddings: int, dim: int)
         return x
     return (norm_tape if kind == "layer" else rms_norm_tape)(tape, x, embeddings, dim)
 
+
+# Dropout at little cost, for CPUs (Srivastava et al., JMLR 2014; scaled by 1 / (1 - p) in training).
+#
+# PyTorch's CPU kernel draws one number per element from a serial generator, which was 28 to 44 % of a training
+# step (docs/decisions/0008-the-training-step.md). Here eight bits decide an element, so the probability is
+# rounded to a multiple of 1/256, and masks are applied to the bits of the numbers as integers. The bits are
+# the exclusive or of two pools of random bits, each from a place that PyTorch's generator draws anew for
+# every mask.
+# `dhen.ops.linear` has dropout, ReLU and a linear map in one.
 
 POOL_WORDS = 2**17
 """Length of a pool, in words of eight bytes: a megabyte."""

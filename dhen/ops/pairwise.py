@@ -6,14 +6,6 @@ mixes each of length D), concatenated with the flattened embeddings. An MLP foll
 `dhen/blocks/dlrm.py` as an interaction module and in `dhen/advanced_dlrm.py` as a model of its own.
 
 Shapes: B examples, M embeddings, D their dimension, R embeddings or mixes of them, P pairs of those.
-
-Learned sums over all pairs of two sets of embeddings: u_h = sum_ij W_hij (x_i * y_j), products by element.
-
-Embeddings lie in the last dimension, so that the sum over j is one matmul for all examples and that over i a
-batched one. With the products themselves in memory, or gathered for i < j, forward and backward took 4 to 6
-times as long (batch 1,024, 32 embeddings of 16 to 8, one thread of a Xeon with AMX, torch 2.13, 2026-11-21).
-
-Shapes: B examples, D dimension of embeddings, I embeddings of the first set, J of the second, H sums.
 """
 
 from __future__ import annotations
@@ -103,6 +95,15 @@ def pairwise_tape(tape: Tape, x: int, embeddings: int, dim: int, rank: int) -> i
         backward_running=tape.held(n * n + pairs + 1),
     )
     return tape.concat([dots, x])
+
+
+# Learned sums over all pairs of two sets of embeddings: u_h = sum_ij W_hij (x_i * y_j), products by element.
+#
+# Embeddings lie in the last dimension, so that the sum over j is one matmul for all examples and that over i a
+# batched one. With the products themselves in memory, or gathered for i < j, forward and backward took 4 to 6
+# times as long (batch 1,024, 32 embeddings of 16 to 8, one thread of a Xeon with AMX, torch 2.13, 2026-11-21).
+#
+# Shapes: B examples, D dimension of embeddings, I embeddings of the first set, J of the second, H sums.
 
 
 def pair_mix(x_BDI: Tensor, y_BDJ: Tensor, weight_HIJ: Tensor) -> Tensor:

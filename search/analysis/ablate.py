@@ -1,14 +1,7 @@
 """What each part of a winner is worth: removed in turn, the rest trained again from the same seeds.
 
 NE is compared on validation: the test split is for the question whether a winner is one. The interval is over
-seeds, for each part by itself. The parts of an average are its members (`search.analysis.ablate`).
-
-What each member of an average is worth: left out of the mean in turn, with the same trainings of the others.
-
-Nothing but the members' retrainings is needed, which `confirm` makes too. The logits that it keeps are on test, so
-NE is compared there: where the average is confirmed from these seeds that is no further look at the split, and
-else the looks are counted, and `confirm` need not take them again. Differences have the intervals of
-`search.analysis.statistics`, for each member by itself.
+seeds, for each part by itself. The parts of an average are its members (below).
 """
 
 from __future__ import annotations
@@ -134,6 +127,15 @@ def _ne(jobs: dict[int, Job], done: dict[str, TrialRecord]) -> list[float | None
         record.result.validation.ne if record is not None and record.result.validation else None
         for record in records
     ]
+
+
+# What each member of an average is worth: left out of the mean in turn, with the same trainings of the others.
+#
+# Nothing but the members' retrainings is needed, which `confirm` makes too. The logits that it keeps are on
+# test, so
+# NE is compared there: where the average is confirmed from these seeds that is no further look at the split, and
+# else the looks are counted, and `confirm` need not take them again. Differences have the intervals of
+# `search.analysis.statistics`, for each member by itself.
 
 
 def ablate_average(

@@ -1,22 +1,4 @@
-"""Networks of the front learn from the best average, after the search: what several predict, at the FLOPs of one.
-
-Each is trained once more from its own seed, as a trial of its own, on labels that are half the average's
-prediction (`trials.data.log_views`), and joins the front where it is better.
-
-Which networks to average: greedy forward selection on validation (Caruana et al., ICML 2004), minding FLOPs.
-
-Caruana's path starts at the best network and takes in, one after another, the network whose prediction lowers the
-mean's loss most. Here any number of FLOPs may be the budget: all pairs are tried, and from each size to the next
-every set goes on that no other of its size beats in both loss and FLOPs, so that pairs of cheap networks stand
-beside sets that grow from the best network. Networks are not taken twice: that would fit weights to the validation
-split, and cost nothing.
-
-What is selected on validation is optimistic there: the lowest of many means of the same rows is partly luck, the
-more so the more sets were tried and the shorter the split. The test split, which no choice has seen, says what is
-left of the gain.
-
-Averages of a study's networks as trials of their own: chosen on validation, priced as all their members.
-"""
+"""Averages of a study's networks as trials of their own: chosen on validation, priced as all their members."""
 
 from __future__ import annotations
 
@@ -55,6 +37,11 @@ from trials.records.trial_record import (
 )
 from trials.store.weights import read_logits
 from trials.training.evaluation import logit_metrics
+
+# Networks of the front learn from the best average, after the search: what several predict, at the FLOPs of one.
+#
+# Each is trained once more from its own seed, as a trial of its own, on labels that are half the average's
+# prediction (`trials.data.log_views`), and joins the front where it is better.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +112,19 @@ class Lesson:
 
 def _is_missing(trial: TrialRecord | None) -> bool:
     return trial is None or trial.result.outcome.unfinished
+
+
+# Which networks to average: greedy forward selection on validation (Caruana et al., ICML 2004), minding FLOPs.
+#
+# Caruana's path starts at the best network and takes in, one after another, the network whose prediction lowers
+# the mean's loss most. Here any number of FLOPs may be the budget: all pairs are tried, and from each size to
+# the next every set goes on that no other of its size beats in both loss and FLOPs, so that pairs of cheap
+# networks stand beside sets that grow from the best network. Networks are not taken twice: that would fit
+# weights to the validation split, and cost nothing.
+#
+# What is selected on validation is optimistic there: the lowest of many means of the same rows is partly luck,
+# the more so the more sets were tried and the shorter the split. The test split, which no choice has seen, says
+# what is left of the gain.
 
 
 class NetworkSet(NamedTuple):
@@ -203,8 +203,7 @@ LogitsOf = Callable[[TrialRecord], Path]
 def choose(
     pool: Sequence[TrialRecord], log: PreparedLog, split: str, logits: LogitsOf, *, most: int
 ) -> list[Members]:
-    """The averages of 2 to `most` networks of the pool worth having, by FLOPs
-    (`search.analysis.averages`)."""
+    """The averages of 2 to `most` networks of the pool worth having, by FLOPs."""
     rate, rows = log.schema.negative_sampling_rate, log.split(split)
     clicked_N = np.asarray(rows.labels) > 0.5
     p_SN = np.stack([corrected_probability(read_logits(logits(network)), rate) for network in pool])

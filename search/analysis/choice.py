@@ -1,24 +1,13 @@
 """The choice of a study's best: within the noise of choosing, the steadier and the cheaper, perhaps the baseline.
 
-It is the one-standard-error rule (Breiman et al., Classification and Regression Trees, 1984, section 3.4.3), in
-pairs: what is worse than the lowest NE by no more than one standard error of that very difference is as good as
-the lowest, as far as these rows can say. The baseline, which was not chosen among many, is as good where it is
-worse by no more than that and what the lowest owes to having been chosen; then it is the best, unless it is over
-a limit: what is new has to show that it is better. Else, of those as good, the ones that are worse than the
-baseline in the fewest periods stand first, then the one with the fewest FLOPs.
+It is the one-standard-error rule (Breiman et al., Classification and Regression Trees, 1984, section 3.4.3),
+in pairs: what is worse than the lowest NE by no more than one standard error of that very difference is as
+good as the lowest, as far as these rows can say. The baseline, which was not chosen among many, is as good
+where it is worse by no more than that and what the lowest owes to having been chosen; then it is the best,
+unless it is over a limit: what is new has to show that it is better. Else, of those as good, the ones that are
+worse than the baseline in the fewest periods stand first, then the one with the fewest FLOPs.
 
 Shapes: C trials, K blocks, P periods.
-
-Losses of trials on validation by block of consecutive rows, in periods: what a choice rests on.
-
-Evidence on earlier periods: networks trained on the rows before an origin, judged on the period after it.
-
-Which trials are confirmed: five at most, each for a reason, chosen before test is looked at.
-
-Holm's correction over all of a long front, of which many averages are nearly equal, leaves no power to find any
-difference; five different questions are what a study is asked.
-
-A study's choice, from its record and the evidence on validation: its best, and the winners to confirm.
 """
 
 from __future__ import annotations
@@ -161,6 +150,8 @@ def _losses_by_period(evidence: Evidence) -> Iterator[Floats]:
         yield evidence.loss_CK[:, evidence.period_K == period]
 
 
+# Losses of trials on validation by block of consecutive rows, in periods: what a choice rests on.
+
 PERIODS = 4
 """Number of periods that validation is divided into, in time: each is long enough to have an error of its own."""
 
@@ -199,6 +190,8 @@ def _period_of_blocks(blocks: Blocks, split: Split) -> NDArray[np.int64]:
     in_time = split.timestamp is not None and blocks.count >= PERIODS * LEAST_BLOCKS
     return np.arange(blocks.count) * (PERIODS if in_time else 1) // blocks.count
 
+
+# Evidence on earlier periods: networks trained on the rows before an origin, judged on the period after it.
 
 Networks = Mapping[int, Sequence[TrialRecord]]
 """The networks of each trial, by its number."""
@@ -259,6 +252,11 @@ def with_earlier_periods(
     return evidence, used
 
 
+# Which trials are confirmed: five at most, each for a reason, chosen before test is looked at.
+#
+# Holm's correction over all of a long front, of which many averages are nearly equal, leaves no power to find
+# any difference; five different questions are what a study is asked.
+
 REASONS = (
     "best",
     "knee",
@@ -309,6 +307,9 @@ def _is_twin(trial: TrialRecord, baseline: TrialRecord) -> bool:
 
 def _flops(trial: TrialRecord) -> float:
     return trial.job.flops or 0.0
+
+
+# A study's choice, from its record and the evidence on validation: its best, and the winners to confirm.
 
 
 def choice_with_origins(record: StudyRecord, choice: Choice, evidence: Evidence, origins: int) -> Choice:

@@ -1,13 +1,8 @@
-"""Trials retrained from fresh seeds and scored on the test split: their results and their losses, by seed.
+"""Whether winners are better than the baseline: retrained from fresh seeds, compared on the test split.
 
-The seeds are other than the study's, because the training that won was chosen for its luck too. For an average
-every member is retrained from each seed, and the mean of what they predict is what counts.
-
-Whether winners are better than the baseline: retrained from fresh seeds, compared on the test split.
-
-Candidate and baseline with the same seed see the same order of examples; where batches or passes differ, so does
-what they make of it. The interval is of the difference between them, over seeds and blocks of examples together
-(`search.analysis.statistics`).
+Candidate and baseline with the same seed see the same order of examples; where batches or passes differ, so
+does what they make of it. The interval is of the difference between them, over seeds and blocks of examples
+together (`search.analysis.statistics`).
 """
 
 from __future__ import annotations
@@ -30,6 +25,11 @@ from trials.records.metrics import Floats, entropy, example_weights
 from trials.records.study_record import Comparison, StudyRecord
 from trials.records.trial_record import TrialRecord
 from trials.store.ledger import Ledger
+
+# Trials retrained from fresh seeds and scored on the test split: their results and their losses, by seed.
+#
+# The seeds are other than the study's, because the training that won was chosen for its luck too. For an average
+# every member is retrained from each seed, and the mean of what they predict is what counts.
 
 LEAST_SEEDS, SEEDS = 2, 5
 """Number of seeds that an interval needs, and number of seeds by default."""

@@ -1,7 +1,4 @@
-"""The candidates of an audit: drawn at random from a space, or those that a finished study has trained.
-
-One session of `fidelity`: from the settings to the audit and its files; the same command goes on.
-"""
+"""The candidates of an audit: drawn at random from a space, or those that a finished study has trained."""
 
 from __future__ import annotations
 
@@ -186,6 +183,8 @@ def taken(study: AuditedStudy, log: PreparedLog, precision: Precision) -> list[A
         subjects.append(_subject(candidate, training, trial))
     return subjects
 
+
+# One session of `fidelity`: from the settings to the audit and its files; the same command goes on.
 
 FILE = "fidelity"
 

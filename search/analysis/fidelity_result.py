@@ -1,12 +1,8 @@
-"""What `fidelity` may be told: the log, the fractions of it, which candidates, and the tau that is wanted.
-
-An audit as trained: each fraction's cost and how well it ranks, and the cheapest that is good enough.
+"""An audit as trained: each fraction's cost and how well it ranks, and the cheapest that is good enough.
 
 `FidelityResult` is the shape of `--json` and of the file beside the table. Every row ranks against the same
 reference, trainings on the whole log from a second seed: so no row profits from initial weights that it has in
 common with it, and the row of the whole log is the most that a fraction can be expected to reach.
-
-An audit in words: for the terminal, and as Markdown.
 """
 
 from __future__ import annotations
@@ -30,6 +26,8 @@ from trials.cluster.cluster import Bytes
 from trials.data.prepared_log import PreparedLog
 from trials.records.job import TrainingConfig
 from trials.records.trial_record import TrialRecord
+
+# What `fidelity` may be told: the log, the fractions of it, which candidates, and the tau that is wanted.
 
 STUDYS_OWN = ("space", "seed", "training")
 """Keys that a study has decided for its candidates."""
@@ -291,6 +289,8 @@ def _flops(trained: Trained) -> float:
 def _seconds(trained: Trained) -> float:
     return sum(record.result.measured.whole_seconds for record in trained.records)
 
+
+# An audit in words: for the terminal, and as Markdown.
 
 COLUMNS = ("Fraction", "Rows", "FLOPs", "Seconds", "Tau", "95 % interval", "Best third", "Regret")
 

@@ -1,10 +1,8 @@
-"""Which slice each row of a split falls into: the values of a column, or the tenths of a numeric one.
+"""From kept logits to sums of losses by block of examples: what the bootstrap resamples in place of rows.
 
-From kept logits to sums of losses by block of examples: what the bootstrap resamples in place of rows.
-
-A block holds rows that depend on each other: rows that lie together in time (or in the log's order, without time
-stamps), or all rows of a user. Losses are those of `trials.records.metrics`, weighted and corrected for negative
-sampling as `trials.training.evaluation` has them.
+A block holds rows that depend on each other: rows that lie together in time (or in the log's order, without
+time stamps), or all rows of a user. Losses are those of `trials.records.metrics`, weighted and corrected for
+negative sampling as `trials.training.evaluation` has them.
 """
 
 from __future__ import annotations
@@ -23,6 +21,8 @@ from trials.data.prepared_log import PreparedLog, Split
 from trials.data.vocabulary import MISSING_ID, MISSING_KEY, UNKNOWN_ID
 from trials.records.metrics import PROBABILITY_FLOOR, Floats, example_weights
 from trials.store.weights import read_logits
+
+# Which slice each row of a split falls into: the values of a column, or the tenths of a numeric one.
 
 TENTHS = 10
 NOISE = 1e-6

@@ -1,10 +1,6 @@
 """A table as trained: relative NE by milestone with intervals, and what it says of the paper's findings.
 
 `TableResult` is the shape of `--json` and of the file beside the table.
-
-A trained table in words: for the terminal, and as Markdown.
-
-One session of `reproduce`: from the settings to the trained table and its files.
 """
 
 from __future__ import annotations
@@ -222,6 +218,8 @@ def _at(milestones: Sequence[int], record: TrialRecord) -> Curve:
     return tuple(finite.get(examples) for examples in milestones)
 
 
+# A trained table in words: for the terminal, and as Markdown.
+
 FIXED = 4
 """Number of columns before the milestones."""
 NOT_IN_PAPER = " (asked of the paper, not in it)"
@@ -356,6 +354,9 @@ def _detail(finding: Finding) -> str:
 
 def _comparison(comparison: Comparison) -> str:
     return f"{comparison.row} against {comparison.against} {shown(comparison.difference)}"
+
+
+# One session of `reproduce`: from the settings to the trained table and its files.
 
 
 def reproduce(

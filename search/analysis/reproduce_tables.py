@@ -1,9 +1,7 @@
-"""What `reproduce` may be told: the log, the seeds, and what all rows of a table have in common.
+"""The rows of the DHEN paper's tables 1, 2 and 3 (arXiv 2203.11014) as models, its values, and what it finds.
 
-The rows of the DHEN paper's tables 1, 2 and 3 (arXiv 2203.11014) as models, its values, and what it finds.
-
-The paper's values were read from a secondary source. Its AdvancedDLRM and its log are not public,
-the modules of its DHENs in tables 2 and 3 not known to us: ours are as `dhen.ops.pairwise` and the settings say.
+The paper's values were read from a secondary source. Its AdvancedDLRM and its log are not public, the modules
+of its DHENs in tables 2 and 3 not known to us: ours are as `dhen.ops.pairwise` and the settings say.
 """
 
 from __future__ import annotations
@@ -24,6 +22,8 @@ from dhen.schema import FeatureSchema
 from dhen.values import parse
 from search.log_config import LogConfig, set_override
 from trials.records.job import Passes, TrainingConfig
+
+# What `reproduce` may be told: the log, the seeds, and what all rows of a table have in common.
 
 CONFIDENCE = 0.95
 """Confidence of intervals, where nothing else is asked for."""

@@ -5,28 +5,10 @@ of the base rate, cancels in the relative difference, and sums of the examples' 
 block hold all there is to know: S x K numbers, however long the log.
 
 Seeds and blocks are crossed factors. Resampling both independently (the pigeonhole bootstrap, Owen, arXiv
-0712.1111) is right or slightly too wide whatever dependence there is within a seed or a block. Of S seeds S - 1
-are drawn each time, and of K blocks K - 1 (Rao and Wu, JASA 1988), without which five of either would make the
-standard error a tenth too small; Student's t with Satterthwaite's degrees of freedom does the same for the tails.
-
-How well two trainings of the same candidates rank them alike: Kendall's tau-b, its interval, the regret.
-
-Lower NE is better; a candidate that diverged has infinite NE. The interval is the percentile bootstrap over
-candidates, paired: what another draw of as many candidates from the space could have given.
-
-Shapes: N candidates, R resamples.
-
-What choosing the lowest of several NE makes of it, from their losses by block of rows.
-
-The lowest of N is partly luck: it was chosen on the rows that it is judged by. Blocks are drawn with replacement,
-the lowest on those drawn is chosen, and what it comes to on the blocks that were not drawn, beside the lowest of
-all there, is what choosing had promised too much (bootstrap bias correction, Tsamardinos, Greasidou and
-Borboudakis, Machine Learning 2018, arXiv 1708.07180, there of rows). Where all are equally good the estimate is
-unbiased; else it is rather too large, as a draw has 63 % of the blocks.
-
-Shapes: C trials, K blocks, R draws.
-
-Paired differences of NE over seeds: their mean, and Student's t-interval of it.
+0712.1111) is right or slightly too wide whatever dependence there is within a seed or a block. Of S seeds S -
+1 are drawn each time, and of K blocks K - 1 (Rao and Wu, JASA 1988), without which five of either would make
+the standard error a tenth too small; Student's t with Satterthwaite's degrees of freedom does the same for the
+tails.
 """
 
 from __future__ import annotations
@@ -150,6 +132,13 @@ def _satterthwaite(variances: Sequence[tuple[float, int]]) -> float:
     return total**2 / weighted if weighted > 0.0 else float(min(degrees for _, degrees in variances))
 
 
+# How well two trainings of the same candidates rank them alike: Kendall's tau-b, its interval, the regret.
+#
+# Lower NE is better; a candidate that diverged has infinite NE. The interval is the percentile bootstrap over
+# candidates, paired: what another draw of as many candidates from the space could have given.
+#
+# Shapes: N candidates, R resamples.
+
 TAU_RESAMPLES = 2000
 LEAST = 3
 """Number of candidates below which a tau is not shown: for two it is 1 or -1."""
@@ -215,6 +204,17 @@ def regret_percent(ne: Ne, reference: Ne) -> float | None:
     return 100.0 * (chosen - best) / best if math.isfinite(chosen) else None
 
 
+# What choosing the lowest of several NE makes of it, from their losses by block of rows.
+#
+# The lowest of N is partly luck: it was chosen on the rows that it is judged by. Blocks are drawn with
+# replacement, the lowest on those drawn is chosen, and what it comes to on the blocks that were not drawn,
+# beside the lowest of all there, is what choosing had promised too much (bootstrap bias correction, Tsamardinos,
+# Greasidou and Borboudakis, Machine Learning 2018, arXiv 1708.07180, there of rows). Where all are equally good
+# the estimate is unbiased; else it is rather too large, as a draw has 63 % of the blocks.
+#
+# Shapes: C trials, K blocks, R draws.
+
+
 def relative_percent(loss_CK: Floats, reference_K: Floats) -> Floats:
     """NE of each trial relative to a reference's on the same rows, in percent (C)."""
     relative: Floats = 100.0 * (loss_CK.sum(axis=1) / reference_K.sum() - 1.0)
@@ -249,6 +249,9 @@ def optimism_percent(loss_CK: Floats, *, resamples: int = RESAMPLES, seed: int =
     chosen_R, lowest = drawn_RC.argmin(axis=1), int(loss_CK.sum(axis=1).argmin())
     promised_R = np.take_along_axis(others_RC, chosen_R[:, None], axis=1)[:, 0] / others_RC[:, lowest] - 1.0
     return max(0.0, 100.0 * float(promised_R.mean()))
+
+
+# Paired differences of NE over seeds: their mean, and Student's t-interval of it.
 
 
 def t_interval(values: Sequence[float], confidence: float) -> MeanInterval:

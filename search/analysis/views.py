@@ -1,7 +1,4 @@
-"""What the terminal shows while winners are retrained: a line for each that has ended, how many of how many.
-
-What the terminal says while a list of trainings goes on.
-"""
+"""What the terminal shows while winners are retrained: a line for each that has ended, how many of how many."""
 
 from __future__ import annotations
 
@@ -81,6 +78,9 @@ class RetrainingsView:
         work, seconds = done - self._done_before, time.monotonic() - self._began
         left = f", about {duration(seconds / work * (self._total - done))} left" if work > 0 else ""
         return f"{self._done}/{self._total} retrainings" + (left if self._done < self._total else "")
+
+
+# What the terminal says while a list of trainings goes on.
 
 
 class TrainingsView:

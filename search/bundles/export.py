@@ -1,16 +1,4 @@
-"""Writes a trial of a run directory as a bundle: picks it from the front and gathers its files.
-
-The log that is named beside a bundle, in the bundle's encoding.
-
-Whether the weights that a study keeps are still in its run directory, in sentences for its report.
-
-A bundle copied to another folder, with what its increments brought in the weights themselves.
-
-A bundle with tables of 8 bits per value, of the newest version of another, and what they cost in NE.
-
-Rows are rounded to FBGEMM's row-wise format (`dhen.inputs.int8_tables`); all else is copied. The cost is measured:
-both networks score the same rows, and `bundle.json` keeps both metrics.
-"""
+"""Writes a trial of a run directory as a bundle: picks it from the front and gathers its files."""
 
 from __future__ import annotations
 
@@ -121,6 +109,9 @@ def bundle_info(
     )
 
 
+# The log that is named beside a bundle, in the bundle's encoding.
+
+
 def log_of(bundle: Bundle, data: Sequence[str], options: ReadOptions = READ_AS_FOUND) -> PreparedLog:
     """Returns the log that `--data` names, prepared as at training where it is the bundle's, else in its encoding.
 
@@ -151,6 +142,8 @@ def _in_encoding_of(bundle: Bundle, log: PreparedLog) -> bool:
     return log.encoding.fingerprint == bundle.encoding.fingerprint
 
 
+# Whether the weights that a study keeps are still in its run directory, in sentences for its report.
+
 MOST_NAMED = 8
 
 
@@ -178,6 +171,9 @@ def _has_weights(directory: Path, network: TrialRecord) -> bool:
     return (folder_of(directory, network) / WEIGHTS).exists()
 
 
+# A bundle copied to another folder, with what its increments brought in the weights themselves.
+
+
 def copy_whole(bundle: Bundle, out: Path) -> None:
     """Writes a bundle that begins with the version that this one has; increments that follow suit both.
 
@@ -200,6 +196,12 @@ def copy_whole(bundle: Bundle, out: Path) -> None:
         info = bundle.info.replace(version=bundle.version, trained=bundle.trained)
         (building / INFO).write_text(json.dumps(info.to_dict(), indent=1), encoding="utf-8")
         write_manifest(building)
+
+
+# A bundle with tables of 8 bits per value, of the newest version of another, and what they cost in NE.
+#
+# Rows are rounded to FBGEMM's row-wise format (`dhen.inputs.int8_tables`); all else is copied. The cost is
+# measured: both networks score the same rows, and `bundle.json` keeps both metrics.
 
 
 def write_int8(bundle: Bundle, out: Path, log: PreparedLog) -> Int8Cost:

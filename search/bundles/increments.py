@@ -1,14 +1,12 @@
-"""The manifest of a folder: SHA-256 of every file in it, by which a reader knows that they are whole.
-
-Increments of a bundle: what its weights became since a version, small beside a full export, replayed exactly.
+"""Increments of a bundle: what its weights became since a version, small beside a full export, replayed exactly.
 
 BUNDLE/increments/000001/   `increment.json` (what it is, and what it follows), `changes.safetensors` (rows that
 changed, new ones, tombstones), `check.safetensors` (scores of the bundle's stored examples after it),
 `manifest.json` (SHA-256 of these files). The version before the first is 0, the bundle's own weights.
 
-Each increment names its parent by a hash that covers all of it and, through its own parent, all before it: what is
-missing, doubled, out of order or another bundle's cannot be replayed by mistake. An increment appears whole or not
-at all, so a reader finds the version before or the one after.
+Each increment names its parent by a hash that covers all of it and, through its own parent, all before it:
+what is missing, doubled, out of order or another bundle's cannot be replayed by mistake. An increment appears
+whole or not at all, so a reader finds the version before or the one after.
 """
 
 from __future__ import annotations
@@ -31,6 +29,8 @@ from dhen.values import PathBelow, Value, file_hash, load_json, parse
 from trials.records.trial_record import NAN_AS_WORD, Metrics
 from trials.store.user_cache import locked
 from trials.store.weights import Weights, apply_changes, named_tensor, read_weights
+
+# The manifest of a folder: SHA-256 of every file in it, by which a reader knows that they are whole.
 
 MANIFEST = "manifest.json"
 _HASHES = TypeAdapter(dict[PathBelow, str])

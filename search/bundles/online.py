@@ -1,12 +1,11 @@
 """Online training: each period of a log is scored before it is trained on, and leaves an increment.
 
-The bundle in `out` holds three states of one network: as it was when online training began (frozen), its newest
-version (served), and what trains. The served one predicts a period that nobody has trained on; then the period's
-rows are trained on once, in the order of time; what has changed becomes an increment, which is applied to the
-served one as any reader would. A checkpoint precedes the increment, so that whatever ends the process, the same
-command goes on from the last period that was trained on. Increments are written while the next period is scored.
-
-What can be set of online training: the length of periods, the training, and servers of its tables.
+The bundle in `out` holds three states of one network: as it was when online training began (frozen), its
+newest version (served), and what trains. The served one predicts a period that nobody has trained on; then the
+period's rows are trained on once, in the order of time; what has changed becomes an increment, which is
+applied to the served one as any reader would. A checkpoint precedes the increment, so that whatever ends the
+process, the same command goes on from the last period that was trained on. Increments are written while the
+next period is scored.
 """
 
 from __future__ import annotations
@@ -296,6 +295,8 @@ def time_of(milliseconds: int | None) -> str:
         return "no time stamp"
     return f"{datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC):%Y-%m-%d %H:%M}"
 
+
+# What can be set of online training: the length of periods, the training, and servers of its tables.
 
 ONLINE_KEYS = ("period", "servers", "training")
 """Keys that a user may give; how tables on servers are trained is below `training.tables`."""

@@ -2,8 +2,6 @@
 
 Files, data frames, MLflow's model and the server all score through this one class, so that a row has the same
 probability wherever it comes from.
-
-Scores raw rows of a log with a bundle: encodes them as the bundle learned to, and writes a score for each.
 """
 
 from __future__ import annotations
@@ -128,6 +126,9 @@ def _text(value: Any) -> str | None:
 
 def _missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and np.isnan(value))
+
+
+# Scores raw rows of a log with a bundle: encodes them as the bundle learned to, and writes a score for each.
 
 
 def score_rows(

@@ -1,11 +1,4 @@
-"""A study's candidates against what serving and their tables may take: judged before they train, so that none
-trains in vain.
-
-Sizes and FLOPs are known from the model. The forward time is measured, in a fresh process and once per
-network: equal networks, also of a resumed study, have the same time, or its noise would judge them
-differently. What is over another limit already, or fits in no memory, is not measured.
-
-Whether a trial may train, and how: planned for the study's cluster, then judged by the limits on
+"""Whether a trial may train, and how: planned for the study's cluster, then judged by the limits on
 serving and on tables.
 
 A trial that runs out of memory although it was admitted shows by how much plans are too low; plans that follow
@@ -30,6 +23,13 @@ from trials.records.job import Job
 from trials.records.serving_limits import Limits, ServingConfig
 from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 from trials.training.embeddings.requirements import UnfitShardError
+
+# A study's candidates against what serving and their tables may take: judged before they train, so that none
+# trains in vain.
+#
+# Sizes and FLOPs are known from the model. The forward time is measured, in a fresh process and once per
+# network: equal networks, also of a resumed study, have the same time, or its noise would judge them
+# differently. What is over another limit already, or fits in no memory, is not measured.
 
 MeasureMs = Callable[[Job, ServingConfig], float]
 """Milliseconds that a request to a job's model takes; raises UserError where it cannot be measured."""

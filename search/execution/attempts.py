@@ -1,9 +1,8 @@
 """How trials are trained: as planned, on this machine or on hosts of a launcher; else by one process.
 
 A trial that ran out of memory although it was planned moves on to the next strategy that is predicted to need
-less by what was missing, each strategy once, and later plans leave as much room as the prediction was short of.
-
-How many trials go on side by side, here or on the nodes of a cluster, and with how many threads each.
+less by what was missing, each strategy once, and later plans leave as much room as the prediction was short
+of.
 """
 
 from __future__ import annotations
@@ -328,6 +327,8 @@ def learnt_margins(trials: Iterable[TrialRecord]) -> dict[str, int]:
                 margins[held_as] = missing
     return margins
 
+
+# How many trials go on side by side, here or on the nodes of a cluster, and with how many threads each.
 
 MOST_ON_DEVICE = 16
 """Largest number of trials on an accelerator of a cluster's node: each has a CUDA context of 0.7 GiB there."""

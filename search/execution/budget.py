@@ -1,27 +1,8 @@
-"""What more candidates are expected to gain: by how much the lowest NE would fall, from the lowest ones so far.
+"""How much a study may still do: candidates of the search, candidates that tune the best of them, minutes.
 
-The smallest of many values lie below a threshold u about as exponential variables do (Pickands 1975: excesses
-follow a generalised Pareto distribution, of which the exponential is the case between bounded and heavy tails). u
-is the ninth lowest NE, and the mean distance of the eight lower ones from it is the scale s. A further candidate
-comes below the best, at distance d from u, with probability q = 8 / n x exp(-d / s), and the lowest of m further
-ones is expected to be lower by
-
-    s (E1(m q) + ln(m q) + gamma),
-
-the integral of 1 - exp(-m q exp(-t / s)) over t. It knows nothing of the sampler, which may propose better ones
-than before, and nothing of a floor of NE, near which there is less to gain: docs/log.md has how it compares with
-searches that went on.
-
-Turns of search and tuning: whose turn it is follows from what the latest turns of each have gained per
-second.
-
-How much a study may still do: candidates of the search, candidates that tune the best of them, minutes.
-
-Where both search and tuning are open-ended they take turns: tuning has its first turn when half of the time for
-candidates is over, and from then on the next turn is of whichever has lowered the best NE by more per second in
-its latest turns (`search.execution.budget`).
-
-Retrainings in the minutes that are left: another seed is begun where there is time for all of its trainings.
+Where both search and tuning are open-ended they take turns: tuning has its first turn when half of the time
+for candidates is over, and from then on the next turn is of whichever has lowered the best NE by more per
+second in its latest turns.
 """
 
 from __future__ import annotations
@@ -48,6 +29,20 @@ from search.selection import eligible, ne_of, own
 from search.study_state import StudyState
 from trials.records.study_record import ExpectedGain
 from trials.records.trial_record import NOT_BEGUN, Outcome, TrialKind, TrialRecord
+
+# What more candidates are expected to gain: by how much the lowest NE would fall, from the lowest ones so far.
+#
+# The smallest of many values lie below a threshold u about as exponential variables do (Pickands 1975: excesses
+# follow a generalised Pareto distribution, of which the exponential is the case between bounded and heavy
+# tails). u is the ninth lowest NE, and the mean distance of the eight lower ones from it is the scale s. A
+# further candidate comes below the best, at distance d from u, with probability q = 8 / n x exp(-d / s), and the
+# lowest of m further ones is expected to be lower by
+#
+#     s (E1(m q) + ln(m q) + gamma),
+#
+# the integral of 1 - exp(-m q exp(-t / s)) over t. It knows nothing of the sampler, which may propose better
+# ones than before, and nothing of a floor of NE, near which there is less to gain: docs/log.md has how it
+# compares with searches that went on.
 
 LEAST = 20
 """Number of candidates with a result from which anything is expected: before, the sampler has only begun."""
@@ -100,6 +95,9 @@ def lasting_gain(ne: Sequence[float], more: float) -> float | None:
     known = [gain for gain in gains if gain is not None]
     return max(known) if len(known) == PATIENCE else None
 
+
+# Turns of search and tuning: whose turn it is follows from what the latest turns of each have gained per
+# second.
 
 TURNS = 4
 """Number of latest turns of each that count: long enough that one lucky candidate is not all, short enough that
@@ -435,6 +433,9 @@ class Budget:
             return float("inf")
         left = self._search_end() - self._state.elapsed_seconds()
         return max(1.0, left * self._later.places / one)
+
+
+# Retrainings in the minutes that are left: another seed is begun where there is time for all of its trainings.
 
 
 class SeedBySeed:

@@ -1,13 +1,9 @@
-"""Which axes of a space are ordered, from less to more, and whether a wider space could go beyond their ends.
+"""A study widens its space where its best networks sit on an edge of it (docs/decisions/0030-growing-spaces.md).
 
-A study's space as the study has widened it: its own steps, and those of earlier studies that it began from.
-
-A study widens its space where its best networks sit on an edge of it (docs/decisions/0030-growing-spaces.md).
-
-Every few candidates it looks at the best by NE and at the front. Where they sit at an end of an ordered axis, the
-axis goes on by one step, if a candidate beyond the end fits the memory, serving and the budget: the best one at
-that end, moved on. It is the next start point, so that whatever the sampler, the new value is tried beside one
-that differs in nothing else. A step is committed before anything is proposed by it.
+Every few candidates it looks at the best by NE and at the front. Where they sit at an end of an ordered axis,
+the axis goes on by one step, if a candidate beyond the end fits the memory, serving and the budget: the best
+one at that end, moved on. It is the next start point, so that whatever the sampler, the new value is tried
+beside one that differs in nothing else. A step is committed before anything is proposed by it.
 """
 
 from __future__ import annotations
@@ -35,6 +31,8 @@ from trials.records.findings import DEPTH, OrderedAxis
 from trials.records.job import Job, TrainingConfig
 from trials.records.study_record import GrownAxis, StudyRecord
 from trials.records.trial_record import Outcome, TrialKind, TrialRecord
+
+# Which axes of a space are ordered, from less to more, and whether a wider space could go beyond their ends.
 
 LEFT_OUT = ("members_from",)
 """Settings that are numbers of layers, and bound by the depth alone."""
@@ -93,6 +91,9 @@ def _limits(field: FieldInfo) -> tuple[float, float]:
         least = max(least, getattr(limit, "ge", -math.inf), getattr(limit, "gt", -math.inf) + step)
         most = min(most, getattr(limit, "le", math.inf), getattr(limit, "lt", math.inf) - step)
     return least, most
+
+
+# A study's space as the study has widened it: its own steps, and those of earlier studies that it began from.
 
 
 def space_of(study: StudyRecord) -> Space:

@@ -1,14 +1,8 @@
-"""What trainings and scorings are expected to take, from the trainings of a study so far.
+"""The seconds that the stages behind a search are expected to take: its reserve in the study's minutes.
 
-Nothing is modelled: a network that was trained takes as long again, and a candidate that is not known yet as long
-as three in four of the latest ones at most. Both hold what a training takes beside its steps: its processes, its
-data, its evaluations.
-
-The seconds that the stages behind a search are expected to take: its reserve in the study's minutes.
-
-The reserve is worked out anew whenever it is asked for, from the networks that have won so far and from what their
-own trainings took; before any has, from five networks that take as long as the baseline. How the minutes are
-divided:
+The reserve is worked out anew whenever it is asked for, from the networks that have won so far and from what
+their own trainings took; before any has, from five networks that take as long as the baseline. How the minutes
+are divided:
 
 - What is known beforehand comes off first: scores on validation for averages, scores on test, and the report.
 - Confirmation has at most a quarter of the minutes, for up to five seeds of all winners. Where that is not enough
@@ -37,6 +31,12 @@ from search.execution.step_correction import StepCorrections
 from search.study_state import StudyState
 from trials.records.findings import MOST_WINNERS
 from trials.records.trial_record import Outcome, TrialKind, TrialRecord
+
+# What trainings and scorings are expected to take, from the trainings of a study so far.
+#
+# Nothing is modelled: a network that was trained takes as long again, and a candidate that is not known yet as
+# long as three in four of the latest ones at most. Both hold what a training takes beside its steps: its
+# processes, its data, its evaluations.
 
 LATEST = 20
 """Number of trainings that say what the next one takes: proposals grow larger or smaller as a search goes on."""

@@ -1,17 +1,8 @@
-"""What a trial's record keeps of the strategies that its plan passed over.
-
-A ladder has dozens of them, most of which differ in nothing but the number of micro-batches. So all are kept by
-name with what they lack, and only one of each way to hold the model with its items and its reason, the simplest
-first: a record of some kilobytes would else have tens.
-
-A study's plans: the cluster that they are for, and each trial's plan before it trains.
+"""A study's plans: the cluster that they are for, and each trial's plan before it trains.
 
 Training happens on the machines at hand whatever the cluster is; the record says what was planned and what was
 executed. A candidate that no technique makes fit ends at once, and its record says by how much it failed,
 which the sampler learns.
-
-Whether anything in a space fits a cluster and the limit on table bytes, and what the nearest candidate lacks
-where nothing does.
 """
 
 from __future__ import annotations
@@ -33,6 +24,12 @@ from trials.planner.plan import Plan, plan_in_least_shape
 from trials.records.job import Job
 from trials.records.study_record import ClusterSummary
 from trials.records.trial_record import Outcome, PlanSummary, RejectedStrategy, TrialKind, TrialRecord
+
+# What a trial's record keeps of the strategies that its plan passed over.
+#
+# A ladder has dozens of them, most of which differ in nothing but the number of micro-batches. So all are kept
+# by name with what they lack, and only one of each way to hold the model with its items and its reason, the
+# simplest first: a record of some kilobytes would else have tens.
 
 MOST_ITEMISED = 12
 """Largest number of strategies whose items are kept."""
@@ -250,6 +247,9 @@ def plan_summary(job_plan: Plan, priced: PricedStrategy | None, ran_out: Collect
         **common,
     )
 
+
+# Whether anything in a space fits a cluster and the limit on table bytes, and what the nearest candidate lacks
+# where nothing does.
 
 DRAWN = 200
 """Number of drawn candidates of which one must fit: many more than a study tries by training them."""

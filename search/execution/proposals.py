@@ -1,18 +1,4 @@
-"""Where proposals come from: lines of a file that may grow while the study runs, or a function that is asked.
-
-A line is a JSON object. An axis name -> value mapping is a point of the space, a mapping with `layers` a model
-configuration; `{"point": ...}` and `{"model": ..., "training": ...}` say which of the two is meant. `by` and
-`why` say who proposes it and why.
-
-What a line proposes: a point of the space, or a model with its training, and who proposes it.
-
-The proposals of one study from outside: taken as they come, checked before a second is spent on them.
-
-A line is read, its network is built on the meta device, it is compared with all trials and planned for the
-study's cluster. What fails is answered with the reason, and the study goes on; no trial and no budget is spent on
-it. A line is answered once: its key is in the trial that it became, or in the study's refusals
-(docs/decisions/0028-proposals.md).
-"""
+"""What a line proposes: a point of the space, or a model with its training, and who proposes it."""
 
 from __future__ import annotations
 
@@ -37,6 +23,12 @@ from spaces.space import Candidate, Point, Space, first_label
 from trials.records.job import Job, TrainingConfig
 from trials.records.study_record import RefusedProposal
 from trials.records.trial_record import Outcome, Proposal, TrialKind, TrialRecord
+
+# Where proposals come from: lines of a file that may grow while the study runs, or a function that is asked.
+#
+# A line is a JSON object. An axis name -> value mapping is a point of the space, a mapping with `layers` a model
+# configuration; `{"point": ...}` and `{"model": ..., "training": ...}` say which of the two is meant. `by` and
+# `why` say who proposes it and why.
 
 WRITING_SECONDS = 30.0
 """Seconds after a file has changed for which a last line that is no JSON may be one that is being written."""
@@ -243,6 +235,13 @@ def _proven_axes(space: Space, proven: Mapping[str, Any]) -> Point:
         axis.name: proven[key] for key, axis in space.training_axes.items() if axis.holds(proven.get(key))
     }
 
+
+# The proposals of one study from outside: taken as they come, checked before a second is spent on them.
+#
+# A line is read, its network is built on the meta device, it is compared with all trials and planned for the
+# study's cluster. What fails is answered with the reason, and the study goes on; no trial and no budget is spent
+# on it. A line is answered once: its key is in the trial that it became, or in the study's refusals
+# (docs/decisions/0028-proposals.md).
 
 LOG = logging.getLogger(__name__)
 

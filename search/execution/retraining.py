@@ -1,10 +1,8 @@
 """Trains networks again from other seeds, scores them on test where asked, and keeps what is finished.
 
-Several retrainings go on side by side, each in processes of its own, like the study's trials. They have a folder
-and a table of the ledger to themselves, so that no reader takes them for candidates. What is done is not done
-again: the same command goes on after Ctrl-C or worse.
-
-Scores trained networks on a split, several side by side; a scoring that was killed is tried once more.
+Several retrainings go on side by side, each in processes of its own, like the study's trials. They have a
+folder and a table of the ledger to themselves, so that no reader takes them for candidates. What is done is
+not done again: the same command goes on after Ctrl-C or worse.
 """
 
 from __future__ import annotations
@@ -296,6 +294,9 @@ class _RetrainingWork:
             record = record.with_result(test=metrics)
         self._retrainings.keep(record, ended=True)
         return []
+
+
+# Scores trained networks on a split, several side by side; a scoring that was killed is tried once more.
 
 
 class ScoringRequest(NamedTuple):

@@ -1,7 +1,4 @@
-"""A run whose processes begin when the scheduler has places for its ranks.
-
-What goes on in processes of its own, as the driver sees it: a training, a scoring, a measured forward pass.
-"""
+"""What goes on in processes of its own, as the driver sees it: a training, a scoring, a measured forward pass."""
 
 from __future__ import annotations
 
@@ -19,6 +16,8 @@ from trials.records.serving_limits import ForwardTime
 from trials.records.trial_record import Metrics, TrialRecord
 from trials.runtime.launcher import AnyRun, wait_for
 from trials.store.user_cache import DiskFullError
+
+# A run whose processes begin when the scheduler has places for its ranks.
 
 
 class LateRun:

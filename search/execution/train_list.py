@@ -1,9 +1,7 @@
 """A list of trainings, such as a table's: each job once, several side by side, what is finished kept in a folder.
 
-A finished training is `trainings/FINGERPRINT.json`, its record; a training that was cut short left its checkpoint
-beside. Tables with one folder share the trainings that they have in common.
-
-One training by itself, as `dhen-search train` wants it, tried again as a study would try it.
+A finished training is `trainings/FINGERPRINT.json`, its record; a training that was cut short left its
+checkpoint beside. Tables with one folder share the trainings that they have in common.
 """
 
 from __future__ import annotations
@@ -150,6 +148,8 @@ def _read(path: Path) -> TrialRecord:
     except ValidationError:
         raise UserError(f"{path} is damaged; remove it, and its training is done again.") from None
 
+
+# One training by itself, as `dhen-search train` wants it, tried again as a study would try it.
 
 OnChange = Callable[[TrialRecord], None]
 """A function that is called with the record as it grows."""

@@ -1,7 +1,4 @@
-"""From models to jobs, and from jobs to the records of trials that are about to start.
-
-Starts trainings, scorings and measurements on one log, each in fresh processes in a folder of its own.
-"""
+"""Starts trainings, scorings and measurements on one log, each in fresh processes in a folder of its own."""
 
 from __future__ import annotations
 
@@ -29,6 +26,8 @@ from trials.records.strategy import named
 from trials.records.task import Task
 from trials.records.trial_record import JobSummary, Origin, Refit, TrialKind, TrialRecord
 from trials.runtime.launcher import POLL_SECONDS, AnyLauncher
+
+# From models to jobs, and from jobs to the records of trials that are about to start.
 
 REFIT_AVERAGE = 4
 """Largest number of the last evaluations of a refit whose weights' mean is kept, where the training says nothing:

@@ -2,12 +2,6 @@
 
 MLflow's chart page makes a section of each prefix before a `/`. Without a prefix is what is looked at first:
 `best_ne`, and the curves `ne` and `ne_vs_baseline_percent`.
-
-How MLflow's pages of a study open: as shared views, which MLflow keeps in tags of the experiment.
-
-MLflow nests runs below their parents only in the order of time, and its page of charts has its sections in
-alphabetical order, all of them open. So there is a view for each way to look at a study, in all of which the
-charts that matter, above all NE by FLOPs, are the first.
 """
 
 from __future__ import annotations
@@ -331,6 +325,12 @@ def _text(value: Any, limit: int) -> str:
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
+
+# How MLflow's pages of a study open: as shared views, which MLflow keeps in tags of the experiment.
+#
+# MLflow nests runs below their parents only in the order of time, and its page of charts has its sections in
+# alphabetical order, all of them open. So there is a view for each way to look at a study, in all of which the
+# charts that matter, above all NE by FLOPs, are the first.
 
 VIEW, NESTED, GROUPED = "candidates", "seeds", "configurations"
 """Names of the shared views."""

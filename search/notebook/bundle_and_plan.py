@@ -1,7 +1,4 @@
-"""A bundle as a notebook has it: what is in it, and the probabilities of rows.
-
-`plan`: what each memory technique costs a model on a cluster, as a notebook has it; no GPU is needed.
-"""
+"""`plan`: what each memory technique costs a model on a cluster, as a notebook has it; no GPU is needed."""
 
 from __future__ import annotations
 
@@ -25,6 +22,8 @@ from search.execution.step_correction import StepCorrections
 from search.plan_request import in_least_shape, log_to_read, read_request
 from trials.cluster.this_machine import THIS
 from trials.planner.plan import Plan
+
+# A bundle as a notebook has it: what is in it, and the probabilities of rows.
 
 
 def open_bundle(where: str | Path) -> BundleView:

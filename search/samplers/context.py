@@ -1,9 +1,4 @@
-"""What is known of a point before it trains: the network it stands for, its cost, whether a plan makes it fit.
-
-What a sampler may know beside Optuna's trials: the candidates' records, and what can be said of any point.
-
-Points that may be proposed: new ones, from the whole space and near good candidates.
-"""
+"""What a sampler may know beside Optuna's trials: the candidates' records, and what can be said of any point."""
 
 from __future__ import annotations
 
@@ -24,6 +19,8 @@ from spaces.space import Candidate, Point, Space
 from trials.records.job import TrainingConfig
 from trials.records.serving_limits import Limits, weights_bytes
 from trials.records.trial_record import TrialRecord
+
+# What is known of a point before it trains: the network it stands for, its cost, whether a plan makes it fit.
 
 MOST_COSTS = 10_000
 """Largest number of networks whose costs are kept, since samplers price hundreds for a proposal: an assumption,
@@ -132,6 +129,8 @@ class SamplerContext:
         """Whether the proposal with this number has not ended."""
         return number not in self.records or self.records[number].result.outcome.unfinished
 
+
+# Points that may be proposed: new ones, from the whole space and near good candidates.
 
 TRIES = 50
 """Number of known points in a row after which there seems to be nothing new to draw, since a space may be small:

@@ -1,26 +1,4 @@
-"""What a stopping rule sees of a study, and what it says.
-
-A rule judges a candidate at a milestone, its k-th evaluation on validation, by the candidates that have ended.
-It goes by their records alone, so a resumed study decides as it would have decided.
-
-Forecast of a candidate's final NE, from the curves of other candidates at the same milestone and after it.
-
-Learning rates that fall to zero make curves drop at the end, which a formula fitted to one curve (Domhan et
-al., IJCAI 2015) cannot know, and others' curves show. So what is left to gain is a linear regression, over those
-that went on from the milestone to their end, on the lowest NE so far and on the last evaluation's gain (of a
-curve that falls geometrically the rest is proportional to it). Neither may count against a candidate: a slow
-learner far from all others is then given more than they had, not less. The bound is that of a new observation
-under normal errors (Student's t with the regression's own leverage), and no tighter than the quantile of the
-errors of those left out one at a time, once there are enough of them.
-
-Stops a candidate whose curve, extrapolated with its uncertainty, can no longer reach the NE-FLOPs front.
-
-FLOPs are known before training, so the front needs no guess in that direction: a candidate whose optimistic final
-NE (`forecast`) is no lower than that of a trial on the front with no more FLOPs is dominated, whatever
-it still does.
-
-Stopping rules by name: which candidate is given up. One file each; adding one is a file and an entry.
-"""
+"""Stopping rules by name: which candidate is given up. One file each; adding one is a file and an entry."""
 
 from __future__ import annotations
 
@@ -35,6 +13,11 @@ from scipy.special import stdtrit
 from dhen.errors import unknown_name
 from search.selection import eligible, ne_of, own, pareto_front
 from trials.records.trial_record import Curve, Outcome, TrialKind, TrialRecord
+
+# What a stopping rule sees of a study, and what it says.
+#
+# A rule judges a candidate at a milestone, its k-th evaluation on validation, by the candidates that have ended.
+# It goes by their records alone, so a resumed study decides as it would have decided.
 
 FEWEST = 8
 """Number of candidates that have to go on from the milestone to their end before any is stopped there: an
@@ -119,6 +102,16 @@ def schedule_of(trial: TrialRecord) -> tuple[object, ...]:
     return tuple(trial.job.training.get(key) for key in keys)
 
 
+# Forecast of a candidate's final NE, from the curves of other candidates at the same milestone and after it.
+#
+# Learning rates that fall to zero make curves drop at the end, which a formula fitted to one curve (Domhan et
+# al., IJCAI 2015) cannot know, and others' curves show. So what is left to gain is a linear regression, over
+# those that went on from the milestone to their end, on the lowest NE so far and on the last evaluation's gain
+# (of a curve that falls geometrically the rest is proportional to it). Neither may count against a candidate: a
+# slow learner far from all others is then given more than they had, not less. The bound is that of a new
+# observation under normal errors (Student's t with the regression's own leverage), and no tighter than the
+# quantile of the errors of those left out one at a time, once there are enough of them.
+
 CONFIDENCE = 0.95
 """Confidence of the bound, one-sided: of twenty candidates one may come to a lower NE. Measured against 0.99
 (benchmarks/search/stopping_replayed.py, docs/log.md, 2026-11-21): the same front in 97 % of the orders in place of
@@ -184,6 +177,13 @@ def _quantile(error_N: np.ndarray) -> float:
     are known."""
     rank = int(np.ceil(CONFIDENCE * (len(error_N) + 1)))
     return float(np.sort(error_N)[rank - 1]) if rank <= len(error_N) else 0.0
+
+
+# Stops a candidate whose curve, extrapolated with its uncertainty, can no longer reach the NE-FLOPs front.
+#
+# FLOPs are known before training, so the front needs no guess in that direction: a candidate whose optimistic
+# final NE (`forecast`) is no lower than that of a trial on the front with no more FLOPs is dominated, whatever
+# it still does.
 
 
 def judge(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> Stop | None:

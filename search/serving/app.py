@@ -1,14 +1,9 @@
-"""The model of a bundle as it is on disk now: when the bundle changes, the new one takes the old one's place.
-
-A request is answered by one whole version. A new one is read, its files are compared with their hashes and the
-scores of its stored examples with those that it states, all beside the old one; only then does it answer. What is
-damaged is refused, with the reason in the log, and the old version goes on.
-
-MLflow's scoring protocol over HTTP: /ping, /health, /version and /invocations, as `mlflow models serve` has it.
+"""MLflow's scoring protocol over HTTP: /ping, /health, /version and /invocations, as `mlflow models serve` has
+it.
 
 Requests are read and scored one after another in a thread of their own, so that /ping answers meanwhile. Where
-clients must show a token, all but /ping and /health ask for it: those who only watch the server need none. What
-waits for scores is bounded; beyond that /invocations answers 503.
+clients must show a token, all but /ping and /health ask for it: those who only watch the server need none.
+What waits for scores is bounded; beyond that /invocations answers 503.
 """
 
 from __future__ import annotations
@@ -37,6 +32,12 @@ from search.bundles.increments import Version
 from search.bundles.scorer import Scorer
 from search.http import bearer, digest, is_token
 from search.serving.requests import ContentTypeError, rows_of
+
+# The model of a bundle as it is on disk now: when the bundle changes, the new one takes the old one's place.
+#
+# A request is answered by one whole version. A new one is read, its files are compared with their hashes and the
+# scores of its stored examples with those that it states, all beside the old one; only then does it answer. What
+# is damaged is refused, with the reason in the log, and the old version goes on.
 
 LOG = logging.getLogger(__name__)
 POLL_SECONDS = 0.5

@@ -1,15 +1,9 @@
-"""Brings what one driver holds up to date with what the study's other drivers have committed.
-
-How a further driver joins a study: it finds the study in its database, its settings, and a run directory.
-
-Which process a driver is, in words that another process of the same machine can look it up by.
-
-One study, several drivers: whose turn it is to propose, who does the end, who has died.
+"""One study, several drivers: whose turn it is to propose, who does the end, who has died.
 
 A trial is run by the driver that has its lease. What to train next is decided by one driver at a time, who has
-the turn, from what all drivers have committed; so several propose what one would have proposed, and a number or
-a proposal is never taken twice. What is no work for two, the end of a study above all, is for the driver that has
-the lead. Leases go with their driver (`trials.store.leases`): what one leaves, another takes up
+the turn, from what all drivers have committed; so several propose what one would have proposed, and a number
+or a proposal is never taken twice. What is no work for two, the end of a study above all, is for the driver
+that has the lead. Leases go with their driver (`trials.store.leases`): what one leaves, another takes up
 (docs/decisions/0051-many-drivers.md).
 """
 
@@ -46,6 +40,8 @@ from trials.records.trial_record import TrialKind, TrialRecord
 from trials.store.database import PATIENCE_SECONDS, masked, parsed_url
 from trials.store.leases import BEAT_SECONDS, LEAD, REPORT, TRIAL, TURN, Leases
 from trials.store.ledger import Changes, Ledger
+
+# Brings what one driver holds up to date with what the study's other drivers have committed.
 
 SHARED = (
     "passes",
@@ -119,6 +115,8 @@ class Follower:
             self._ended(trial)
             self._state.ended.append(trial.number)
 
+
+# How a further driver joins a study: it finds the study in its database, its settings, and a run directory.
 
 SETTINGS = "settings"
 """Key of the facts that holds the settings with which the study was begun, for drivers that join it."""
@@ -234,6 +232,8 @@ def _noted_settings(facts: dict[str, Any], name: str) -> dict[str, Any]:
         )
     return settings
 
+
+# Which process a driver is, in words that another process of the same machine can look it up by.
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 NAMESPACE = Path("/proc/self/ns/pid")

@@ -1,14 +1,13 @@
-"""What Optuna is told of one candidate: a trial with state, values, curve, constraints and attributes.
-
-OptunaMirror: keeps an Optuna study equal to the record, for those who look at it with Optuna's tools.
+"""OptunaMirror: keeps an Optuna study equal to the record, for those who look at it with Optuna's tools.
 
 Its trials are the candidates that are points of the space. What is no point of it (the baseline, averages,
 networks that learnt from one, trainings on all rows, proposals outside the space) stands in attributes of the
 study: as trials without parameters they would leave Optuna's charts no parameter that all trials have.
 
-Optuna takes nothing back of a trial that has ended. So each sync adds what is new, moves on what runs, and only
-where the record contradicts what stands there (a trial was trained again, a choice has more values) the study is
-made anew. The ledger stays the truth: nothing is ever read from here (docs/decisions/0040-optuna-mirror.md).
+Optuna takes nothing back of a trial that has ended. So each sync adds what is new, moves on what runs, and
+only where the record contradicts what stands there (a trial was trained again, a choice has more values) the
+study is made anew. The ledger stays the truth: nothing is ever read from here
+(docs/decisions/0040-optuna-mirror.md).
 """
 
 from __future__ import annotations
@@ -37,6 +36,8 @@ if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial, TrialState
 
+
+# What Optuna is told of one candidate: a trial with state, values, curve, constraints and attributes.
 
 NUMBER = "trial"
 """User attribute with the trial's number in the study; Optuna counts candidates alone, from 0 on."""

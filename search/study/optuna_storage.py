@@ -1,12 +1,4 @@
-"""Opens a storage of Optuna by its URL, or by the path of a journal file; trouble with it is said in words.
-
-A space's axes as distributions of Optuna, in the values that people know: `embedding_dim` is 16, not its place.
-
-What the samplers are given (`spaces/axes.py`) counts places in a list, so that a list may grow within one Optuna
-study; nobody could read that in a chart. Here a choice of numbers is a range between its ends, which may grow too.
-All other choices are categorical; where one of them grows, the mirror is made anew
-(docs/decisions/0040-optuna-mirror.md).
-"""
+"""Opens a storage of Optuna by its URL, or by the path of a journal file; trouble with it is said in words."""
 
 from __future__ import annotations
 
@@ -149,6 +141,15 @@ def _journal(path: Path) -> BaseStorage:
             "sqlite:///optuna.db."
         )
     return optuna.storages.JournalStorage(JournalFileBackend(str(path)))
+
+
+# A space's axes as distributions of Optuna, in the values that people know: `embedding_dim` is 16, not its
+# place.
+#
+# What the samplers are given (`spaces/axes.py`) counts places in a list, so that a list may grow within one
+# Optuna study; nobody could read that in a chart. Here a choice of numbers is a range between its ends, which
+# may grow too. All other choices are categorical; where one of them grows, the mirror is made anew
+# (docs/decisions/0040-optuna-mirror.md).
 
 
 def distributions_of(space: Space) -> dict[str, BaseDistribution]:

@@ -1,10 +1,4 @@
-"""What was best in earlier studies of other logs, as start points: `start_from=runs/last-week`.
-
-NE on another log says nothing here, so the sampler learns nothing of these studies (`warm_start` is for those of
-the same log). But what won on a log that is like this one, with the settings that it was trained with, is worth
-a candidate.
-
-What earlier studies of the same log have learned, in the terms of this one: `warm_start=runs/a`.
+"""What earlier studies of the same log have learned, in the terms of this one: `warm_start=runs/a`.
 
 A candidate is reused where its network and the training settings that the space decides are a point of this
 study's space, and where all else that its training goes by is equal: then its NE is one that this study could
@@ -13,13 +7,11 @@ sampler before its first proposal. They are no trials of this study: their numbe
 neither in its budget nor on its front. What was read is noted with the study when it begins
 (`search.study.settings`), so that a resumed one goes by the same, whatever has become of the earlier ones.
 
-The front of those that are reused is proposed again, right after the space's own start points and the lowest NE
-first, so that it is on this study's front too: where the very same job was done there (seed included), its result
-and weights are taken over and nothing is trained; of the others a few are trained here. What the sampler proposes
-later is treated alike: an equal job is taken over, any other is trained, also where the earlier study knows the
-network from another seed.
-
-Weights in a run directory: of the trials that may be exported, alone or in an average.
+The front of those that are reused is proposed again, right after the space's own start points and the lowest
+NE first, so that it is on this study's front too: where the very same job was done there (seed included), its
+result and weights are taken over and nothing is trained; of the others a few are trained here. What the
+sampler proposes later is treated alike: an equal job is taken over, any other is trained, also where the
+earlier study knows the network from another seed.
 """
 
 from __future__ import annotations
@@ -54,6 +46,12 @@ from trials.records.events import WEIGHTS, logits_file
 from trials.records.job import Job, TrainingConfig
 from trials.records.study_record import EarlierStudy, LogSummary, StudyRecord
 from trials.records.trial_record import Origin, Outcome, StudyTrial, TrialKind, TrialRecord
+
+# What was best in earlier studies of other logs, as start points: `start_from=runs/last-week`.
+#
+# NE on another log says nothing here, so the sampler learns nothing of these studies (`warm_start` is for those
+# of the same log). But what won on a log that is like this one, with the settings that it was trained with, is
+# worth a candidate.
 
 MOST = 3
 """Networks of one study that are taken, at most: this study's budget is for what is new."""
@@ -356,6 +354,9 @@ def _words(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {count:,}" for key, count in value.items())
     return " ".join(value) if isinstance(value, list) else f"{value}"
+
+
+# Weights in a run directory: of the trials that may be exported, alone or in an average.
 
 
 class KeptWeights:

@@ -1,8 +1,4 @@
-"""One session of the main job: from the command's words to the report and the best candidate's bundle.
-
-Opens a finished study once more, for its winners to be retrained; its report and its bundle are written anew at
-the end.
-"""
+"""One session of the main job: from the command's words to the report and the best candidate's bundle."""
 
 from __future__ import annotations
 
@@ -262,6 +258,10 @@ def _default_directory(file: Path | None, data: tuple[str, ...]) -> Path:
 def _resumes(directory: Path, data: tuple[str, ...]) -> bool:
     """Whether the run directory's own settings are meant: where no log is named, and it has settings."""
     return not data and (directory / STUDY_FILE).exists()
+
+
+# Opens a finished study once more, for its winners to be retrained; its report and its bundle are written anew
+# at the end.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,4 @@
-"""What decides while a study searches: the sampler, which learns from candidates, and the stopping rule.
-
-Trains the trials of a study side by side: begun, given up, tried again, taken in, their results shared.
+"""Trains the trials of a study side by side: begun, given up, tried again, taken in, their results shared.
 
 The ledger commits first, then the sampler is told, then other studies.
 """
@@ -26,6 +24,8 @@ from search.study_state import StudyState
 from trials.records.job import Job
 from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 from trials.store.ledger import Ledger
+
+# What decides while a study searches: the sampler, which learns from candidates, and the stopping rule.
 
 
 class Decisions:

@@ -1,29 +1,9 @@
 """The baseline that NE is relative to, with a small tuning budget of its own.
 
-The first trial is the configuration as given; further ones vary learning rates, regularisation and, for a shipped
-AdvancedDLRM, the embedding dimension and how buckets of numbers enter, drawn at random. Where there are buckets,
-the second has them apart and is otherwise as given: what candidates may have for one axis, the baseline may have
-too. The best on validation is the baseline.
-
-Tuning, after a search or in turns with it: regularisation and optimisation once more for the few best
-architectures.
-
-Training settings, dropouts, and what the space has left for tuning (`SpaceConfig.tuning`) are tuned. An
-architecture's other axes keep the values of the candidate that it was found with; the sampler of the study
-proposes the tuned ones, by what all candidates have shown. Architectures take turns.
-
-From a part of the log to all of it: what a search on `training.train_fraction` has selected trains on all rows.
-
-The front's candidates and the baseline become trials of their own (`TrialRecord.promoted_from`), before test is
-looked at; from then on the selection is among these alone (`search.study_state`). They are no proposals: the
-budget does not count them, samplers and stopping rules do not see them. Whether a ranking on a part of the log
-carries over, `dhen-search fidelity` measures.
-
-The smallest difference of NE that a log can show: between the two best candidates, over its validation rows.
-
-Both are scored on validation once more, for the logits, which averages need anyway. The difference between them
-varies from block of rows to block of rows; what that says of the whole split is what no number of seeds can
-better. Seeds come on top, so that a comparison of single trainings shows less than this.
+The first trial is the configuration as given; further ones vary learning rates, regularisation and, for a
+shipped AdvancedDLRM, the embedding dimension and how buckets of numbers enter, drawn at random. Where there
+are buckets, the second has them apart and is otherwise as given: what candidates may have for one axis, the
+baseline may have too. The best on validation is the baseline.
 """
 
 from __future__ import annotations
@@ -147,6 +127,13 @@ def read_configuration(path: Path, defaults: TrainingConfig) -> tuple[ModelConfi
     return parse_model(data, str(path)), defaults
 
 
+# Tuning, after a search or in turns with it: regularisation and optimisation once more for the few best
+# architectures.
+#
+# Training settings, dropouts, and what the space has left for tuning (`SpaceConfig.tuning`) are tuned. An
+# architecture's other axes keep the values of the candidate that it was found with; the sampler of the study
+# proposes the tuned ones, by what all candidates have shown. Architectures take turns.
+
 DROPOUT = "dropout"
 
 
@@ -238,6 +225,14 @@ def _without_dropout(value: Any) -> Any:
     return [_without_dropout(inner) for inner in value] if isinstance(value, list) else value
 
 
+# From a part of the log to all of it: what a search on `training.train_fraction` has selected trains on all
+# rows.
+#
+# The front's candidates and the baseline become trials of their own (`TrialRecord.promoted_from`), before test
+# is looked at; from then on the selection is among these alone (`search.study_state`). They are no proposals:
+# the budget does not count them, samplers and stopping rules do not see them. Whether a ranking on a part of the
+# log carries over, `dhen-search fidelity` measures.
+
 JobOf = Callable[[ModelConfig, TrainingConfig, int], Job]
 """A function that makes the job of a model, its training with what is left open, and a seed: `Trainer.job`."""
 
@@ -311,6 +306,12 @@ def _whole_log_job(
     candidate = candidate_of(trial, space)
     return job(candidate.model, on_all_rows(passes.decayed(config.training), candidate), config.seed)
 
+
+# The smallest difference of NE that a log can show: between the two best candidates, over its validation rows.
+#
+# Both are scored on validation once more, for the logits, which averages need anyway. The difference between
+# them varies from block of rows to block of rows; what that says of the whole split is what no number of seeds
+# can better. Seeds come on top, so that a comparison of single trainings shows less than this.
 
 SPLIT = "validation"
 LOG = logging.getLogger(__name__)

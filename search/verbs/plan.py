@@ -1,6 +1,4 @@
-"""A model at other depths, priced at each: its last layer repeated, or its last layers left out.
-
-`plan`: the ladder of memory techniques for a configuration, priced on clusters; needs no GPU and no data.
+"""`plan`: the ladder of memory techniques for a configuration, priced on clusters; needs no GPU and no data.
 
 `--json` is a list of plans, one per cluster in the order asked for: `cluster`, `hosts`, `gpus_per_host`,
 `hbm`, `verified`, `examples_per_rank`, `batch_size`, `precision`, `chosen` (a strategy's name, or null
@@ -45,6 +43,8 @@ from trials.cluster.this_machine import THIS
 from trials.planner.estimates import PlanOptions, PricedStrategy
 from trials.planner.plan import Plan, plan
 from trials.records.strategy import Prefer
+
+# A model at other depths, priced at each: its last layer repeated, or its last layers left out.
 
 DEPTHS = re.compile(r"depth=([0-9]+)\.\.([0-9]+)")
 DEEPEST = 1000

@@ -19,8 +19,8 @@ from dhen.errors import UserError, unknown_name
 from dhen.model import catalog, named_model, parse_model
 from dhen.values import fingerprint, parse
 from search.bundles.bundle import Member, check_place, is_bundle, read_bundle, write_bundle
-from search.bundles.convert import with_growing_columns
 from search.bundles.export import bundle_info
+from search.bundles.growing_columns import with_growing_columns
 from search.config import HELD_KEYS, LOG_KEYS, StudyConfig, held_config
 from search.dataset import log_files, open_log
 from search.execution.attempts import execution, most_ranks, plan_options, ranks_here

@@ -1,9 +1,4 @@
-"""Quantities as people write them: `80GiB`, `300GB/s`, `200Gb/s`, `312TFLOP/s`, `5us`, `0.1%`, or a plain number.
-
-Plain numbers are bytes, bytes/s, FLOP/s and seconds. `B` is a byte, `b` a bit; `G` is 10**9, `Gi` is 2**30.
-The annotated types are what pydantic fields are declared with.
-
-A cluster as a value: what a planner must know of hosts, accelerators and the links between them.
+"""A cluster as a value: what a planner must know of hosts, accelerators and the links between them.
 
 Bandwidths are of one direction and for one accelerator; data sheets often state both directions together.
 Every number has a source; numbers from data sheets stay unverified until a run has measured them.
@@ -20,6 +15,11 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from dhen.errors import UserError, unknown_name
 from dhen.values import Value, parse
+
+# Quantities as people write them: `80GiB`, `300GB/s`, `200Gb/s`, `312TFLOP/s`, `5us`, `0.1%`, or a plain number.
+#
+# Plain numbers are bytes, bytes/s, FLOP/s and seconds. `B` is a byte, `b` a bit; `G` is 10**9, `Gi` is 2**30.
+# The annotated types are what pydantic fields are declared with.
 
 NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?|[0-9]+\.)\s*([^\s0-9.]\S*)?\s*")
 THOUSANDS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}

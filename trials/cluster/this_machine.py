@@ -2,14 +2,6 @@
 
 On a CPU machine the CPU is the one accelerator and host memory its memory. torch is imported when it is
 measured, not before. Unverified: the CUDA branch has not run on a machine with GPUs.
-
-What one rank has of a machine that several share: its part of the memory, and the speed of its threads.
-
-A machine's speeds are measured with the threads that torch takes there, all cores or fewer. A rank has the speed
-of its own threads, or of its share of the cores; what no rank uses is nobody's. On an accelerator trials side by
-side take turns.
-
-Clusters by name (`trials/cluster/catalog/*.yaml`), by a YAML file's path, or this machine.
 """
 
 from __future__ import annotations
@@ -137,6 +129,13 @@ def _copy_bytes_per_second(source: str, target: str) -> float:
     return 2.0 * COPIED_BYTES / best_seconds(lambda: b.copy_(a), b.device)
 
 
+# What one rank has of a machine that several share: its part of the memory, and the speed of its threads.
+#
+# A machine's speeds are measured with the threads that torch takes there, all cores or fewer. A rank has the
+# speed of its own threads, or of its share of the cores; what no rank uses is nobody's. On an accelerator trials
+# side by side take turns.
+
+
 def shared(machine: Cluster, owners: int, threads: int | None = None) -> Cluster:
     """Returns the cluster of one trial, where so many ranks or trials, each with so many threads, share the
     machine.
@@ -175,6 +174,8 @@ def shared(machine: Cluster, owners: int, threads: int | None = None) -> Cluster
         sources=sources,
     )
 
+
+# Clusters by name (`trials/cluster/catalog/*.yaml`), by a YAML file's path, or this machine.
 
 THIS = "this"
 """The name of the machine that asks."""

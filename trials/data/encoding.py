@@ -1,6 +1,4 @@
-"""Encoded rows: the inputs of a model for N examples, as arrays (torch-free twin of `FeatureBatch`).
-
-Encoding: what was fitted on the training rows, and how typed columns become a model's inputs.
+"""Encoding: what was fitted on the training rows, and how typed columns become a model's inputs.
 
 Ids: 0 is a missing value, 1 one that is out of vocabulary, 2 and above the vocabulary by frequency (or
 the hash buckets, the hour or the week day, the quantiles of a number). Values of growing tables have no ids
@@ -41,6 +39,8 @@ from trials.data.vocabulary import (
     hashed_ids,
     load_vocabulary,
 )
+
+# Encoded rows: the inputs of a model for N examples, as arrays (torch-free twin of `FeatureBatch`).
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,13 +1,4 @@
-"""The order in which training visits rows: a function of seed and epoch, the same on every machine.
-
-A split up to `GLOBAL_SHUFFLE_BYTES` is permuted as a whole. A larger one would be read at random from disk:
-there runs of consecutive rows are permuted, and then the rows of each window of runs, which is nearly as
-random and reads a run at a time. The rule looks at the rows of a pass alone, not at the memory there is.
-
-Batches of tensors from a prepared split. This is the only file of the folder that imports torch.
-
-Batches on an accelerator ahead of their step: prepared by a thread, copied from pinned memory meanwhile.
-"""
+"""Batches of tensors from a prepared split. This is the only file of the folder that imports torch."""
 
 from __future__ import annotations
 
@@ -27,6 +18,12 @@ from trials.data.encoding import EncodedRows
 from trials.data.prepared_log import IdCounts, Split
 from trials.data.raw.columns import MISSING_STAMP
 from trials.records.strategy import rank_slice
+
+# The order in which training visits rows: a function of seed and epoch, the same on every machine.
+#
+# A split up to `GLOBAL_SHUFFLE_BYTES` is permuted as a whole. A larger one would be read at random from disk:
+# there runs of consecutive rows are permuted, and then the rows of each window of runs, which is nearly as
+# random and reads a run at a time. The rule looks at the rows of a pass alone, not at the memory there is.
 
 GLOBAL_SHUFFLE_BYTES = 16 << 30
 """Size of a split's arrays up to which its rows are permuted as a whole."""
@@ -293,6 +290,8 @@ def _batch(
         of_step=of_step,
     )
 
+
+# Batches on an accelerator ahead of their step: prepared by a thread, copied from pinned memory meanwhile.
 
 AHEAD = 3
 """Number of batches prepared ahead."""

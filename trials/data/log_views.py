@@ -1,16 +1,9 @@
 """A log as it stood earlier or stands later: training rows before an origin, and the period after it in place of
 validation; or the rows of training and validation together, as there are no later ones to choose by any more.
 
-Rolling-origin evaluation (Tashman, International Journal of Forecasting 2000) judges a model on several periods,
-each after the rows that it was trained on. Vocabularies and statistics stay those of all training rows, so that
-ids of the period after an origin may have rows in tables, which are untrained then.
-
-A log whose training rows have labels that a teacher has softened: knowledge distillation (arXiv 1503.02531).
-
-Binary cross-entropy is linear in its label, so the mean of the losses against the label and against what a teacher
-predicts is the loss against the mean of the two. Validation and test keep the labels of the log.
-
-Shapes: N training rows; M rows of training and validation together.
+Rolling-origin evaluation (Tashman, International Journal of Forecasting 2000) judges a model on several
+periods, each after the rows that it was trained on. Vocabularies and statistics stay those of all training
+rows, so that ids of the period after an origin may have rows in tables, which are untrained then.
 """
 
 from __future__ import annotations
@@ -202,6 +195,13 @@ def _part(split: Split, name: str, first: int, last: int, rate: float) -> Split:
     base_rate = float(np.average(part.labels, weights=example_weights(part, rate)))
     return dataclasses.replace(part, base_rate=base_rate)
 
+
+# A log whose training rows have labels that a teacher has softened: knowledge distillation (arXiv 1503.02531).
+#
+# Binary cross-entropy is linear in its label, so the mean of the losses against the label and against what a
+# teacher predicts is the loss against the mean of the two. Validation and test keep the labels of the log.
+#
+# Shapes: N training rows; M rows of training and validation together.
 
 TEACHER_SHARE = 0.5
 """Share of a teacher's prediction in a label. Half gained on two logs; all of it gained more on the one where

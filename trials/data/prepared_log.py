@@ -11,12 +11,6 @@ DIR/train|validation|test/
                      bag0_offsets.npy int64 [N + 1]    and so on for each multi-hot table
     weight.npy       float32 [N]      oracle.npy       float64 [N]      timestamp.npy    int64 [N]
     pair.npy         bool [N]                                           the last four if the log has them
-
-How often the training rows have each id, for `training.frequency_decay`.
-
-Counted anew by every rank when a training begins, in one pass over the ids; the counts stay in the host's memory,
-four bytes for each row of a table (twelve for each key of a growing one), and what a batch needs of them travels
-with it.
 """
 
 from __future__ import annotations
@@ -256,6 +250,12 @@ def _read_manifest(directory: Path) -> Manifest:
     except ValidationError:
         raise UserError(f"{path}: the manifest is damaged. Prepare the log again.") from None
 
+
+# How often the training rows have each id, for `training.frequency_decay`.
+#
+# Counted anew by every rank when a training begins, in one pass over the ids; the counts stay in the host's
+# memory, four bytes for each row of a table (twelve for each key of a growing one), and what a batch needs of
+# them travels with it.
 
 Ids = NDArray[np.int32] | NDArray[np.int64]
 IDS_AT_ONCE = 2**22

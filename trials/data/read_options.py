@@ -1,8 +1,7 @@
 """ReadOptions: what a person says of how a log is read, beside its schema.
 
-Keys of a study and of every command that reads a log; what is not said is inferred, or is as the schema has it.
-
-The length of the periods that a log is cut into: a time, or a number of rows.
+Keys of a study and of every command that reads a log; what is not said is inferred, or is as the schema has
+it.
 """
 
 from __future__ import annotations
@@ -129,6 +128,8 @@ class ReadOptions(Value):
 READ_AS_FOUND = ReadOptions()
 """Nothing is said: all is inferred, or as the schema has it."""
 
+
+# The length of the periods that a log is cut into: a time, or a number of rows.
 
 DAY = "1d"
 """Length of a period where none is given."""

@@ -1,15 +1,4 @@
-"""A 64-bit hash of strings, the same on every machine and in every version of the project.
-
-A polynomial in the bytes modulo 2 ** 64, then the finaliser of SplitMix64 (Steele et al., OOPSLA 2014).
-Vectorised over Arrow's own buffers. Not for adversaries.
-
-The values of one table that have ids of their own, and how text finds its id.
-
-Buckets of a number: quantiles of the training rows as the values of a categorical column.
-
-A network takes in a standardised number linearly; a row of an embedding table for each bucket lets it learn a step
-function of it, as trees have, and lets interaction modules cross it with other columns.
-"""
+"""The values of one table that have ids of their own, and how text finds its id."""
 
 from __future__ import annotations
 
@@ -28,6 +17,11 @@ from numpy.typing import NDArray
 from dhen.errors import UserError
 from dhen.values import Value
 from trials.data.raw.columns import Codes, spelled
+
+# A 64-bit hash of strings, the same on every machine and in every version of the project.
+#
+# A polynomial in the bytes modulo 2 ** 64, then the finaliser of SplitMix64 (Steele et al., OOPSLA 2014).
+# Vectorised over Arrow's own buffers. Not for adversaries.
 
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _SECOND_BASE, _PRIME = np.uint64(0x5851F42D), np.uint64(2**31 - 1)
@@ -220,6 +214,11 @@ def hashed_ids(values: pa.Array, buckets: int) -> Codes:
     """Returns the ids (N) of N values without nulls, hashed into buckets."""
     return (hash64(values) % np.uint64(buckets)).astype(np.int32) + FIRST_ID
 
+
+# Buckets of a number: quantiles of the training rows as the values of a categorical column.
+#
+# A network takes in a standardised number linearly; a row of an embedding table for each bucket lets it learn a
+# step function of it, as trees have, and lets interaction modules cross it with other columns.
 
 Shares = NDArray[np.float32]
 

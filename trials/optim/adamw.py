@@ -1,37 +1,4 @@
-"""AdamW (arXiv 1711.05101, algorithm 2) whose two moments are stored in bf16, rounded stochastically.
-
-A moment changes by a share of 1 - beta a step, the second one by a thousandth; bf16 tells numbers apart that
-differ by a 256th. Rounded to the nearest it would stay where it is for ever; rounded up with the probability
-that makes its mean right it follows (arXiv 1502.02551). PyTorch's own kernel updates a chunk of numbers at a
-time, from moments in fp32, so that no temporary is as long as the weights. Weights are fp32.
-
-Random bits follow from PyTorch's seed when the optimizer was made and from the number of the step: replicas round
-alike, and a training that is resumed goes on as it would have.
-
-The dense part's optimizer, AdamW, and its state, to save it and to load into it.
-
-The dense part in mixed precision: fp32 master weights for the optimizer, a copy that the model computes with.
-
-As in Mixed Precision Training (arXiv 1710.03740) and FSDP's `param_dtype`, without autocast's casts at every
-operation. All dense weights lie one after another in one tensor, so casting, gathering gradients and the
-optimizer's update are one operation each, however many layers there are. Tables keep fp32 and are not
-part of it.
-
-Clipping of the dense part's gradients by their global norm (arXiv 1211.5063, algorithm 1).
-
-The norm is the Euclidean one of the gradients of all dense weights together, as of one vector; where it is
-larger than `training.clip_norm`, all of them are multiplied by `clip_norm` / norm. Gradients are those of the
-whole batch: averaged over ranks, all micro-batches added up. Where ranks hold parts of them, the parts' squared
-norms are added up over the ranks, one number each.
-
-Where ranks no longer average their gradients (one-bit Adam's second stage), the norm is the root mean square of
-the norms of the ranks' own gradients, which is at least that of the average: all ranks clip by the same factor, so
-that the average keeps its direction.
-
-Embedding tables are left out, of the norm and of the clipping: row-wise Adagrad divides a row's gradient by the
-root of its mean squares so far, which is a bound of its own, and engines that shard tables update a row as soon as
-its gradient is there, before a norm over all of them could be known.
-"""
+"""The dense part's optimizer, AdamW, and its state, to save it and to load into it."""
 
 from __future__ import annotations
 
@@ -51,6 +18,16 @@ from dhen.inputs.features import EmbeddingTables
 from trials.cluster.machine import Precision, device
 from trials.records.job import TrainingConfig
 from trials.store.weights import Weights
+
+# AdamW (arXiv 1711.05101, algorithm 2) whose two moments are stored in bf16, rounded stochastically.
+#
+# A moment changes by a share of 1 - beta a step, the second one by a thousandth; bf16 tells numbers apart that
+# differ by a 256th. Rounded to the nearest it would stay where it is for ever; rounded up with the probability
+# that makes its mean right it follows (arXiv 1502.02551). PyTorch's own kernel updates a chunk of numbers at a
+# time, from moments in fp32, so that no temporary is as long as the weights. Weights are fp32.
+#
+# Random bits follow from PyTorch's seed when the optimizer was made and from the number of the step: replicas
+# round alike, and a training that is resumed goes on as it would have.
 
 CHUNKS: dict[str, int] = {"cpu": 2**15, "cuda": 2**22}
 """Numbers that are updated at a time: as many as stay in a core's cache, or as keep a GPU busy. They are multiples
@@ -229,6 +206,13 @@ def _state(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
     return state
 
 
+# The dense part in mixed precision: fp32 master weights for the optimizer, a copy that the model computes with.
+#
+# As in Mixed Precision Training (arXiv 1710.03740) and FSDP's `param_dtype`, without autocast's casts at every
+# operation. All dense weights lie one after another in one tensor, so casting, gathering gradients and the
+# optimizer's update are one operation each, however many layers there are. Tables keep fp32 and are not
+# part of it.
+
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ALIGNMENT_BYTES = 16
 """Compiled kernels of a GPU take for granted that a weight begins at a multiple of it, where that of the layer did
@@ -354,6 +338,21 @@ class MasterWeights:
 def _flat_gradient(parameter: nn.Parameter) -> Tensor:
     return (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).flatten()
 
+
+# Clipping of the dense part's gradients by their global norm (arXiv 1211.5063, algorithm 1).
+#
+# The norm is the Euclidean one of the gradients of all dense weights together, as of one vector; where it is
+# larger than `training.clip_norm`, all of them are multiplied by `clip_norm` / norm. Gradients are those of the
+# whole batch: averaged over ranks, all micro-batches added up. Where ranks hold parts of them, the parts'
+# squared norms are added up over the ranks, one number each.
+#
+# Where ranks no longer average their gradients (one-bit Adam's second stage), the norm is the root mean square
+# of the norms of the ranks' own gradients, which is at least that of the average: all ranks clip by the same
+# factor, so that the average keeps its direction.
+#
+# Embedding tables are left out, of the norm and of the clipping: row-wise Adagrad divides a row's gradient by
+# the root of its mean squares so far, which is a bound of its own, and engines that shard tables update a row as
+# soon as its gradient is there, before a norm over all of them could be known.
 
 SMALLEST_NORM = 1e-6
 """What is added to the norm that is divided by, as `torch.nn.utils.clip_grad_norm_` does."""

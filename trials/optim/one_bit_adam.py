@@ -1,33 +1,15 @@
-"""One bit for a number: signs of blocks of numbers with a scale each, packed into bytes, and what is lost by it.
-
-The compression of 1-bit Adam (arXiv 2102.02888): a number becomes its sign times a scale. Here the scale is the
-mean of magnitudes in a block of numbers, which of all scales loses least. The loss stays where it came from and is
-added to what is compressed next (error feedback, arXiv 1809.07599).
-
-Shapes: N numbers of a vector, Z bytes of their signs, eight in each, K blocks of B numbers, R vectors of several
-ranks.
-
-An all-reduce of one bit per number each way, with error feedback on both (1-bit Adam, arXiv 2102.02888).
-
-Every rank compresses its vector and sends each chunk to the rank that serves it (all-to-all). The server of a
-chunk averages what has come, compresses the average once more, and sends it to all (all-gather). What a worker
-lost stays in its vector, what a server lost in its residue. Both collectives are of bytes, which gloo and NCCL
-send alike: of each chunk its signs, eight in a byte, then its scales in fp32.
-
-Shapes: N numbers of the vector or of a chunk, R ranks, Z bytes of a chunk's signs, K blocks of it.
-
-One-bit Adam (arXiv 2102.02888, algorithm 1): AdamW while the variance changes, then momentum in one bit per
+"""One-bit Adam (arXiv 2102.02888, algorithm 1): AdamW while the variance changes, then momentum in one bit per
 number.
 
 First stage: AdamW of gradients averaged over ranks, until the variance is steady. Every so many (`lag_of`)
-steps the L1 norm of the variance, corrected for its start at zero, is held against the one a lag before; where the
-smaller is at least `VARIANCE_RATIO` of the larger, the stage ends. The paper's rule has the same ratio of
-norms as they are, over a lag of 1 / (1 - beta2) steps: uncorrected norms grow from zero, and would not be steady
-before some 4,000 steps, more than most trainings here have.
+steps the L1 norm of the variance, corrected for its start at zero, is held against the one a lag before; where
+the smaller is at least `VARIANCE_RATIO` of the larger, the stage ends. The paper's rule has the same ratio of
+norms as they are, over a lag of 1 / (1 - beta2) steps: uncorrected norms grow from zero, and would not be
+steady before some 4,000 steps, more than most trainings here have.
 
-Second stage: the variance stays as it is, Adam is linear in the gradient, and ranks no longer average gradients.
-Each adds its own to the momentum that all share, and an all-reduce of one bit per number with error feedback
-(`trials.optim.one_bit_adam`) makes the next momentum of them.
+Second stage: the variance stays as it is, Adam is linear in the gradient, and ranks no longer average
+gradients. Each adds its own to the momentum that all share, and an all-reduce of one bit per number with error
+feedback makes the next momentum of them.
 
 Other than in the paper, what is compressed is the momentum divided by the root of the variance, number by number.
 It is the same momentum in units that do not differ between numbers: a scale fits a whole block of them, and a
@@ -36,13 +18,10 @@ times as large ones. (DeepSpeed leaves such weights to masks that users write.) 
 `LEAST_ROOT` of its tensor's mean counts as that much: a unit that was dead in the first stage may come to life in
 the second. In a tensor that had no gradient at all it counts as the mean of all weights.
 
-A worker's vector, one for both, is what it has of the momentum and of its residue: beta1 times the one plus the
-other.
+A worker's vector, one for both, is what it has of the momentum and of its residue: beta1 times the one plus
+the other.
 
 Shapes: N dense weights, one after another.
-
-What PowerSGD (arXiv 1905.13727, `trials.training.distributed.power_sgd`) sends of gradients: products of two
-narrow matrices.
 """
 
 from __future__ import annotations
@@ -61,6 +40,15 @@ from torch.nn.functional import pad
 from torch.optim import AdamW
 
 from trials.records.job import TrainingConfig
+
+# One bit for a number: signs of blocks of numbers with a scale each, packed into bytes, and what is lost by it.
+#
+# The compression of 1-bit Adam (arXiv 2102.02888): a number becomes its sign times a scale. Here the scale is
+# the mean of magnitudes in a block of numbers, which of all scales loses least. The loss stays where it came
+# from and is added to what is compressed next (error feedback, arXiv 1809.07599).
+#
+# Shapes: N numbers of a vector, Z bytes of their signs, eight in each, K blocks of B numbers, R vectors of
+# several ranks.
 
 BLOCK = 1024
 """Numbers that share a scale, so that 1 + 32 / 1024 bits are sent for each."""
@@ -136,6 +124,16 @@ def _signs(device: torch.device) -> Tensor:
     """Returns 1 or -1 for each of the eight signs in a byte, the lowest bit first, (256, 8)."""
     signs = (torch.arange(256).unsqueeze(1) >> torch.arange(SIGNS_PER_BYTE) & 1) * 2 - 1
     return signs.float().to(device)
+
+
+# An all-reduce of one bit per number each way, with error feedback on both (1-bit Adam, arXiv 2102.02888).
+#
+# Every rank compresses its vector and sends each chunk to the rank that serves it (all-to-all). The server of a
+# chunk averages what has come, compresses the average once more, and sends it to all (all-gather). What a worker
+# lost stays in its vector, what a server lost in its residue. Both collectives are of bytes, which gloo and NCCL
+# send alike: of each chunk its signs, eight in a byte, then its scales in fp32.
+#
+# Shapes: N numbers of the vector or of a chunk, R ranks, Z bytes of a chunk's signs, K blocks of it.
 
 
 class Layout(NamedTuple):
@@ -422,6 +420,9 @@ class OneBitAdam(AdamW):
         betas = self.param_groups[0]["betas"]
         self.second_stage = SecondStage(weight_N, carried_N, root_N, betas, self.group)
 
+
+# What PowerSGD (arXiv 1905.13727, `trials.training.distributed.power_sgd`) sends of gradients: products of two
+# narrow matrices.
 
 MIN_COMPRESSION = 2
 """Times by which a matrix has to become smaller to be compressed, as torch's hook has it."""

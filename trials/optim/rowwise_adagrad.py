@@ -1,17 +1,8 @@
-"""fp32 into fp16 by stochastic rounding: up or down at random, so that the mean is the number itself.
-
-Updates that are small beside a weight survive on average, which rounding to the nearest loses (Gupta et al.,
-arXiv 1502.02551). Random bits are added below fp16's mantissa, and what is below it then cut off. The bits are
-a hash of a counter and of the number's place (splitmix64's, Steele et al., OOPSLA 2014), the same on every
-rank and device; the counter is all that a checkpoint has to keep.
-
-Shapes: R rows of a table, D its columns, N rows of it that are written, W words of random bits per row.
-
-Row-wise Adagrad for embedding tables: one float of state per row; a step touches the rows looked up alone.
+"""Row-wise Adagrad for embedding tables: one float of state per row; a step touches the rows looked up alone.
 
 The optimizer that FBGEMM and TorchRec train tables with (Adagrad, Duchi et al., JMLR 2011, with the mean
-square of a row's gradient in place of each element's). Gradients of a row that was looked up several times
-are added up through one integer per row in place of a sort: 4 to 6 times faster than coalescing. Tables in fp16
+square of a row's gradient in place of each element's). Gradients of a row that was looked up several times are
+added up through one integer per row in place of a sort: 4 to 6 times faster than coalescing. Tables in fp16
 are updated in fp32, and rounded stochastically.
 """
 
@@ -24,6 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+# fp32 into fp16 by stochastic rounding: up or down at random, so that the mean is the number itself.
+#
+# Updates that are small beside a weight survive on average, which rounding to the nearest loses (Gupta et al.,
+# arXiv 1502.02551). Random bits are added below fp16's mantissa, and what is below it then cut off. The bits are
+# a hash of a counter and of the number's place (splitmix64's, Steele et al., OOPSLA 2014), the same on every
+# rank and device; the counter is all that a checkpoint has to keep.
+#
+# Shapes: R rows of a table, D its columns, N rows of it that are written, W words of random bits per row.
 
 BELOW = 2**13 - 1
 """Number of the bits of fp32's mantissa that fp16's lacks."""

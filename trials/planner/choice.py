@@ -1,25 +1,8 @@
-"""What a strategy takes at least, in seconds and in bytes, from what is known without a model's parts.
+"""A ladder whose strategies are priced when they are looked at, and the choice among them.
 
-To price a strategy that splits modules the model has to be written down as one of its tensor ranks has it, for
-each degree anew; to price one with a pipeline its passes are played. Bounds need neither: they are of what the
-whole model takes on one rank, of which a tensor rank has at least its equal part, and of equal shares of a
-pipeline's ranks. What they leave out is never below 0: what ranks send each other, the update, activations, what
-stays whole.
-
-The strategies with servers on the ladder: how many servers, and on which level they have the tables.
-
-Memory comes before the SSD: where all hosts together have room, servers have rows in memory, as few as have room
-and a step of plain dp is at most `WORTH` longer than with one server per host. Both levels are on the ladder; a
-choice takes memory where it fits, as its steps are shorter. On an SSD, whose size no cluster says, what is known
-of each row decides in the same way. No more than one server per host is taken unless asked for.
-
-Servers in sentences: why there are so many, what is pulled and pushed, and which synchrony is faster.
-
-A ladder whose strategies are priced when they are looked at, and the choice among them.
-
-The choice is that of `trials.planner.ladder.choose` over the whole priced ladder. It prices less: strategies come
-in the order in which they are preferred, one whose least bytes (`bounds`) exceed the memory is passed over, and so
-is one whose least seconds exceed those of what fits already.
+The choice is that of `trials.planner.ladder.choose` over the whole priced ladder. It prices less: strategies
+come in the order in which they are preferred, one whose least bytes (`bounds`) exceed the memory is passed
+over, and so is one whose least seconds exceed those of what fits already.
 """
 
 from __future__ import annotations
@@ -44,6 +27,14 @@ from trials.planner.step_time import Step, segment_seconds
 from trials.planner.zero_memory import Itemsizes
 from trials.records.job import Synchrony, TablesConfig
 from trials.records.strategy import RECOMPUTED, Prefer, ServerLevel, Strategy
+
+# What a strategy takes at least, in seconds and in bytes, from what is known without a model's parts.
+#
+# To price a strategy that splits modules the model has to be written down as one of its tensor ranks has it, for
+# each degree anew; to price one with a pipeline its passes are played. Bounds need neither: they are of what the
+# whole model takes on one rank, of which a tensor rank has at least its equal part, and of equal shares of a
+# pipeline's ranks. What they leave out is never below 0: what ranks send each other, the update, activations,
+# what stays whole.
 
 ROUNDING = 1e-9
 """Share by which sums of the same seconds in another order may differ."""
@@ -101,6 +92,13 @@ def least_state_bytes(numbers: int, strategy: Strategy, itemsizes: Itemsizes, da
         return 2 * computed * own + state * (own // data_ranks)
     return (2 * computed + state) * own
 
+
+# The strategies with servers on the ladder: how many servers, and on which level they have the tables.
+#
+# Memory comes before the SSD: where all hosts together have room, servers have rows in memory, as few as have
+# room and a step of plain dp is at most `WORTH` longer than with one server per host. Both levels are on the
+# ladder; a choice takes memory where it fits, as its steps are shorter. On an SSD, whose size no cluster says,
+# what is known of each row decides in the same way. No more than one server per host is taken unless asked for.
 
 WORTH = 0.05
 """Share by which a step may be longer with fewer servers."""
@@ -202,6 +200,8 @@ def too_few(pricing: Pricing, strategy: Strategy, rank_bytes: int) -> str:
     ]
     return f"{have}; {' or '.join(would) if would else 'more hosts, or more memory in each,'} would do."
 
+
+# Servers in sentences: why there are so many, what is pulled and pushed, and which synchrony is faster.
 
 MODES: tuple[Synchrony, ...] = ("sync", "semi", "async")
 

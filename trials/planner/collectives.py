@@ -1,21 +1,16 @@
-"""Constants of accelerators and their libraries that no data sheet of a cluster states.
+"""Collectives by the alpha-beta model, seconds = alpha + beta x bytes, over NVLink in hosts and a network
+between.
 
-Each has its source, or is called an assumption. What one GPU can tell was measured on an H100
-(docs/benchmarks/accelerator.md); what is said of several is unverified until a run on some says otherwise. None
-is fitted to a curve of the paper's; which effects are here at all (the slowdown beside collectives, the size of
-buckets) was decided with its Figure 6 in view.
+The formulas are NCCL's own model (src/graph/tuning.cc, `ncclTopoTuneModel`; bus-bandwidth factors in
+nccl-tests, doc/PERFORMANCE.md). A ring over n ranks moves (n-1)/n of the tensor past each rank in n-1 steps
+(all-gather, reduce-scatter) or twice that (all-reduce); all-reduce takes a tree where its fewer steps win. A
+ring that leaves the host crosses the network once per host, and NCCL runs one ring for each network card: with
+a card for each of g ranks per host, g cards carry it together, which NVLink may bound instead. All-to-all
+sends (n-g)/n of its bytes over a rank's own card, the rest over NVLink at the same time.
 
-Collectives by the alpha-beta model, seconds = alpha + beta x bytes, over NVLink in hosts and a network between.
-
-The formulas are NCCL's own model (src/graph/tuning.cc, `ncclTopoTuneModel`; bus-bandwidth factors in nccl-tests,
-doc/PERFORMANCE.md). A ring over n ranks moves (n-1)/n of the tensor past each rank in n-1 steps (all-gather,
-reduce-scatter) or twice that (all-reduce); all-reduce takes a tree where its fewer steps win. A ring that leaves
-the host crosses the network once per host, and NCCL runs one ring for each network card: with a card for each of g
-ranks per host, g cards carry it together, which NVLink may bound instead. All-to-all sends (n-g)/n of its bytes
-over a rank's own card, the rest over NVLink at the same time.
-
-As in NCCL, a collective takes the quicker of two protocols: Simple has all the bandwidth, LL128 shorter hops. NCCL
-has LL128 between GPUs that NVLink joins; links that were measured are taken as they are, whatever they ran.
+As in NCCL, a collective takes the quicker of two protocols: Simple has all the bandwidth, LL128 shorter hops.
+NCCL has LL128 between GPUs that NVLink joins; links that were measured are taken as they are, whatever they
+ran.
 
 Left out: LL (below some 100 KB), the most that a channel carries (at 8 channels it takes a seventh from trees
 between A100), corrections for trees at medium sizes, congestion, in-network reduction, NVLink SHARP.
@@ -27,6 +22,13 @@ from math import log2
 from typing import NamedTuple
 
 from trials.cluster.cluster import Cluster, Link
+
+# Constants of accelerators and their libraries that no data sheet of a cluster states.
+#
+# Each has its source, or is called an assumption. What one GPU can tell was measured on an H100
+# (docs/benchmarks/accelerator.md); what is said of several is unverified until a run on some says otherwise.
+# None is fitted to a curve of the paper's; which effects are here at all (the slowdown beside collectives, the
+# size of buckets) was decided with its Figure 6 in view.
 
 MiB = 2**20
 

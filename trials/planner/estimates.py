@@ -1,7 +1,4 @@
-"""The cost of a strategy, as values: memory of a rank, time of a step, both itemised.
-
-PlanOptions: what a user asks of every plan, and what attempts that ran out of memory have taught.
-"""
+"""The cost of a strategy, as values: memory of a rank, time of a step, both itemised."""
 
 from __future__ import annotations
 
@@ -130,6 +127,8 @@ class PricedStrategy(Value):
         """Seconds of training for each batch."""
         return self.time.total / self.batches_at_once
 
+
+# PlanOptions: what a user asks of every plan, and what attempts that ran out of memory have taught.
 
 CHECKPOINTING_LEVELS = get_args(Checkpointing)
 """Kinds of activation checkpointing, those that recompute more last."""

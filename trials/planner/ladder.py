@@ -2,13 +2,8 @@
 
 "Least" is the DHEN paper's rule to use the minimal set of techniques that meets the need: a strategy with
 fewer techniques goes before one with more; of as many, one whose ranks hold whole layers goes before one that
-splits modules, whose every layer waits for other ranks, or that needs a pipeline, and these before one that does
-both; among equals the lowest predicted step time counts.
-
-Which training settings and techniques exclude each other, in one wording for plans and for what trains.
-
-What ranks exclude (`hsdp` on one host) is the ladder's business, and servers of tables are that of
-`trials.planner.choice`.
+splits modules, whose every layer waits for other ranks, or that needs a pipeline, and these before one that
+does both; among equals the lowest predicted step time counts.
 """
 
 from __future__ import annotations
@@ -192,6 +187,12 @@ def choose(priced: Iterable[PricedStrategy], prefer: Prefer) -> PricedStrategy |
     return min(
         (priced_strategy for priced_strategy in priced if priced_strategy.fits), key=order, default=None
     )
+
+
+# Which training settings and techniques exclude each other, in one wording for plans and for what trains.
+#
+# What ranks exclude (`hsdp` on one host) is the ladder's business, and servers of tables are that of
+# `trials.planner.choice`.
 
 
 class Exclusion(NamedTuple):

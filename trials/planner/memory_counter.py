@@ -11,12 +11,6 @@ With a limit it refuses what goes beyond, as an accelerator's allocator does.
 gloo's threads let go of what they sent some time after all else has. Where ranks speak through gloo, they are
 given a moment to do so before a new peak is noted, and a longer one before anything is refused: a peak is then
 what a training holds, not when a thread had its turn.
-
-The memory of a module that declares none: one forward and one backward of it under fake tensors.
-
-A module with a `write` method tells its memory in microseconds (`dhen.tape`). Of any other module the
-planner takes this trace once per batch size and precision, which takes about a tenth of a second. The random
-bits of dropout and of rounding are replaced by stand-ins, since they belong to the process and not to the module.
 """
 
 from __future__ import annotations
@@ -226,6 +220,12 @@ def _parts(tensor: Tensor) -> list[Tensor]:
         return [tensor._indices(), tensor._values()]
     return []
 
+
+# The memory of a module that declares none: one forward and one backward of it under fake tensors.
+#
+# A module with a `write` method tells its memory in microseconds (`dhen.tape`). Of any other module the planner
+# takes this trace once per batch size and precision, which takes about a tenth of a second. The random bits of
+# dropout and of rounding are replaced by stand-ins, since they belong to the process and not to the module.
 
 THREADS = 2
 """Number of torch's threads during a trace: with more than one, `dhen.ops.norm` takes another path."""

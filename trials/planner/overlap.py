@@ -8,25 +8,6 @@ gradients out it waits for the reduce-scatter of the layer before. HSDP's all-re
 network to itself while gathers and reduce-scatters use NVLink.
 
 Left out: what a collective takes from the compute beside it (`step_time` adds that), the host's own pace.
-
-The seconds that ranks which split modules send each other, while they compute nothing.
-
-Sums of outputs and of gradients, and gathered outputs, as tapes have them (`dhen.tape.Sent`), priced by
-the links of a tensor group: those in a host where the host has all its ranks, else the network too. What is
-recomputed is sent again. Once a step the group gathers what its ranks looked up.
-
-The seconds of a step's compute, by a roofline.
-
-A CPU takes the longer of a segment's FLOPs at the reachable peak and of its traffic at the
-reachable memory bandwidth (Williams et al. 2009), and what each operation costs however small. A GPU takes the
-sum of both, as it runs kernels one after another, of which some are bound by the one and some by the other; or
-what its host takes to start them, where that is longer. Backward counts twice: a product has two of the same size
-(gradients of weights and of inputs), and other operations read the output's gradient and what was saved, and
-write the input's.
-
-Left out: shapes (thin products reach less than `MATMUL_SHARE`), TF32 (torch's default for fp32 is
-without), layers that are compiled (`trials.training.compile_layers`). On a CPU the ranks of a host share its cores
-and memory.
 """
 
 from __future__ import annotations
@@ -187,6 +168,13 @@ def _reduce(unit: Unit, compute: float, link: float, after: float) -> tuple[floa
     return link, (max(after, link) + seconds if seconds else after)
 
 
+# The seconds that ranks which split modules send each other, while they compute nothing.
+#
+# Sums of outputs and of gradients, and gathered outputs, as tapes have them (`dhen.tape.Sent`), priced by
+# the links of a tensor group: those in a host where the host has all its ranks, else the network too. What is
+# recomputed is sent again. Once a step the group gathers what its ranks looked up.
+
+
 class Seconds(NamedTuple):
     """Seconds of a kind of collective in one micro-batch, by segment: features, layers, head."""
 
@@ -242,6 +230,19 @@ def _seconds(segments: Sequence[Segment], kind: str, run: Callable[[float], floa
                 seconds[place] += run(one.size.each * examples + one.size.fixed)
     return found
 
+
+# The seconds of a step's compute, by a roofline.
+#
+# A CPU takes the longer of a segment's FLOPs at the reachable peak and of its traffic at the reachable memory
+# bandwidth (Williams et al. 2009), and what each operation costs however small. A GPU takes the sum of both, as
+# it runs kernels one after another, of which some are bound by the one and some by the other; or what its host
+# takes to start them, where that is longer. Backward counts twice: a product has two of the same size (gradients
+# of weights and of inputs), and other operations read the output's gradient and what was saved, and write the
+# input's.
+#
+# Left out: shapes (thin products reach less than `MATMUL_SHARE`), TF32 (torch's default for fp32 is without),
+# layers that are compiled (`trials.training.compile_layers`). On a CPU the ranks of a host share its cores and
+# memory.
 
 BACKWARD_PASSES = 2
 """Number of forward passes that backward costs as much as."""

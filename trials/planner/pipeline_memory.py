@@ -1,26 +1,11 @@
-"""Where a model is cut into the stages of a pipeline: so that the slowest stage is as fast as it can be.
-
-Who computes what when in a pipeline: each rank's passes, one after another, under each schedule.
-
-- `gpipe` (arXiv 1811.06965): all micro-batches forward, then all backward.
-- `1f1b` (PipeDream-Flush, arXiv 2006.09503): as soon as it can, a stage goes backward, so that it holds no more
-  micro-batches than there are stages behind it.
-- `interleaved` (arXiv 2104.04473): each rank has two stages that are apart in the model, so that the pipeline
-  fills with half as much at a time.
-- `zero_bubble` (ZB1P of arXiv 2401.10241): backward comes in two passes, of which the one for weights waits until
-  there is nothing else to do.
-
-These are the orders of `torch.distributed.pipelining`, whose schedules run; a test holds them to what those do.
-They are here too because importing torch's takes most of a second, and a plan milliseconds.
-
-Memory of a pipeline's ranks: the fullest one's, at its peak.
+"""Memory of a pipeline's ranks: the fullest one's, at its peak.
 
 A rank holds its stages' weights, gradients and optimizer state as dp or zero1 do, gradients from the first
-micro-batch on. Of each micro-batch that has gone forward through a stage and not yet back it holds what the stage
-keeps for backward, and what it has sent on; how many these are follows from the passes in their order. What stages
-receive has a place for every micro-batch, for activations as for gradients, which `torch.distributed.pipelining`
-makes before the first step. The first stage has the embeddings of all of the pipeline's examples, and their
-gradients, beside those that its rank looked up.
+micro-batch on. Of each micro-batch that has gone forward through a stage and not yet back it holds what the
+stage keeps for backward, and what it has sent on; how many these are follows from the passes in their order.
+What stages receive has a place for every micro-batch, for activations as for gradients, which
+`torch.distributed.pipelining` makes before the first step. The first stage has the embeddings of all of the
+pipeline's examples, and their gradients, beside those that its rank looked up.
 """
 
 from __future__ import annotations
@@ -46,6 +31,8 @@ from trials.planner.zero_memory import (
     zero_wrapping_bytes,
 )
 from trials.records.strategy import CHUNKS_PER_RANK, Schedule, Strategy
+
+# Where a model is cut into the stages of a pipeline: so that the slowest stage is as fast as it can be.
 
 
 def stages_of(layers_per_stage: Sequence[int]) -> list[range]:
@@ -85,6 +72,21 @@ def layers_per_stage(seconds: tuple[float, ...], stages: int) -> tuple[int, ...]
         }
     return slowest[layers][1]
 
+
+# Who computes what when in a pipeline: each rank's passes, one after another, under each schedule.
+#
+# - `gpipe` (arXiv 1811.06965): all micro-batches forward, then all backward.
+# - `1f1b` (PipeDream-Flush, arXiv 2006.09503): as soon as it can, a stage goes backward, so that it holds no
+# more
+#   micro-batches than there are stages behind it.
+# - `interleaved` (arXiv 2104.04473): each rank has two stages that are apart in the model, so that the pipeline
+#   fills with half as much at a time.
+# - `zero_bubble` (ZB1P of arXiv 2401.10241): backward comes in two passes, of which the one for weights waits
+# until
+#   there is nothing else to do.
+#
+# These are the orders of `torch.distributed.pipelining`, whose schedules run; a test holds them to what those
+# do. They are here too because importing torch's takes most of a second, and a plan milliseconds.
 
 Kind = Literal["F", "B", "I", "W"]
 

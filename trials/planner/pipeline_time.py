@@ -1,18 +1,10 @@
-"""The bubble: a pipeline's passes played out on a clock for each rank, in the order in which they will run.
+"""The duration of a step on pipelines: the passes of the schedule that will run, played on a clock for each rank.
 
-A pass begins when its rank has done the one before, and what it needs has arrived from the stage before it
-(forward) or behind it (backward). With p equal stages, m micro-batches and nothing to send a rank computes for
-m / (m + p - 1) of the time under GPipe and 1F1B.
-
-Left out: that a send takes from the compute beside it.
-
-The duration of a step on pipelines: the passes of the schedule that will run, played on a clock for each rank.
-
-Sends between stages are priced by the link that they cross, and are what passes wait for; the time in which the
-busiest rank waits is the bubble. Gradients are averaged over data ranks when the last pass has ended, and hide
-behind nothing. Embeddings that a pipeline's ranks have looked up reach its first stage before the first pass, and
-their gradients go back after the last. What tensor groups in a stage send each other takes its ranks as long as
-compute does, pass by pass.
+Sends between stages are priced by the link that they cross, and are what passes wait for; the time in which
+the busiest rank waits is the bubble. Gradients are averaged over data ranks when the last pass has ended, and
+hide behind nothing. Embeddings that a pipeline's ranks have looked up reach its first stage before the first
+pass, and their gradients go back after the last. What tensor groups in a stage send each other takes its ranks
+as long as compute does, pass by pass.
 
 Left out: that ranks of a CPU that wait leave it to others.
 """
@@ -37,6 +29,14 @@ from trials.planner.step_time import (
     update_seconds,
 )
 from trials.records.strategy import RECOMPUTED, Schedule, Strategy
+
+# The bubble: a pipeline's passes played out on a clock for each rank, in the order in which they will run.
+#
+# A pass begins when its rank has done the one before, and what it needs has arrived from the stage before it
+# (forward) or behind it (backward). With p equal stages, m micro-batches and nothing to send a rank computes for
+# m / (m + p - 1) of the time under GPipe and 1F1B.
+#
+# Left out: that a send takes from the compute beside it.
 
 
 class StageSeconds(NamedTuple):

@@ -1,9 +1,7 @@
-"""The nearest changes of batch, cluster or model under which one strategy would fit, where nothing fits.
+"""Plan: the ladder of strategies for one model, batch and cluster, and the least one that fits.
 
-Plan: the ladder of strategies for one model, batch and cluster, and the least one that fits.
-
-What "least" means, `trials.planner.ladder` says. Strategies that cannot be taken are priced when somebody looks at
-them (`trials.planner.choice`). Pure arithmetic: nothing is built, no GPU is needed.
+What "least" means, `trials.planner.ladder` says. Strategies that cannot be taken are priced when somebody
+looks at them (`trials.planner.choice`). Pure arithmetic: nothing is built, no GPU is needed.
 """
 
 from __future__ import annotations
@@ -54,6 +52,8 @@ from trials.planner.sentences import (
 from trials.planner.table_placement import PlacementError
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Strategy
+
+# The nearest changes of batch, cluster or model under which one strategy would fit, where nothing fits.
 
 MOST_HOSTS = 64
 """Largest number of hosts that is tried, as a multiple of the hosts there are."""

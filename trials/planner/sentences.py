@@ -1,12 +1,4 @@
-"""What one-bit Adam or PowerSGD is worth on a cluster: the step beside AdamW's with whole gradients, and the
-bandwidth below which it is the shorter one.
-
-Both steps are priced as plans are, for the same strategy. The bandwidth that is varied is that of the slowest
-link, the network between hosts or, on one host, the link inside it. A slower link makes AdamW's step longer by 32
-times as many bytes, so that there is one bandwidth at most below which one-bit Adam pays.
-
-Plans in sentences that a person can read.
-"""
+"""Plans in sentences that a person can read."""
 
 from __future__ import annotations
 
@@ -24,6 +16,13 @@ from trials.planner.segments import ITEMSIZES, shapes_of
 from trials.planner.step_time import prepare, price
 from trials.records.job import DELAY_AFTER, TrainingConfig
 from trials.records.strategy import COMPRESSING, DELAYING, Strategy
+
+# What one-bit Adam or PowerSGD is worth on a cluster: the step beside AdamW's with whole gradients, and the
+# bandwidth below which it is the shorter one.
+#
+# Both steps are priced as plans are, for the same strategy. The bandwidth that is varied is that of the slowest
+# link, the network between hosts or, on one host, the link inside it. A slower link makes AdamW's step longer by
+# 32 times as many bytes, so that there is one bandwidth at most below which one-bit Adam pays.
 
 SLOWEST, FASTEST = 1e5, 1e14
 """Bytes/s between which a bandwidth is looked for."""

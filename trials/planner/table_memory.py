@@ -1,22 +1,9 @@
-"""Memory of lookup and update of tables on several ranks, beside the tables: TorchRec's buffers, and gradients.
-
-What is held when was read from TorchRec 1.8 and counted on gloo ranks (docs/benchmarks/planner-memory.md). A
-shard looks up the ids of the whole batch, so its rank has these ids, and where each bag of them begins, from the
-lookup to the update. In the update gradients go the way back: joined over tables, put in the order of the ranks,
-sent. What differs from batch to batch is bounded above: how many ids are distinct.
-
-Memory of lookup and update of tables in one process, beside the tables: what a gradient needs, and its sums.
-
-One process has the tables of one length in one matrix. `embedding_bag` saves what its gradient needs from the
-lookup to backward; then gradients have a row for each id, and `trials.optim.rowwise_adagrad` sums those of one
-row, takes its step, and rounds what is kept in fp16.
-
-Tables below the device, in host memory or on an SSD: the cache of their rows, and what it costs.
+"""Tables below the device, in host memory or on an SSD: the cache of their rows, and what it costs.
 
 A cache has at least the rows of one batch, and otherwise what is left of the device's memory; each matrix of
 tables has its share. How often a row is found there depends on how unevenly ids occur: where a log's ids were
-counted, its tables tell (`Table.repeats`); elsewhere ids are taken to follow Zipf's law with exponent 1 over the
-rows of their table, as ids of click logs about do, and to have been seen before.
+counted, its tables tell (`Table.repeats`); elsewhere ids are taken to follow Zipf's law with exponent 1 over
+the rows of their table, as ids of click logs about do, and to have been seen before.
 
 Shapes: S stretches of rows that occur about equally often.
 """
@@ -36,6 +23,13 @@ from dhen.schema import Table, kept_rows
 from trials.planner.table_placement import Placement
 from trials.planner.table_shards import FP32_BYTES, ID_BYTES, ONE_PROCESS_ROW_STATE_BYTES
 from trials.records.strategy import KIB, Strategy
+
+# Memory of lookup and update of tables on several ranks, beside the tables: TorchRec's buffers, and gradients.
+#
+# What is held when was read from TorchRec 1.8 and counted on gloo ranks (docs/benchmarks/planner-memory.md). A
+# shard looks up the ids of the whole batch, so its rank has these ids, and where each bag of them begins, from
+# the lookup to the update. In the update gradients go the way back: joined over tables, put in the order of the
+# ranks, sent. What differs from batch to batch is bounded above: how many ids are distinct.
 
 DENSE_SUMS = 2
 """Dense tensors of a replicated table's size that its update holds: the gradients' sum and the step made of it."""
@@ -147,6 +141,12 @@ def _on_their_way(lookup: Lookup) -> Iterator[int]:
     yield here + here * lookup.sent_bytes // FP32_BYTES + arrived
     yield arrived + arrived * FP32_BYTES // lookup.sent_bytes
 
+
+# Memory of lookup and update of tables in one process, beside the tables: what a gradient needs, and its sums.
+#
+# One process has the tables of one length in one matrix. `embedding_bag` saves what its gradient needs from the
+# lookup to backward; then gradients have a row for each id, and `trials.optim.rowwise_adagrad` sums those of one
+# row, takes its step, and rounds what is kept in fp16.
 
 INT64_BYTES = 8
 BAG_INDICES = 3

@@ -1,31 +1,17 @@
-"""Embedding tables on servers: the rows that ranks pull for a step, and the bytes that are held and sent of them.
+"""The seconds in which ranks pull rows from servers and push gradients, and what of it hides behind compute.
 
-A rank pulls each row that its examples look up once, however often it occurs, and pushes its gradient. How many
-these are follows from how unevenly ids occur (`trials.planner.table_memory`): counted ones as they were counted,
-others by Zipf's law with exponent 1.
-
-Shapes: S stretches of rows that occur about equally often.
-
-How many servers a model's embedding tables need, and what they take of a host's memory.
-
-Servers are spread over the hosts of the ranks in turn (`trials.records.task`), so a host has its share of them
-beside its own ranks. In memory a server has its rows with their sums; on an SSD the rows are in a file, and what
-is known of each row stays in memory. More than one server on a host brings no room.
-
-The seconds in which ranks pull rows from servers and push gradients, and what of it hides behind compute.
-
-A rank asks all servers at once and waits for the slowest. Rows cross the network between hosts: through the cards
-of the rank's own, as fast as one rank's link, and through those of the fullest host of servers, which all ranks
-share. A server answers one rank at a time, so its lookups and updates of all ranks' rows add up. Every message
-costs a moment, two for each request and for each answer, however small.
+A rank asks all servers at once and waits for the slowest. Rows cross the network between hosts: through the
+cards of the rank's own, as fast as one rank's link, and through those of the fullest host of servers, which
+all ranks share. A server answers one rank at a time, so its lookups and updates of all ranks' rows add up.
+Every message costs a moment, two for each request and for each answer, however small.
 
 Sync: a step's gradients are added up by row and applied once, and the next pull waits for it. Semi: with a
 staleness of one or more the next batch's rows are pulled, and the last one's gradients pushed, while a step
-computes; with none the pull waits for all updates; with a delay that repeats to the bit for itself alone. Async:
-ranks do not wait for each other, but have all dense weights come after each step, for which they wait.
+computes; with none the pull waits for all updates; with a delay that repeats to the bit for itself alone.
+Async: ranks do not wait for each other, but have all dense weights come after each step, for which they wait.
 
-Unverified: seconds a row are from one busy machine (docs/benchmarks/servers-predicted.md). Left out: what servers
-take of the CPUs that ranks compute with, and ranks that are slower than others.
+Unverified: seconds a row are from one busy machine (docs/benchmarks/servers-predicted.md). Left out: what
+servers take of the CPUs that ranks compute with, and ranks that are slower than others.
 """
 
 from __future__ import annotations
@@ -43,6 +29,14 @@ from trials.planner.collectives import HOST_MEMORY_BANDWIDTH, NETWORK_SHARE
 from trials.planner.table_memory import hits_of, stretches
 from trials.records.job import Synchrony
 from trials.records.strategy import ServerLevel
+
+# Embedding tables on servers: the rows that ranks pull for a step, and the bytes that are held and sent of them.
+#
+# A rank pulls each row that its examples look up once, however often it occurs, and pushes its gradient. How
+# many these are follows from how unevenly ids occur (`trials.planner.table_memory`): counted ones as they were
+# counted, others by Zipf's law with exponent 1.
+#
+# Shapes: S stretches of rows that occur about equally often.
 
 NUMBER_BYTES = 8
 """Bytes of a row's number."""
@@ -132,6 +126,12 @@ def different_rows(table: Table, examples: int) -> float:
     )  # first lookups, each of a row of its own
     return min(table.rows, found + first)
 
+
+# How many servers a model's embedding tables need, and what they take of a host's memory.
+#
+# Servers are spread over the hosts of the ranks in turn (`trials.records.task`), so a host has its share of them
+# beside its own ranks. In memory a server has its rows with their sums; on an SSD the rows are in a file, and
+# what is known of each row stays in memory. More than one server on a host brings no room.
 
 LEFT_TO_SYSTEM = 0.05
 """Share of a host's memory that is left to the system, to pages that are written, and to processes themselves: an

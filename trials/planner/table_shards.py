@@ -11,14 +11,6 @@ every shard of a table receives the table's ids again and has optimizer state of
 Two rounds balance memory as well. Tables that weigh on memory go first, and pass over ranks that would
 exceed the mean of their bytes; the others follow, fill up the loads, and bring few bytes. No rank has two
 shards of one table. What a shard loads a rank with, and its bytes, come from outside.
-
-The cost of an embedding table, or of a few of its columns, to a rank in one step: bytes held, moved and sent.
-
-A shard looks up the ids of the whole batch for its columns and sends pooled embeddings to all ranks; a
-replicated table looks up a rank's own examples and all-reduces its gradient. Traffic follows FBGEMM's fused
-kernels: forward reads a row an id, backward reads a gradient an id and updates each row once. Transfers are
-those of `collectives`, without their latency, which is the same however tables lie. Left out: the sort of
-ids in backward, and what caches save where the same ids come often. Nothing here was measured on a GPU.
 """
 
 from __future__ import annotations
@@ -221,6 +213,14 @@ def _widths(columns: int, count: int) -> list[int]:
         for index in range(count)
     ]
 
+
+# The cost of an embedding table, or of a few of its columns, to a rank in one step: bytes held, moved and sent.
+#
+# A shard looks up the ids of the whole batch for its columns and sends pooled embeddings to all ranks; a
+# replicated table looks up a rank's own examples and all-reduces its gradient. Traffic follows FBGEMM's fused
+# kernels: forward reads a row an id, backward reads a gradient an id and updates each row once. Transfers are
+# those of `collectives`, without their latency, which is the same however tables lie. Left out: the sort of
+# ids in backward, and what caches save where the same ids come often. Nothing here was measured on a GPU.
 
 FP32_BYTES = NUMBER_BYTES["fp32"]
 """Bytes of a pooled embedding's number before it is sent and after, and of its gradient's."""

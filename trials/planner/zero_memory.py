@@ -1,19 +1,9 @@
-"""What is alive at a moment of a step, and the sizes that it is made of: shared by all engines' accounts.
+"""Memory of ZeRO's stages 1 and 2, moment by moment: what `trials.training.distributed.zero` holds.
 
-The buckets of ZeRO's stages 1 and 2: which units of a model lie in one tensor, to be reduced at a time.
-
-Memory of ZeRO's stages 1 and 2, moment by moment: what `trials.training.distributed.zero` holds.
-
-Weights lie in c on every rank, in buckets that are padded to equal parts. Of its own parts a rank has the moments,
-fp32 masters where c is not fp32, and from a bucket's reduction to the update fp32 gradients. Stage 1 has gradients
-in c of all weights all the time. Stage 2 has those of the segment that is in backward, and one bucket on its way.
-
-Memory of ZeRO-Offload, moment by moment: what `trials.training.distributed.zero_offload` holds on the device
-and the host.
-
-The device has weights in c, padded to equal parts, the gradients of the segment that is in backward, and one
-bucket on its way. The host has, of the own parts, fp32 masters, moments, weights in c that go back, and a place
-for gradients as they arrive and in fp32; with delay two such places.
+Weights lie in c on every rank, in buckets that are padded to equal parts. Of its own parts a rank has the
+moments, fp32 masters where c is not fp32, and from a bucket's reduction to the update fp32 gradients. Stage 1
+has gradients in c of all weights all the time. Stage 2 has those of the segment that is in backward, and one
+bucket on its way.
 """
 
 from __future__ import annotations
@@ -27,6 +17,8 @@ from trials.optim.adamw import MOMENTS
 from trials.planner.segments import ITEMSIZES, Segment
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Strategy
+
+# What is alive at a moment of a step, and the sizes that it is made of: shared by all engines' accounts.
 
 
 class Itemsizes(NamedTuple):
@@ -114,6 +106,9 @@ class Activations:
         running = moment.segment
         earlier = [(segments[i].name, self.kept[i]) for i in range(running)]
         return (*earlier, (segments[running].name, moment.activations - sum(size for _, size in earlier)))
+
+
+# The buckets of ZeRO's stages 1 and 2: which units of a model lie in one tensor, to be reduced at a time.
 
 
 def zero_buckets(unit_bytes: Sequence[int], bucket_bytes: int) -> list[range]:
@@ -267,6 +262,14 @@ def zero_wrapping_bytes(segments: Sequence[Segment], itemsizes: Itemsizes, state
         left -= FP32_BYTES * sum(segments[place].parameters for place in bucket)
         done += becomes or whole
     return most
+
+
+# Memory of ZeRO-Offload, moment by moment: what `trials.training.distributed.zero_offload` holds on the device
+# and the host.
+#
+# The device has weights in c, padded to equal parts, the gradients of the segment that is in backward, and one
+# bucket on its way. The host has, of the own parts, fp32 masters, moments, weights in c that go back, and a
+# place for gradients as they arrive and in fp32; with delay two such places.
 
 
 def host_bytes(state: ZeroState, itemsizes: Itemsizes, workspace: int, *, delayed: bool) -> int:

@@ -1,1 +1,1 @@
-"""The values that everyone speaks: job, trial, study, strategy, task, events."""
+"""The values that all rooms exchange: job, trial, study, strategy, task, events."""

@@ -1,12 +1,4 @@
-"""What is worked out of winners once a study's selection is frozen: what their parts are worth, and on which rows
-they are better than the baseline; plain values, made by `search.analysis` and kept by the ledger.
-
-What a study takes from its front before test is looked at: its best, the winners to confirm, how sure it is.
-
-The values are made from losses on validation (`search.analysis.choice`), noted in the ledger, and shown by the
-report, MLflow and `status --json`.
-
-Ordered axis: a setting that a study varied from less to more, so that its candidates may sit at an end of it.
+"""Ordered axis: a setting that a study varied from less to more, so that its candidates may sit at an end of it.
 
 It is part of a study's record, so that readers know the ends without knowing the space.
 """
@@ -20,6 +12,9 @@ from typing import Any, Literal
 
 from dhen.values import Value
 from trials.records.trial_record import TrialRecord
+
+# What is worked out of winners once a study's selection is frozen: what their parts are worth, and on which rows
+# they are better than the baseline; plain values, made by `search.analysis` and kept by the ledger.
 
 
 class Better(StrEnum):
@@ -105,6 +100,11 @@ class Slices(Value):
     seeds: tuple[int, ...]
     slices: tuple[Slice, ...]
 
+
+# What a study takes from its front before test is looked at: its best, the winners to confirm, how sure it is.
+#
+# The values are made from losses on validation (`search.analysis.choice`), noted in the ledger, and shown by the
+# report, MLflow and `status --json`.
 
 MOST_WINNERS = 5
 """Largest number of winners that are confirmed: correction over more of them costs the power to find any."""

@@ -3,11 +3,6 @@
 All exact, over weighted examples, in float64. Normalized entropy is the mean log loss divided by the
 entropy of the evaluated split's own base rate (He et al., ADKDD 2014, equation 1): 1 is no better than
 the base rate, lower is better.
-
-The weight of an example: the one rule behind base rates and normalized entropy.
-
-An example counts by its weight column, and a negative of a down-sampled log stands for the 1 / rate
-negatives it was drawn from, so that base rate and NE describe the log before down-sampling.
 """
 
 from __future__ import annotations
@@ -74,6 +69,11 @@ def undo_negative_sampling(p: Array, rate: float) -> Array:
     """
     return p if rate == 1.0 else p / (p + (1.0 - p) / rate)
 
+
+# The weight of an example: the one rule behind base rates and normalized entropy.
+#
+# An example counts by its weight column, and a negative of a down-sampled log stands for the 1 / rate
+# negatives it was drawn from, so that base rate and NE describe the log before down-sampling.
 
 Floats = NDArray[np.float64]
 

@@ -1,7 +1,4 @@
-"""Addresses as people write them: the Ray cluster of a study, and where the ranks of a candidate meet.
-
-The folders of a training's checkpoints: each is named after the number of steps that it is made after.
-"""
+"""Addresses as people write them: the Ray cluster of a study, and where the ranks of a candidate meet."""
 
 from __future__ import annotations
 
@@ -63,6 +60,8 @@ def is_loopback(address: str) -> bool:
     host, _ = host_and_port(address)
     return host in ("localhost", "::1") or host.startswith("127.")
 
+
+# The folders of a training's checkpoints: each is named after the number of steps that it is made after.
 
 PREFIX = "after-"
 

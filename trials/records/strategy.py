@@ -15,8 +15,6 @@ in processes of their own (`trials.training.servers`).
 A DHEN's layers may lie one after another on several ranks, the stages of a pipeline
 (`trials.training.distributed.pipeline`), and wide modules may be split over the ranks of a tensor group, in a
 pipeline's stages too: data parallelism, as dp or zero1, is over the ranks that are left.
-
-The place of one training process among those that train a candidate together, and its part of things.
 """
 
 from __future__ import annotations

@@ -1,12 +1,4 @@
-"""The environment of the fork server that processes of ours come from.
-
-Processes of multiprocessing that do not import the program that starts them.
-
-Each would import it, to find what it is to run there. What runs in ours lies in this project, and the program may
-be a plain script, without `if __name__ == "__main__"`, which would start its study once more.
-
-Processes that end with the one that started them, however that one ends.
-"""
+"""The environment of the fork server that processes of ours come from."""
 
 from __future__ import annotations
 
@@ -74,6 +66,12 @@ def tidy_up_at_exit() -> None:
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
+# Processes of multiprocessing that do not import the program that starts them.
+#
+# Each would import it, to find what it is to run there. What runs in ours lies in this project, and the program
+# may be a plain script, without `if __name__ == "__main__"`, which would start its study once more.
+
+
 @contextlib.contextmanager
 def without_main() -> Iterator[None]:
     """A context in which processes are started that do not import the caller's main module."""
@@ -84,6 +82,8 @@ def without_main() -> Iterator[None]:
     finally:
         sys.modules["__main__"] = main
 
+
+# Processes that end with the one that started them, however that one ends.
 
 PR_SET_PDEATHSIG = 1
 

@@ -1,15 +1,4 @@
-"""Which processes of a training are started anew when they are killed, while the others go on.
-
-A rank that trains on its own against servers has nothing that others wait for, and a server comes back with what
-it last saved where no step needs all updates. All else ends the attempt, which goes on from its newest checkpoint.
-
-Watches the processes of a candidate: one that dies, hangs or loses its peers ends all of them, with the reason.
-
-A rank that fails says so in a file and ends at once, so its peers see the broken connection and end too;
-what still lives a moment later is killed. Ranks that hang are found by the silence of rank 0, whose events
-are the only sign of progress. What the others can go on without is started anew (`trials.runtime.launcher`).
-
-Starts fresh processes for each candidate, one per rank, in well under a second, and ends them for certain.
+"""Starts fresh processes for each candidate, one per rank, in well under a second, and ends them for certain.
 
 A fork server has torch and this project imported and has run no operation, so what it forks is fresh:
 nothing of one candidate reaches the next, and a crash of one is an event, not the end of the study.
@@ -51,6 +40,13 @@ if TYPE_CHECKING:
     from trials.records.task import Task
 
 
+# Which processes of a training are started anew when they are killed, while the others go on.
+#
+# A rank that trains on its own against servers has nothing that others wait for, and a server comes back with
+# what it last saved where no step needs all updates. All else ends the attempt, which goes on from its newest
+# checkpoint.
+
+
 class Replacements:
     """The processes of one attempt that were started anew."""
 
@@ -80,6 +76,13 @@ class Replacements:
         self._examples[process] = examples
         return self._start(self._task.replace(restarts=self._restarts[process]), process)
 
+
+# Watches the processes of a candidate: one that dies, hangs or loses its peers ends all of them, with the
+# reason.
+#
+# A rank that fails says so in a file and ends at once, so its peers see the broken connection and end too;
+# what still lives a moment later is killed. Ranks that hang are found by the silence of rank 0, whose events
+# are the only sign of progress. What the others can go on without is started anew.
 
 FINAL = ("trained", "diverged", "scored", "timed", "failed")
 """Events that tell how a run ended."""

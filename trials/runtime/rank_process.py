@@ -1,15 +1,4 @@
-"""Logging of a rank: the standard library's `logging`, set up once in its process, into the rank's log file.
-
-The driver's lines (`search.logs`) have the same form, but for the rank. A line tells of what happens a few times
-in a training; nothing is logged per step.
-
-Why a candidate's processes ended: of all that died, the one that died first and by itself, in one sentence.
-
-A signal that nobody here sent comes before all else; then whoever said first why it ends. The others have
-lost a peer, and say so (gloo raises, NCCL may abort the process).
-
-A rank's process as its watchers see it: whether it lives, how it ended, and how to end it.
-"""
+"""A rank's process as its watchers see it: whether it lives, how it ended, and how to end it."""
 
 from __future__ import annotations
 
@@ -27,6 +16,11 @@ from pydantic import ValidationError
 
 from trials.records.events import START_MARK, Failed, LastWords, Progress, RankLogs, last_words
 from trials.store.user_cache import disk_full
+
+# Logging of a rank: the standard library's `logging`, set up once in its process, into the rank's log file.
+#
+# The driver's lines (`search.logs`) have the same form, but for the rank. A line tells of what happens a few
+# times in a training; nothing is logged per step.
 
 FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
 DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
@@ -46,6 +40,11 @@ def log_to_stderr(name: str, *, debug: bool) -> None:
         logging.getLogger(name).setLevel(logging.DEBUG if debug else logging.INFO)
     logging.captureWarnings(True)
 
+
+# Why a candidate's processes ended: of all that died, the one that died first and by itself, in one sentence.
+#
+# A signal that nobody here sent comes before all else; then whoever said first why it ends. The others have
+# lost a peer, and say so (gloo raises, NCCL may abort the process).
 
 LAST_LINES = 5
 """Number of a dead process's last log lines that are kept with its error; lines that tell how well all goes are

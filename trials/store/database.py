@@ -1,15 +1,6 @@
-"""Versions of the ledger's tables: a ledger of an earlier release is migrated when it is opened, by Alembic.
-
-The version stands in the database, in a table of its own name, since MLflow and Optuna, which may have the same
-database, use Alembic's default name. Alembic takes a third of a second to import, so it is asked only where there
-is something to migrate: a ledger that is up to date costs a few queries, and a new one is made as it is now
-(docs/decisions/0051-many-drivers.md).
-
-A database that several drivers write to: its engine, its tables made once, its troubles in words.
+"""A database that several drivers write to: its engine, its tables made once, its troubles in words.
 
 SQLite waits for a lock for a minute; PostgreSQL is for drivers on several machines.
-
-Waiting for a database server that is away: what a driver would commit, it commits once the server answers.
 """
 
 from __future__ import annotations
@@ -38,6 +29,13 @@ from sqlalchemy.exc import (
 
 from dhen.errors import UserError
 from trials.store.user_cache import DiskFullError, free_space
+
+# Versions of the ledger's tables: a ledger of an earlier release is migrated when it is opened, by Alembic.
+#
+# The version stands in the database, in a table of its own name, since MLflow and Optuna, which may have the
+# same database, use Alembic's default name. Alembic takes a third of a second to import, so it is asked only
+# where there is something to migrate: a ledger that is up to date costs a few queries, and a new one is made as
+# it is now (docs/decisions/0051-many-drivers.md).
 
 VERSION_TABLE = "dhen_alembic_version"
 REVISIONS = ("0005",)
@@ -131,6 +129,9 @@ def _one_at_a_time(connection: sa.Connection) -> None:
 
 # whole before there are threads: queries ask what another one has imported of it, as MLflow's store does
 
+
+# Waiting for a database server that is away: what a driver would commit, it commits once the server answers.
+
 LOG = logging.getLogger(__name__)
 SQLITE_TIMEOUT_SECONDS = 60
 PAGE_BYTES = 4096
@@ -179,7 +180,7 @@ class Database:
         """
         self.url = url
         self.patience_seconds = 0.0
-        """Seconds for which methods that are `patient` (`trials.store.database`) wait for a server."""
+        """Seconds for which methods that are `patient` wait for a server."""
         self.say: Callable[[str], None] = LOG.warning
         """Is told that the server is waited for, and that it answers again."""
         self._statements: dict[tuple[str, tuple[str, ...]], Any] = {}

@@ -1,11 +1,7 @@
-"""Ablations and slices of a study's winners in the ledger: the last of each trial, and of each column.
-
-The ledger: every trial of every study, in SQLAlchemy tables (`trials.store.schema`). The one truth.
+"""The ledger: every trial of every study, in SQLAlchemy tables (`trials.store.schema`). The one truth.
 
 It commits first; the sampler and MLflow are told afterwards, and are brought up to date from it on resume.
 A trial is written in one transaction: its job, its plan, its attempts, and what is left of its record.
-
-Which studies a database holds, and a cheap answer to whether one of them has changed.
 """
 
 from __future__ import annotations
@@ -50,6 +46,8 @@ from trials.store.schema import (
     read_record,
     trial_columns,
 )
+
+# Ablations and slices of a study's winners in the ledger: the last of each trial, and of each column.
 
 ABLATION, SLICES = "ablation", "slices"
 """Kinds of analyses."""
@@ -463,6 +461,8 @@ def _attempts(
         tried.setdefault((study, number), []).append(attempt)
     return tried
 
+
+# Which studies a database holds, and a cheap answer to whether one of them has changed.
 
 SQLITE_FILES = ("", "-wal", "-journal")
 """What is added to the name of a SQLite file for those that a commit writes to."""

@@ -1,16 +1,9 @@
 """The ledger's SQLAlchemy tables: what was trained, for which cluster, how it was planned and how it went.
 
 Normalised, to be queried with SQL. A trial's `record` is its `TrialRecord` as JSON, less what has tables of
-its own (its job, the summary of its plan, its attempts) or columns of its own: its point, and its curve but the
-last evaluation (`trials.store.schema`). Other columns of the row (`kind`, `outcome`) are there to select by.
-
-A trial in columns: what a summary shows of it stands apart from what only a close look needs, so that who looks
-at thousands of trials at once reads less. What is not read is neither sent nor parsed, and no database has to cut
-JSON.
-
-In brief, every trial comes without its point and its job's cost table, and a candidate without its curve, of which
-the last evaluation stays. A plan that fits comes without its items and its reasons; then most plans of a study are
-equal, and equal ones are parsed once.
+its own (its job, the summary of its plan, its attempts) or columns of its own: its point, and its curve but
+the last evaluation. Other columns of the row (`kind`, `outcome`) are there to select
+by.
 """
 
 from __future__ import annotations
@@ -209,6 +202,14 @@ LEASES = sa.Table(
 """What one driver of a study alone may do: run the `trial` of a `number`, propose the next one (`turn`), do what
 is no work for two (`lead`), write the report and MLflow's runs (`report`); they go with their driver."""
 
+
+# A trial in columns: what a summary shows of it stands apart from what only a close look needs, so that who
+# looks at thousands of trials at once reads less. What is not read is neither sent nor parsed, and no database
+# has to cut JSON.
+#
+# In brief, every trial comes without its point and its job's cost table, and a candidate without its curve, of
+# which the last evaluation stays. A plan that fits comes without its items and its reasons; then most plans of a
+# study are equal, and equal ones are parsed once.
 
 Columns = tuple[sa.ColumnElement[Any], ...]
 """Columns of a trial, its job and its plan, in the order of `WHOLE`."""

@@ -1,14 +1,8 @@
 """The folder in which what is costly to make is kept for later commands: logs, this machine's speeds.
 
-Logs there have an end: before a new one is written, those go that were unused the longest. A process that uses one
-holds it by a shared lock on its folder or file, which ends with the process. If the file system has no such locks,
-none goes.
-
-Directories that appear whole or not at all, built by one process at a time.
-
-No space left for a file: how that is recognised in what libraries raise, and what a user is told.
-
-A full disk, a used-up quota and a limit on the size of files are one trouble with one remedy.
+Logs there have an end: before a new one is written, those go that were unused the longest. A process that uses
+one holds it by a shared lock on its folder or file, which ends with the process. If the file system has no
+such locks, none goes.
 """
 
 from __future__ import annotations
@@ -136,6 +130,9 @@ def remove(path: Path) -> bool:
     return not path.exists()
 
 
+# Directories that appear whole or not at all, built by one process at a time.
+
+
 @contextmanager
 def locked(target: Path, *, seconds: float = math.inf) -> Iterator[None]:
     """Holds the target against other processes; what a killed one left behind is removed.
@@ -194,6 +191,10 @@ def _no_space(directory: Path, needed: int) -> UserError:
         "free. Free some, or name another place with $DHEN_SEARCH_CACHE, or with the --out of `prepare`."
     )
 
+
+# No space left for a file: how that is recognised in what libraries raise, and what a user is told.
+#
+# A full disk, a used-up quota and a limit on the size of files are one trouble with one remedy.
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 IN_WORDS = re.compile(

@@ -1,18 +1,6 @@
 """Weights on disk as safetensors: written atomically, read back into a model strictly.
 
 Optimizer state may be beside them.
-
-What weights became since an earlier state: rows that differ in a bit, and whole tensors where most do.
-
-A tensor of a model is in the changes whole, under its name, or as two: `NAME@rows` (int64, N rows along its first
-dimension, in order) and `NAME@values` (their new values). A tensor of which nothing changed is not there. For the
-keys that rows of growing tables belong to, `NAME@gone` holds those that have no row any more (tombstones), in
-order.
-
-Shapes: N rows that changed, R rows of a tensor.
-
-Logits of a split on disk: an array of NumPy, whole or not there, with a digest behind it that is checked when
-they are read.
 """
 
 from __future__ import annotations
@@ -197,6 +185,15 @@ def _mapped(path: Path) -> Weights:
         raise UserError(f"{path}: no readable weights ({error}).") from None
 
 
+# What weights became since an earlier state: rows that differ in a bit, and whole tensors where most do.
+#
+# A tensor of a model is in the changes whole, under its name, or as two: `NAME@rows` (int64, N rows along its
+# first dimension, in order) and `NAME@values` (their new values). A tensor of which nothing changed is not
+# there. For the keys that rows of growing tables belong to, `NAME@gone` holds those that have no row any more
+# (tombstones), in order.
+#
+# Shapes: N rows that changed, R rows of a tensor.
+
 KEYS = "features.growing.keys"
 """Name of the tensor of the keys that rows of growing tables belong to; the first entry stands for no row."""
 ROWS, VALUES, GONE = "@rows", "@values", "@gone"
@@ -291,6 +288,9 @@ def _check(weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
         if part == "gone" and not bool(torch.isin(tensor, target).all()):
             raise UserError(f"the increment takes rows from ids that have none in the bundle ({name}).")
 
+
+# Logits of a split on disk: an array of NumPy, whole or not there, with a digest behind it that is checked when
+# they are read.
 
 REMEDY = "Restore the file from a copy, or delete it: the study's next command scores the split again."
 

@@ -1,20 +1,8 @@
-"""Pieces of one long vector, as `torch.distributed.checkpoint` (DCP) saves and loads them.
-
-Every strategy holds the dense part as ranges of the same vectors: all dense weights one after another, in the
-order of `named_parameters`, and AdamW's two moments of them. Plain DP has them whole, ZeRO-1 one range of the
-moments, `fully_shard` one range of each weight (shards are along the first dimension). Saved as such, what one
-strategy wrote is read by any other, on any number of ranks: DCP works out which ranges overlap.
-
-The files of a checkpoint as `torch.distributed.checkpoint` (DCP) writes and reads them, with an index in JSON.
+"""The files of a checkpoint as `torch.distributed.checkpoint` (DCP) writes and reads them, with an index in JSON.
 
 DCP's own index, which says what a checkpoint holds and where, is a pickle: reading one that somebody else has
 written runs what they like. This index holds tensors alone, so that DCP is never asked to unpickle an object
 either; tensors themselves are read by `torch.load(weights_only=True)`, inside `FileSystemReader`.
-
-Whether a checkpoint is as it was written: SHA-256 of its files, which its ranks look through together.
-
-`manifest.json` has those of the files that rank 0 wrote, the index among them; the index has those of the
-tensors' files, each from the rank that wrote it.
 """
 
 from __future__ import annotations
@@ -51,6 +39,13 @@ from dhen.errors import UserError
 from dhen.values import PathBelow, Value, file_hash
 from trials.records.places import checkpoints_in, steps_of
 from trials.records.strategy import Ranks
+
+# Pieces of one long vector, as `torch.distributed.checkpoint` (DCP) saves and loads them.
+#
+# Every strategy holds the dense part as ranges of the same vectors: all dense weights one after another, in the
+# order of `named_parameters`, and AdamW's two moments of them. Plain DP has them whole, ZeRO-1 one range of the
+# moments, `fully_shard` one range of each weight (shards are along the first dimension). Saved as such, what one
+# strategy wrote is read by any other, on any number of ranks: DCP works out which ranges overlap.
 
 
 class Piece(NamedTuple):
@@ -257,6 +252,11 @@ def _described(name: str, tensor: SavedTensor) -> TensorStorageMetadata:
         TensorProperties(dtype=DTYPES[tensor.dtype]), torch.Size(tensor.size), chunks
     )
 
+
+# Whether a checkpoint is as it was written: SHA-256 of its files, which its ranks look through together.
+#
+# `manifest.json` has those of the files that rank 0 wrote, the index among them; the index has those of the
+# tensors' files, each from the rank that wrote it.
 
 MANIFEST = "manifest.json"
 _HASHES = TypeAdapter(dict[PathBelow, str])

@@ -1,22 +1,11 @@
-"""Where a training stands between two steps, but for weights: what a checkpoint needs to go on with.
+"""Checkpoints of a training that is under way, through `torch.distributed.checkpoint`, and going on from one.
 
-Checkpoints of a training that is under way, through `torch.distributed.checkpoint`, and going on from one.
-
-A checkpoint is a folder that is whole or not there: weights, optimizer state and tables as each rank holds them
-(`trials.training.checkpoint_files`, `trials.training.embeddings.blocks`), where the training stands, random
-number generators, the best weights so far. It loads under another strategy and on another number of ranks. The
-newest is kept, and the one before, for the case that the newest is not as it was written
+A checkpoint is a folder that is whole or not there: weights, optimizer state and tables as each rank holds
+them (`trials.training.checkpoint_files`, `trials.training.embeddings.blocks`), where the training stands,
+random number generators, the best weights so far. It loads under another strategy and on another number of
+ranks. The newest is kept, and the one before, for the case that the newest is not as it was written
 (`trials.training.checkpoint_files`). Reading one runs nothing that is written in it
 (`trials.training.checkpoint_files`).
-
-Optimizer state beside weights in their file, in the form of one process: what goes on learning begins with it.
-
-Names begin with `optimizer.`: `dense.exp_avg` and the like are vectors over all dense weights in the order of
-`named_parameters`, `tables.sum.TABLE.FIRST-LAST` row-wise Adagrad's sums by row, `tables.PROGRESS` and so on what
-growing tables have counted, `steps` the number of training steps. However a model is held, its state is gathered
-into this form and put back from it. Weights are not part of it: they have a form of their own.
-
-Without it, Adagrad's first update of a row is as large as if nothing had been learnt (docs/log.md).
 """
 
 from __future__ import annotations
@@ -60,6 +49,8 @@ from trials.training.embeddings.blocks import State, sums_of
 from trials.training.embeddings.growing import PROGRESS, TABLE_WEIGHTS
 from trials.training.memory_limit import on_host
 from trials.training.process_group import all_agree, as_first
+
+# Where a training stands between two steps, but for weights: what a checkpoint needs to go on with.
 
 
 class TrainingState(BaseModel):
@@ -428,6 +419,17 @@ def _set_random(states: dict[str, Tensor], ranks: Ranks) -> None:
     if (state := states.get(f"{RANDOM_CUDA}{ranks.rank}")) is not None:
         torch.cuda.set_rng_state(state)
 
+
+# Optimizer state beside weights in their file, in the form of one process: what goes on learning begins with it.
+#
+# Names begin with `optimizer.`: `dense.exp_avg` and the like are vectors over all dense weights in the order of
+# `named_parameters`, `tables.sum.TABLE.FIRST-LAST` row-wise Adagrad's sums by row, `tables.PROGRESS` and so on
+# what
+# growing tables have counted, `steps` the number of training steps. However a model is held, its state is
+# gathered
+# into this form and put back from it. Weights are not part of it: they have a form of their own.
+#
+# Without it, Adagrad's first update of a row is as large as if nothing had been learnt (docs/log.md).
 
 STEPS = f"{OPTIMIZER}steps"
 SUM, COUNTED = "sum.", f"{PROGRESS}."

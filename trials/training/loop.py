@@ -1,7 +1,4 @@
-"""Stops a training when its time is over: after the same step on all ranks, and early enough to evaluate and keep
-what was learnt.
-
-Trains one model on one log: passes over the data, evaluations on validation, the best weights kept.
+"""Trains one model on one log: passes over the data, evaluations on validation, the best weights kept.
 
 Cross-entropy on the log's labels and weights. Validation NE is taken at fixed numbers of examples, the
 same for every model of a study; where it does not improve, learning rates drop (reduce on plateau), and
@@ -47,6 +44,9 @@ from trials.training.servers.messages import LinkBrokenError
 from trials.training.servers.server import Losses
 from trials.training.step import ONE_RANK, PLAIN_DP, DivergenceError, Step, TrainStep, fresh_step
 from trials.training.stragglers import OwnTime, Stragglers, like_ranks
+
+# Stops a training when its time is over: after the same step on all ranks, and early enough to evaluate and keep
+# what was learnt.
 
 FORWARD_SHARE = 1 / 3
 """Share of a step's seconds that its forward pass takes, by which the first evaluation is expected."""

@@ -1,14 +1,9 @@
 """A declared limit on a rank's memory, kept whatever the planner has predicted.
 
-On a CPU every storage is counted (`trials.planner.memory_counter`) and an operation beyond the limit raises, so
-that small memories can be tried out without an accelerator; counting costs time. On CUDA the allocator itself
-refuses (`set_per_process_memory_fraction`). What a real run keeps in host memory (weights set aside, offloaded
-state) lies beside the rest on a CPU: `on_host` and `keep_on_host` leave it out of the count.
-
-Keeps freed memory with the process, so that a step's activations do not fault their pages in anew.
-
-glibc gives allocations of megabytes back to the system as soon as they are freed; a training step frees and asks
-for the same ones again and again. How much keeping them gains is in docs/log.md.
+On a CPU every storage is counted (`trials.planner.memory_counter`) and an operation beyond the limit raises,
+so that small memories can be tried out without an accelerator; counting costs time. On CUDA the allocator
+itself refuses (`set_per_process_memory_fraction`). What a real run keeps in host memory (weights set aside,
+offloaded state) lies beside the rest on a CPU: `on_host` and `keep_on_host` leave it out of the count.
 """
 
 from __future__ import annotations
@@ -168,6 +163,11 @@ def _limited_device(limit_bytes: int | None, device: torch.device) -> Iterator[N
     yield
     torch.cuda.set_per_process_memory_fraction(1.0, device)  # after an error `needed_and_limit` asks for it
 
+
+# Keeps freed memory with the process, so that a step's activations do not fault their pages in anew.
+#
+# glibc gives allocations of megabytes back to the system as soon as they are freed; a training step frees and
+# asks for the same ones again and again. How much keeping them gains is in docs/log.md.
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 NEVER_TRIM = 2**31 - 1

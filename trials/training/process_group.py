@@ -2,12 +2,6 @@
 
 Gloo between CPUs, NCCL between CUDA devices. On one machine gloo speaks over the loopback interface alone:
 its own choice, the address of the machine's name, need not exist in a container.
-
-Small collectives beside the training itself: means, rank 0's numbers, parts of a vector.
-
-With them all ranks decide alike. One rank asks nobody.
-
-Shapes: N rows of a part, C columns.
 """
 
 from __future__ import annotations
@@ -105,6 +99,13 @@ def check_devices(ranks_here: int) -> None:
             f"the plan wants {ranks_here} ranks on this machine, which has {devices} CUDA device(s); a rank "
             f"needs a device of its own: give ranks=1x{devices}, or a cluster with as many."
         )
+
+
+# Small collectives beside the training itself: means, rank 0's numbers, parts of a vector.
+#
+# With them all ranks decide alike. One rank asks nobody.
+#
+# Shapes: N rows of a part, C columns.
 
 
 def mean_over(ranks: Ranks, values: Tensor) -> Tensor:

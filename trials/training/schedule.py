@@ -1,22 +1,9 @@
-"""Learning rates from step to step: a schedule over all passes, a warm-up of the dense part's, and plateaus.
-
-What a rank does, one after another: steps, and evaluations after some of them.
+"""What a rank does, one after another: steps, and evaluations after some of them.
 
 Ranks that train together take all batches in order, each its part of them. Ranks that train on their own
-(`training.tables.synchrony=async`) are handed whole batches, as they come to ask for them, by the first server;
-the first rank evaluates when all batches up to an evaluation are done (`trials.training.servers.server`).
-
-The mean of a training's weights at its last K evaluations, tried at each beside the weights themselves.
-
-Latest weight averaging (arXiv 2209.14981): as in SWA (arXiv 1803.05407) points along one training are averaged,
-but the newest K, so that nothing has to be known of when the training will end. The training itself goes on
-from its own weights. Dense part and tables are averaged: the dense part alone, with tables that it was not trained
-with, gained less (docs/log.md). No batch statistics have to be made anew: networks here have none.
-
-A row of a growing table that has gone to another key meanwhile has the mean since then.
-
-Each rank averages what it holds, whatever the strategy, in host memory: K copies of its weights as they are
-stored, none on the device.
+(`training.tables.synchrony=async`) are handed whole batches, as they come to ask for them, by the first
+server; the first rank evaluates when all batches up to an evaluation are done
+(`trials.training.servers.server`).
 """
 
 from __future__ import annotations
@@ -46,6 +33,8 @@ from trials.training.memory_limit import on_host
 from trials.training.servers.client import Servers
 from trials.training.servers.server import Answer, Losses
 from trials.training.step import ONE_RANK, DivergenceError, fresh_step
+
+# Learning rates from step to step: a schedule over all passes, a warm-up of the dense part's, and plateaus.
 
 
 def rate_factors(
@@ -232,6 +221,18 @@ def assist(
         done, joined = Losses(float(loss), 1, step.clipped_steps()), joined + 1
     LOG.info("trained on %d batches", joined)
 
+
+# The mean of a training's weights at its last K evaluations, tried at each beside the weights themselves.
+#
+# Latest weight averaging (arXiv 2209.14981): as in SWA (arXiv 1803.05407) points along one training are
+# averaged, but the newest K, so that nothing has to be known of when the training will end. The training itself
+# goes on from its own weights. Dense part and tables are averaged: the dense part alone, with tables that it was
+# not trained with, gained less (docs/log.md). No batch statistics have to be made anew: networks here have none.
+#
+# A row of a growing table that has gone to another key meanwhile has the mean since then.
+#
+# Each rank averages what it holds, whatever the strategy, in host memory: K copies of its weights as they are
+# stored, none on the device.
 
 WEIGHT = "weight"
 """Name of weights in a step's dense state, and before the dot in its table state."""

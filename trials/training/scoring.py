@@ -1,19 +1,15 @@
-"""Scores trained weights on a split: as the model was trained, so that what fitted then fits now.
-
-Where the job has a `period`, the weights go on learning from the split while they score it
-(`trials.training.progressive`); the file stays as it is.
-
-How long a forward pass of an exported model takes: a request of so many rows, evaluation mode, fp32.
+"""How long a forward pass of an exported model takes: a request of so many rows, evaluation mode, fp32.
 
 Requests are of different validation rows in turn, so that tables are read in other places each time, after a
-few that warm up. The time does not depend on what the weights are, so fresh ones do for a candidate that has not
-been trained (a sparse mixture of experts sends rows elsewhere with other weights, as many to each expert or not).
+few that warm up. The time does not depend on what the weights are, so fresh ones do for a candidate that has
+not been trained (a sparse mixture of experts sends rows elsewhere with other weights, as many to each expert
+or not).
 
-The clock. Candidates train side by side, and a request that waits for a core says nothing of the model. With one
-thread on a CPU the whole pass runs in the calling thread, whose own CPU time (`time.thread_time`) leaves out
-whatever others had the core for: on a core of its own that is the wall clock. With several threads, or on an
-accelerator, nothing but the wall clock says how long a request takes; then no other training of the study may
-run (`search.execution.admission.side_by_side`).
+The clock. Candidates train side by side, and a request that waits for a core says nothing of the model. With
+one thread on a CPU the whole pass runs in the calling thread, whose own CPU time (`time.thread_time`) leaves
+out whatever others had the core for: on a core of its own that is the wall clock. With several threads, or on
+an accelerator, nothing but the wall clock says how long a request takes; then no other training of the study
+may run (`search.execution.admission.side_by_side`).
 
 The quantile. What neighbours take of caches, and of a core whose second hardware thread they have, still slows
 many requests down, so it is the fastest tenth that stands for one that is left alone. One network, measured
@@ -54,6 +50,11 @@ from trials.training.distributed_step import DistributedStep
 from trials.training.evaluation import Keep, evaluate
 from trials.training.progressive import score_ahead
 from trials.training.servers.client import Servers
+
+# Scores trained weights on a split: as the model was trained, so that what fitted then fits now.
+#
+# Where the job has a `period`, the weights go on learning from the split while they score it
+# (`trials.training.progressive`); the file stays as it is.
 
 
 def score(

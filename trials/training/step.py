@@ -1,7 +1,4 @@
-"""One training step: forward, cross-entropy, backward, the update of the dense part and of the tables.
-
-One training step of a model, however it is held: what it can do, and how a fresh one is made.
-"""
+"""One training step of a model, however it is held: what it can do, and how a fresh one is made."""
 
 from __future__ import annotations
 
@@ -58,6 +55,8 @@ from trials.training.embeddings.levels import CacheUse
 from trials.training.evaluation import evaluate, split_logits
 from trials.training.memory_limit import is_counted, on_device_for_good, on_host
 from trials.training.servers.client import Servers
+
+# One training step: forward, cross-entropy, backward, the update of the dense part and of the tables.
 
 
 class TrainStep:

@@ -1,17 +1,9 @@
 """Stragglers: ranks that take much longer for their part of the steps than others with the same part.
 
 All others wait for such a rank in every step. What is compared is each rank's own time (`own_time`), over
-stretches of steps: evaluations and checkpoints, in which the first rank has more to do, are left out. A rank is
-slow where it took `TIMES` the median of the others, and half of the clock itself, in `INTERVALS` intervals in a
-row: ranks that share cores with other programs, and tables that cannot be cut evenly, come to less.
-
-How long a rank takes itself, which is all the time but that in which it waits for others.
-
-By the clock all ranks take equally long, as each step has collectives in which the faster ones wait. Who waits
-there sleeps; so a rank's own time is what its main thread has of a core (CPU time) or waits for one (the kernel's
-run delay), and the time in which nothing of the process runs at all: it was stopped, or its group of processes
-has used up its share of the machine. The kernel does not count the last, so a thread notes how much later it
-wakes than it asked to. Waiting for a disk counts as waiting for others. All of it is read once for many steps.
+stretches of steps: evaluations and checkpoints, in which the first rank has more to do, are left out. A rank
+is slow where it took `TIMES` the median of the others, and half of the clock itself, in `INTERVALS` intervals
+in a row: ranks that share cores with other programs, and tables that cannot be cut evenly, come to less.
 """
 
 from __future__ import annotations
@@ -107,6 +99,15 @@ def like_ranks(ranks: Ranks, strategy: Strategy) -> list[int]:
     stages differ in their layers; else all."""
     return [ranks._replace(rank=rank).stage(strategy.pipeline) for rank in range(ranks.world)]
 
+
+# How long a rank takes itself, which is all the time but that in which it waits for others.
+#
+# By the clock all ranks take equally long, as each step has collectives in which the faster ones wait. Who waits
+# there sleeps; so a rank's own time is what its main thread has of a core (CPU time) or waits for one (the
+# kernel's run delay), and the time in which nothing of the process runs at all: it was stopped, or its group of
+# processes has used up its share of the machine. The kernel does not count the last, so a thread notes how much
+# later it wakes than it asked to. Waiting for a disk counts as waiting for others. All of it is read once for
+# many steps.
 
 PAUSE_SECONDS = 0.02
 """Seconds between two wakes of the thread: of a rank that runs 10 ms of each 100 ms it finds most of the 90 ms."""

@@ -1,28 +1,13 @@
 """An ensemble of rankers: scores with a Gaussian process prior, learned from pairs of candidates.
 
 Each member gives a candidate a score s; that i ends below j has the probability sigmoid(s_i - s_j) (RankNet,
-Burges et al., ICML 2005, equation 3), and scores of like candidates are alike (preference learning with Gaussian
-processes, Chu and Ghahramani, ICML 2005). Members differ in how fast likeness fades, in which features count and
-in the candidates they learn from; members that rank held-out candidates best are taken. Small networks in
-place of the kernel ranked worse and took longer (docs/log.md).
+Burges et al., ICML 2005, equation 3), and scores of like candidates are alike (preference learning with
+Gaussian processes, Chu and Ghahramani, ICML 2005). Members differ in how fast likeness fades, in which
+features count and in the candidates they learn from; members that rank held-out candidates best are taken.
+Small networks in place of the kernel ranked worse and took longer (docs/log.md).
 
-Shapes: N candidates, F features, K candidates that a member learns from, T others that test it, pairs of L and R
-candidates each.
-
-Curves side by side: who was ahead at the latest number of examples that both of two candidates have seen.
-
-A candidate that was stopped, or still trains, is compared by what it showed; how much that says about the end
-is taken from candidates that went on to it (the regression of their last NE on what they had shown by then).
-
-Shapes: N candidates, G numbers of examples and the end, pairs of L and R candidates.
-
-Scores read as NE: what is expected of candidates, and how sure that is.
-
-A member's score of a candidate that it did not learn from is an honest prediction; the line from such scores to NE
-gives every score an NE. The error of that NE is what the members expect, which grows with the distance from known
-candidates, and their disagreement, both times the factor that held-out candidates show to be missing.
-
-Shapes: N candidates, F features, R records (the first of the candidates), E members of the ensemble.
+Shapes: N candidates, F features, K candidates that a member learns from, T others that test it, pairs of L and
+R candidates each.
 """
 
 from __future__ import annotations
@@ -203,6 +188,13 @@ def _log_uniform(bounds: tuple[float, float], rng: np.random.Generator) -> float
     return float(np.exp(rng.uniform(*np.log(bounds))))
 
 
+# Curves side by side: who was ahead at the latest number of examples that both of two candidates have seen.
+#
+# A candidate that was stopped, or still trains, is compared by what it showed; how much that says about the end
+# is taken from candidates that went on to it (the regression of their last NE on what they had shown by then).
+#
+# Shapes: N candidates, G numbers of examples and the end, pairs of L and R candidates.
+
 FEWEST_FINISHED = 6
 """Number of finished candidates from which on the regression is believed; before, differences count as they are:
 an assumption, not measured apart."""
@@ -289,6 +281,15 @@ def _regression(early: np.ndarray, final: np.ndarray) -> tuple[float, float]:
     rest = y - y.mean() - slope * (x - x.mean())
     return slope, float(np.sqrt((rest**2).sum() / max(len(x) - 2, 1)))
 
+
+# Scores read as NE: what is expected of candidates, and how sure that is.
+#
+# A member's score of a candidate that it did not learn from is an honest prediction; the line from such scores
+# to NE gives every score an NE. The error of that NE is what the members expect, which grows with the distance
+# from known candidates, and their disagreement, both times the factor that held-out candidates show to be
+# missing.
+#
+# Shapes: N candidates, F features, R records (the first of the candidates), E members of the ensemble.
 
 TEMPERATURE = 0.5
 """Difference in NE, over that of the median and the best, at which the odds of a pair are e to 1. Chosen on the

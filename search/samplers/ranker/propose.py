@@ -1,25 +1,9 @@
-"""What a candidate is expected to add to the front: the area between NE and log FLOPs that it would newly cover.
-
-The expected hypervolume improvement of two objectives (Emmerich et al., CEC 2011), of which one, FLOPs, is known
-before training, and NE is expected with a normal error: a sum over the stairs of the front, in closed form.
-
-What a ranker sees of a candidate: numbers of the decoded network, its cost and how it is trained.
-
-The numbers describe the network, not the point: points that decode to the same network have the same features, the
-order of modules and settings of absent modules have none. Shares (how many attention modules a layer has) are 0
-where there is nothing; sizes (heads of attention) are the average of the other candidates where there is nothing.
-
-Forward times that are expected of candidates, from those that were measured: few are then proposed in vain.
-
-Ridge regression of the logarithm of the time on what describes a network (`search.samplers.ranker.propose`):
-networks differ by factors, and small requests wait for the number of layers and modules more than for FLOPs.
-
-The ranker's proposal: of many points that are new and fit, the one that is expected to add most to the front.
+"""The ranker's proposal: of many points that are new and fit, the one that is expected to add most to the front.
 
 After the ranked-pair predictor of arXiv 2311.07870 and the predictor ensemble of BANANAS (arXiv 1910.11858):
-rankers learn from pairs of candidates (`ensemble`), their scores are read as NE (`calibration`), and the gain is
-what the front is expected to grow by (`acquisition`). Candidates that still train stand on the front with the NE
-that is expected of them, so that no similar one is proposed beside them.
+rankers learn from pairs of candidates (`ensemble`), their scores are read as NE (`calibration`), and the gain
+is what the front is expected to grow by (`acquisition`). Candidates that still train stand on the front with
+the NE that is expected of them, so that no similar one is proposed beside them.
 """
 
 from __future__ import annotations
@@ -43,6 +27,12 @@ from search.samplers.ranker.ensemble import final_ne, has_shown, predict_ne
 from search.selection import log_flops
 from spaces.space import Point
 from trials.records.trial_record import TrialRecord
+
+# What a candidate is expected to add to the front: the area between NE and log FLOPs that it would newly cover.
+#
+# The expected hypervolume improvement of two objectives (Emmerich et al., CEC 2011), of which one, FLOPs, is
+# known before training, and NE is expected with a normal error: a sum over the stairs of the front, in closed
+# form.
 
 Corner = tuple[float, float]
 """Log FLOPs and NE of a candidate."""
@@ -89,6 +79,13 @@ def _stairs(points: Iterable[Corner], reference: Corner) -> tuple[np.ndarray, np
             levels.append(ne)
     return np.array(starts), np.array(levels)
 
+
+# What a ranker sees of a candidate: numbers of the decoded network, its cost and how it is trained.
+#
+# The numbers describe the network, not the point: points that decode to the same network have the same features,
+# the order of modules and settings of absent modules have none. Shares (how many attention modules a layer has)
+# are 0 where there is nothing; sizes (heads of attention) are the average of the other candidates where there is
+# nothing.
 
 LOG_FROM_RATIO = 4.0
 """Sizes that are all positive and differ by this factor or more are compared by their logarithms: an assumption,
@@ -227,6 +224,11 @@ def _gathered(named_numbers: Iterable[Mapping[str, float]]) -> dict[str, list[fl
             gathered.setdefault(key, []).append(value)
     return gathered
 
+
+# Forward times that are expected of candidates, from those that were measured: few are then proposed in vain.
+#
+# Ridge regression of the logarithm of the time on what describes a network:
+# networks differ by factors, and small requests wait for the number of layers and modules more than for FLOPs.
 
 FEWEST_TIMED = 8
 """Number of measured candidates from which on a time is expected of others

@@ -1,15 +1,4 @@
-"""Running statistics of the training rows: how often values occur, means and deviations, quantiles, time spans.
-
-How many values of a growing table share their 64-bit hash with another value, counted in bounded memory.
-
-Values are told apart by a second hash, modulo a prime, so that nothing is kept of them but two numbers. Of at most
-`MOST` values: where there are more, of those whose hashes are in the lower half of all, then in the lower quarter,
-and so on. Two values that share a hash are counted both or neither, so what is found is that of a known share.
-
-Shapes: N values, K values that are kept.
-
-Fits an Encoding on the training rows alone: vocabularies, means, quantiles, what can be missing.
-"""
+"""Fits an Encoding on the training rows alone: vocabularies, means, quantiles, what can be missing."""
 
 from __future__ import annotations
 
@@ -29,6 +18,8 @@ from trials.data.prepare.staging import Progress, Staged
 from trials.data.raw.columns import DAY_MS, HOUR_MS, MISSING_STAMP, Stamps, cycle_of
 from trials.data.raw.typed import PAIR
 from trials.data.vocabulary import Buckets, Hashes, Vocabulary, hash64, quantile_buckets, second_hash
+
+# Running statistics of the training rows: how often values occur, means and deviations, quantiles, time spans.
 
 COMPACT_AT = 1 << 16
 """Number of counted values that may wait before equal ones are added up."""
@@ -177,6 +168,16 @@ class StampRange:
         resolution_ms = HOUR_MS if cycle == "hour_of_day" else DAY_MS
         return bool(self._last - self._first >= length_ms - resolution_ms and self._seen[cycle].sum() > 1)
 
+
+# How many values of a growing table share their 64-bit hash with another value, counted in bounded memory.
+#
+# Values are told apart by a second hash, modulo a prime, so that nothing is kept of them but two numbers. Of at
+# most
+# `MOST` values: where there are more, of those whose hashes are in the lower half of all, then in the lower
+# quarter,
+# and so on. Two values that share a hash are counted both or neither, so what is found is that of a known share.
+#
+# Shapes: N values, K values that are kept.
 
 MOST = 1 << 17
 """Number of values of a column that are kept: sixteen bytes each, and a few times that while they are sorted. With

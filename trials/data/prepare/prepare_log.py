@@ -1,6 +1,4 @@
-"""Builds a cache: parse once, split, fit on the training rows, write.
-
-Prepares a log: from raw files to a cache that every trial reuses.
+"""Prepares a log: from raw files to a cache that every trial reuses.
 
 Memory is bounded by the distinct values of the log, not by its rows. The cache is found again by content,
 and appears whole or not at all.
@@ -35,6 +33,8 @@ from trials.data.schema_yaml import check_columns, read_schema, schema_to_yaml, 
 from trials.records.metrics import ClickTotals
 from trials.records.study_record import ColumnFinding
 from trials.store.user_cache import built, locked, user_cache
+
+# Builds a cache: parse once, split, fit on the training rows, write.
 
 _AUTO = re.compile(r"^(split: \{[^#\n]*by: auto[^#\n]*\}).*$", re.MULTILINE)
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,11 +1,4 @@
-"""Which rows are train, validation and test, so that no later row teaches about an earlier one.
-
-What the order of a log's rows shows, seen batch by batch: by which of its columns it is sorted, and whether it
-begins with one class. Parts that are cut from such a log by order would be of different kinds.
-
-A column is sorted by chance with the probability 2 / (the number of orders of its values), which a column of few
-values, or few rows, can have: it says something only below `CHANCE`.
-"""
+"""Which rows are train, validation and test, so that no later row teaches about an earlier one."""
 
 from __future__ import annotations
 
@@ -238,6 +231,12 @@ def _spelled(names: Collection[str]) -> list[str]:
     """Returns values that a rule lists as they are spelled in a column that was read."""
     return [str(name) for name in spelled(pa.array(list(names), pa.string())).to_pylist()]
 
+
+# What the order of a log's rows shows, seen batch by batch: by which of its columns it is sorted, and whether it
+# begins with one class. Parts that are cut from such a log by order would be of different kinds.
+#
+# A column is sorted by chance with the probability 2 / (the number of orders of its values), which a column of
+# few values, or few rows, can have: it says something only below `CHANCE`.
 
 HEAD_ROWS = 100_000
 """Number of first rows which, if they are of one class, have a log split at random."""

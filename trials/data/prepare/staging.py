@@ -2,8 +2,6 @@
 
 One uncompressed Arrow stream; memory holds a batch of it at a time. (A memory map would be faster by
 little, and its touched pages would count as this process's memory.)
-
-A .npy file that grows: rows are appended in order, their number is written at the end.
 """
 
 from __future__ import annotations
@@ -131,6 +129,9 @@ def stage(
         stamps=stamps,
         row_order=row_order,
     )
+
+
+# A .npy file that grows: rows are appended in order, their number is written at the end.
 
 
 class NpyWriter:

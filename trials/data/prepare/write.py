@@ -1,7 +1,4 @@
-"""Writes the cache of a staged log: encodes batch by batch and deals the rows out to their splits.
-
-Clicks of each part of a log: base rates, and whether a split leaves clicks and others in each part.
-"""
+"""Writes the cache of a staged log: encodes batch by batch and deals the rows out to their splits."""
 
 from __future__ import annotations
 
@@ -102,6 +99,8 @@ def write_splits(
 def _columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
     return dict(zip(batch.schema.names, batch.columns, strict=True))
 
+
+# Clicks of each part of a log: base rates, and whether a split leaves clicks and others in each part.
 
 LARGER = (0.2, 0.3)
 """Fractions for validation and test that are tried if smaller ones lack clicks."""

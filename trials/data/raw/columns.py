@@ -1,11 +1,4 @@
-"""Raw columns as clean distinct values and as numbers: what is missing, what is equal, what is a number.
-
-Text is trimmed; the usual marks are missing; whole numbers and truth values have one spelling; bytes that are not
-UTF-8 are read as Latin-1, so that one stray byte does not stop a log of millions of rows. Work on text is done on
-distinct values only.
-
-Time stamps as milliseconds since 1970 (UTC), from the forms in which logs write them.
-"""
+"""Time stamps as milliseconds since 1970 (UTC), from the forms in which logs write them."""
 
 from __future__ import annotations
 
@@ -19,6 +12,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from trials.data.log_schema import MISSING_MARKS, POINT, NumericColumn, StampFormat
+
+# Raw columns as clean distinct values and as numbers: what is missing, what is equal, what is a number.
+#
+# Text is trimmed; the usual marks are missing; whole numbers and truth values have one spelling; bytes that are
+# not UTF-8 are read as Latin-1, so that one stray byte does not stop a log of millions of rows. Work on text is
+# done on distinct values only.
 
 PLAIN_NUMBER = NumericColumn()
 """A column whose numbers are written as most programs write them: 1234.5."""

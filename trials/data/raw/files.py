@@ -1,9 +1,4 @@
-"""The files of a log: where they are, how each is written, and how its bytes are read.
-
-What is known of files once they are read whole, such as hashes of their content.
-
-It is remembered by path, size and modification time, so that a log is read for it once.
-"""
+"""The files of a log: where they are, how each is written, and how its bytes are read."""
 
 from __future__ import annotations
 
@@ -241,6 +236,10 @@ def records_of(
             continue
         yield first_line, number, fields
 
+
+# What is known of files once they are read whole, such as hashes of their content.
+#
+# It is remembered by path, size and modification time, so that a log is read for it once.
 
 _SETTLED_NS = 2_000_000_000
 """Age in ns below which a file may change again within the clock's resolution: its hash is not remembered."""

@@ -1,8 +1,4 @@
-"""Labels as 0 and 1: two values, whatever they are called, or a comparison.
-
-A share of clicks makes two rows of each, so that nothing that comes later meets another label.
-
-Typed batches, made from raw ones, which every later step reads.
+"""Typed batches, made from raw ones, which every later step reads.
 
 A typed batch is an Arrow record batch under the log's own column names; by role:
 
@@ -62,6 +58,10 @@ from trials.data.raw.columns import (
     stamps_of_parts,
 )
 from trials.data.raw.readers import BadRows, RawBatch
+
+# Labels as 0 and 1: two values, whatever they are called, or a comparison.
+#
+# A share of clicks makes two rows of each, so that nothing that comes later meets another label.
 
 PAIR = "\0pair"
 """Column of typed batches that marks the second of two rows that were one; no file has such a name."""

@@ -1,7 +1,4 @@
-"""Recognises how a column writes time stamps.
-
-Recognises columns of text that hold several values per row.
-"""
+"""Recognises how a column writes time stamps."""
 
 from __future__ import annotations
 
@@ -128,6 +125,8 @@ def rises(stamps: Stamps) -> bool:
         return False
     return bool(abs(np.corrcoef(rank, np.arange(len(rank)))[0, 1]) > 0.9)
 
+
+# Recognises columns of text that hold several values per row.
 
 _CONTROL = tuple(map(chr, (0x1D, 0x03, 0x01, 0x02, 0x1E, 0x1F, 0x1C, 0x04, 0x05, 0x09)))
 """Separators that are never part of a value: those of Hive, MaxCompute and ASCII."""

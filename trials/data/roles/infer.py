@@ -1,8 +1,4 @@
-"""Chooses the time of the event among time stamps. The others become days before the event, or are left out.
-
-The event's time is the stamp that rises along the file, as logs are written; else the one that is named like it.
-
-Infers a LogSchema from the first rows of a log: a draft that an engineer would have written, to be edited.
+"""Infers a LogSchema from the first rows of a log: a draft that an engineer would have written, to be edited.
 
 Known formats (Criteo, Avazu) have known roles; for any other log `roles.rules` judges each column.
 """
@@ -50,6 +46,11 @@ from trials.data.roles.outcomes import FoundSplit, find_split, settle_leaks
 from trials.data.roles.rules import JudgedColumn, judge, judge_as, transform_of
 from trials.data.roles.sample import ColumnSample, Sample, draw_sample
 from trials.records.study_record import ColumnFinding
+
+# Chooses the time of the event among time stamps. The others become days before the event, or are left out.
+#
+# The event's time is the stamp that rises along the file, as logs are written; else the one that is named like
+# it.
 
 LATER = 0.001
 """Share of a stamp's values that may be later than the event, by clocks that differ."""

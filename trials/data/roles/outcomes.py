@@ -1,12 +1,8 @@
-"""Finds columns that tell the label because they are known only after it: further outcomes of the same event.
-
-A column that has a value only for clicks, or that is named like an outcome and departs from its usual value only
-for clicks, is left out. Any other that all but tells the label alone stays, and is reported.
-
-Recognises columns that say which rows are for training, validation and test: by name and by all values.
+"""Recognises columns that say which rows are for training, validation and test: by name and by all values.
 
 A column of names (train, valid, test ...) becomes the split. Numbers of folds do not say which of them are for
-test, so that a split by them is offered. Neither is a feature: who is in the test split is no property of a click.
+test, so that a split by them is offered. Neither is a feature: who is in the test split is no property of a
+click.
 """
 
 from __future__ import annotations
@@ -27,6 +23,11 @@ from trials.data.raw.readers import BadRows, read_batches
 from trials.data.roles import names
 from trials.data.roles.rules import JudgedColumn
 from trials.data.roles.sample import ColumnSample, Sample
+
+# Finds columns that tell the label because they are known only after it: further outcomes of the same event.
+#
+# A column that has a value only for clicks, or that is named like an outcome and departs from its usual value
+# only for clicks, is left out. Any other that all but tells the label alone stays, and is reported.
 
 TELLING_AUC = 0.99
 """AUC from which on a column alone all but tells the label."""

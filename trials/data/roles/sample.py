@@ -1,10 +1,4 @@
-"""Recognises how a column of text writes its numbers: marks of decimals and thousands, units, bounds, multipliers.
-
-A column is one of numbers if nearly all of its values are numbers in one form. What is attached to a number is a
-unit only if it is attached to all of them: `12 EUR`, but not sizes such as 2G and 16GB.
-
-A bounded sample of each column: its distinct values, how often each occurs, what is missing.
-"""
+"""A bounded sample of each column: its distinct values, how often each occurs, what is missing."""
 
 from __future__ import annotations
 
@@ -24,6 +18,12 @@ from trials.data.log_schema import MISSING_MARKS, NumericColumn
 from trials.data.raw.columns import PLAIN_NUMBER, as_text, coded, is_list, numbers_of
 from trials.data.raw.files import RawLog
 from trials.data.raw.readers import BadRows, read_batches, repeated
+
+# Recognises how a column of text writes its numbers: marks of decimals and thousands, units, bounds,
+# multipliers.
+#
+# A column is one of numbers if nearly all of its values are numbers in one form. What is attached to a number is
+# a unit only if it is attached to all of them: `12 EUR`, but not sizes such as 2G and 16GB.
 
 Numbers = NDArray[np.float64]
 MOSTLY = 0.01

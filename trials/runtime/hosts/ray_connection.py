@@ -1,14 +1,6 @@
-"""Questions to the head of a Ray cluster, which leaves them without an answer once it is gone.
-
-Ray itself waits for the head and then ends the process, with a message of its own, whatever the process is about.
-So each question has a thread, another one asks now and then whether the head is there, and a head that has not
-answered for most of that time is given up: in time for a sentence, and for the study's end.
-
-The connection to a Ray cluster, which its owner has started and keeps; every failure is one sentence.
+"""The connection to a Ray cluster, which its owner has started and keeps; every failure is one sentence.
 
 What Ray keeps internal (where it looks for a running cluster, how long it tries) is named here alone.
-
-What all hosts of a study must have alike, as this host has it.
 """
 
 from __future__ import annotations
@@ -34,6 +26,12 @@ from typing import TypeVar
 from dhen.errors import EXIT_CODE, UserError
 from trials.records.places import RAY_CLIENT, SLURM, host_and_port, is_loopback
 from trials.runtime.hosts.slurm import cluster_of_the_job
+
+# Questions to the head of a Ray cluster, which leaves them without an answer once it is gone.
+#
+# Ray itself waits for the head and then ends the process, with a message of its own, whatever the process is
+# about. So each question has a thread, another one asks now and then whether the head is there, and a head that
+# has not answered for most of that time is given up: in time for a sentence, and for the study's end.
 
 T = TypeVar("T")
 RAYS_SETTING = "RAY_gcs_rpc_server_reconnect_timeout_s"
@@ -275,6 +273,9 @@ def token_is_asked_for() -> bool:
 
     mode = _raylet.get_authentication_mode()  # type: ignore[attr-defined]
     return bool(mode == _raylet.AuthenticationMode.TOKEN)  # type: ignore[attr-defined]
+
+
+# What all hosts of a study must have alike, as this host has it.
 
 
 @cache

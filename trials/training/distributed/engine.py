@@ -1,10 +1,4 @@
-"""Separates the embedding tables from the dense part of a model, since the two are held in different ways.
-
-Embeddings are looked up once for a rank's whole batch; the dense part takes them as leaves and leaves their
-gradients on them, for the tables' owner to carry on with. Micro-batches are slices of such a batch.
-
-What holds the dense part of a model while it trains: every strategy has an engine of this kind.
-"""
+"""What holds the dense part of a model while it trains: every strategy has an engine of this kind."""
 
 from __future__ import annotations
 
@@ -23,6 +17,11 @@ from trials.optim.adamw import Clip
 from trials.records.strategy import RECOMPUTED, Checkpointing
 from trials.store.weights import Weights
 from trials.training.checkpoint_files import FlatPieces
+
+# Separates the embedding tables from the dense part of a model, since the two are held in different ways.
+#
+# Embeddings are looked up once for a rank's whole batch; the dense part takes them as leaves and leaves their
+# gradients on them, for the tables' owner to carry on with. Micro-batches are slices of such a batch.
 
 TABLES = "features.tables."
 """Beginning of the names of tables' weights in a model."""

@@ -1,22 +1,14 @@
-"""One stage of a pipeline: some of a DHEN's layers, with features below the first and heads above the last.
-
-What a stage needs beside the embeddings that reach it is there before the schedule begins (`MicroBatches`): all
-ranks of a pipeline read the same examples, so that raw numeric inputs and labels need not be sent, and the
-looked-up embeddings are leaves, whose gradients stay with them however the schedule cuts backward into passes.
-
-Shapes: N rows that reach a stage (B examples, or B K of K members), M embeddings, D their dimension.
-
-What one rank of a pipeline holds: its stages' weights, gradients and optimizer state.
+"""What one rank of a pipeline holds: its stages' weights, gradients and optimizer state.
 
 Ranks are a mesh of stages x data x tensor (`trials.training.distributed.tensor_parallel`): those of one stage
-hold the same layers, as dp or zero1 do without pipelines, or the same parts of them. A tensor rank sends to its
-like in the next stage: what modules put out each has whole.
+hold the same layers, as dp or zero1 do without pipelines, or the same parts of them. A tensor rank sends to
+its like in the next stage: what modules put out each has whole.
 
 Stages average their gradients over data ranks when the last micro-batch has gone backward, all at once: a
 schedule's passes for weights alone call none of autograd's hooks, on which reductions behind backward rest.
 
-Shapes: B examples, K numeric inputs, N numbers with buckets; M embeddings of length D between two stages, for each
-of N rows in `x_NMD`: an example's, or those of its members.
+Shapes: B examples, K numeric inputs, N numbers with buckets; M embeddings of length D between two stages, for
+each of N rows in `x_NMD`: an example's, or those of its members.
 """
 
 from __future__ import annotations
@@ -45,6 +37,14 @@ from trials.training.distributed.engine import DenseInputs
 from trials.training.distributed.tensor_parallel import DATA, STAGES
 from trials.training.distributed.zero import Zero
 from trials.training.memory_limit import on_device_for_good
+
+# One stage of a pipeline: some of a DHEN's layers, with features below the first and heads above the last.
+#
+# What a stage needs beside the embeddings that reach it is there before the schedule begins (`MicroBatches`):
+# all ranks of a pipeline read the same examples, so that raw numeric inputs and labels need not be sent, and the
+# looked-up embeddings are leaves, whose gradients stay with them however the schedule cuts backward into passes.
+#
+# Shapes: N rows that reach a stage (B examples, or B K of K members), M embeddings, D their dimension.
 
 
 class MicroBatches:

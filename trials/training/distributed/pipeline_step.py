@@ -5,15 +5,6 @@ tensor group go through it side by side. Micro-batches are equally long, as what
 received has its place from the start: they are filled up with examples that count nothing.
 
 Shapes: B examples of a pipeline.
-
-The lookups of a pipeline: each of its ranks looks up a part of its examples, as all ranks hold the tables, and
-the first stage is given all.
-
-So tables are held and looked up over all ranks as without pipelines, and their engines know nothing of stages.
-Gradients go the way back.
-
-Shapes: B examples of the pipeline, P of this rank's part, V numbers of all embeddings of an example; T categorical
-tables, G growing ones among them, K numeric inputs, N numbers with buckets.
 """
 
 from __future__ import annotations
@@ -209,6 +200,16 @@ def _filled_part(batch: DenseBatch, start: int, micro: int) -> DenseBatch:
         label_B[rows],
         None if weight_B is None else weight_B[rows],
     )
+
+
+# The lookups of a pipeline: each of its ranks looks up a part of its examples, as all ranks hold the tables, and
+# the first stage is given all.
+#
+# So tables are held and looked up over all ranks as without pipelines, and their engines know nothing of stages.
+# Gradients go the way back.
+#
+# Shapes: B examples of the pipeline, P of this rank's part, V numbers of all embeddings of an example; T
+# categorical tables, G growing ones among them, K numeric inputs, N numbers with buckets.
 
 
 class PipelineLookups:

@@ -1,31 +1,17 @@
-"""Buckets: weights that lie one after another in one tensor, of which each rank owns an equal part.
+"""ZeRO, stages 1 and 2 (arXiv 1910.02054): weights on every rank, optimizer state and gradients on their owners.
 
-ZeRO's stages 1 and 2 (`trials.training.distributed.zero`) and ZeRO-Offload
-(`trials.training.distributed.zero_offload`) hold a model in them. The own part has fp32 master weights, which
-the rank's optimizer updates. Where the model computes in fp32 on the device of the masters, these need no
-memory: they are the part of the weights itself. Else they are tensors of their own, as long as the part.
-
-Gradients on their way to their owners while backward goes on: one bucket after another is reduced and
-scattered.
-
-Hooks count the gradients of a bucket. When the last one has come, the bucket is averaged and scattered, and what
-arrives of the own part is given to the engine that asked for it. No more than one bucket is on its way.
-
-ZeRO, stages 1 and 2 (arXiv 1910.02054): weights on every rank, optimizer state and gradients on their owners.
-
-Weights lie in buckets (`trials.training.distributed.zero`), of each of which every rank owns an equal part: it
-alone has AdamW's moments of the part, and its fp32 master weights. Behind backward a bucket's gradients are
-averaged and scattered to the owners of its parts, each owner updates its part, and an all-gather hands out what
-the model computes with. That sends as much as plain data parallelism, whose all-reduce is a reduce-scatter and
-an all-gather.
+Weights lie in buckets. Every rank owns an equal part of each: it alone has AdamW's moments of the part, and its
+fp32 master weights. Behind backward a bucket's gradients are averaged and scattered to the owners of its parts,
+each owner updates its part, and an all-gather hands out what the model computes with. That sends as much as
+plain data parallelism, whose all-reduce is a reduce-scatter and an all-gather.
 
 Stage 1 (zero1) has gradients of all weights on every rank, in buckets as large as those of
 DistributedDataParallel, adds micro-batches up there, and reduces in the last one. Stage 2 (zero2) has a bucket
-for each layer, reduces in every micro-batch, and frees whole gradients once a bucket is on its way: what stays is
-the fp32 gradient of the own part.
+for each layer, reduces in every micro-batch, and frees whole gradients once a bucket is on its way: what stays
+is the fp32 gradient of the own part.
 
-In fp32 master weights need no memory: a rank's masters are its part of the weights that the model computes with.
-In bf16 they are fp32 tensors of their own, as long as the part.
+In fp32 master weights need no memory: a rank's masters are its part of the weights that the model computes
+with. In bf16 they are fp32 tensors of their own, as long as the part.
 """
 
 from __future__ import annotations
@@ -48,6 +34,13 @@ from trials.store.weights import Weights
 from trials.training.checkpoint_files import FlatPieces, Piece
 from trials.training.distributed.engine import DenseInputs
 from trials.training.memory_limit import on_host
+
+# Buckets: weights that lie one after another in one tensor, of which each rank owns an equal part.
+#
+# ZeRO's stages 1 and 2 and ZeRO-Offload
+# (`trials.training.distributed.zero_offload`) hold a model in them. The own part has fp32 master weights, which
+# the rank's optimizer updates. Where the model computes in fp32 on the device of the masters, these need no
+# memory: they are the part of the weights itself. Else they are tensors of their own, as long as the part.
 
 
 class Group(NamedTuple):
@@ -233,6 +226,13 @@ def _units(parameters: dict[str, nn.Parameter]) -> list[list[nn.Parameter]]:
         return f"layer{second}" if first == "layers" else "features" if first == "features" else "head"
 
     return [[parameter for _, parameter in items] for _, items in groupby(parameters.items(), key=unit)]
+
+
+# Gradients on their way to their owners while backward goes on: one bucket after another is reduced and
+# scattered.
+#
+# Hooks count the gradients of a bucket. When the last one has come, the bucket is averaged and scattered, and
+# what arrives of the own part is given to the engine that asked for it. No more than one bucket is on its way.
 
 
 class ScatteredGradients:

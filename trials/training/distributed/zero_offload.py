@@ -1,27 +1,18 @@
-"""The optimizer of ZeRO-Offload on the host: gradients that arrive, AdamW, and the weights that go back.
-
-Of each own part the host has fp32 masters, AdamW's moments, the updated weights as the model computes with
-them, and a place for gradients: as they arrive, and in fp32, where micro-batches are added up. What an
-accelerator copies from or to is page-locked. An update runs in the calling thread, or in a thread of its own
-while the next step goes on (the delayed parameter update of arXiv 2101.06840, section 5.2), whose gradients
-then need a second place. PyTorch's kernels let Python's other threads run meanwhile.
-
-ZeRO-Offload (arXiv 2101.06840): weights on the device, optimizer state and the optimizer's step on the host.
+"""ZeRO-Offload (arXiv 2101.06840): weights on the device, optimizer state and the optimizer's step on the host.
 
 Weights lie on every rank in the buckets of ZeRO's stage 2, one a layer, in the precision that the model
 computes in. Behind backward a bucket's gradients are averaged and scattered to their owners, and each owner's
 part leaves for the host while backward goes on with the layer before. The host has fp32 masters and AdamW's
-moments of the own part (`trials.training.distributed.zero_offload`); it updates them, and the updated weights
+moments of the own part; it updates them, and the updated weights
 go back and are gathered. On one rank there is nothing to scatter, and the part is the bucket.
 
-With `training.delayed_update` the host updates while the device goes on with the next step, which computes with
-the weights of the update before: a gradient is applied one update late. The first `DELAY_AFTER` updates are
-not delayed. What is under way is waited for before weights are read, saved or
-loaded, and where the training loop says so (`finish`), so that a training that goes on from a checkpoint delays
-the same updates.
+With `training.delayed_update` the host updates while the device goes on with the next step, which computes
+with the weights of the update before: a gradient is applied one update late. The first `DELAY_AFTER` updates
+are not delayed. What is under way is waited for before weights are read, saved or loaded, and where the
+training loop says so (`finish`), so that a training that goes on from a checkpoint delays the same updates.
 
-With `training.clip_norm` the own parts' gradients are clipped on the host before the update, in the calling thread
-also where the update is delayed: the norm is a collective, whose order all ranks share.
+With `training.clip_norm` the own parts' gradients are clipped on the host before the update, in the calling
+thread also where the update is delayed: the norm is a collective, whose order all ranks share.
 
 Left out of the paper: its own CPU kernel (PyTorch's fused AdamW takes the place of it), and the copy of one
 layer's weights while the host updates the next.
@@ -52,6 +43,14 @@ from trials.training.distributed.zero import (
     whole_weights,
 )
 from trials.training.memory_limit import on_host
+
+# The optimizer of ZeRO-Offload on the host: gradients that arrive, AdamW, and the weights that go back.
+#
+# Of each own part the host has fp32 masters, AdamW's moments, the updated weights as the model computes with
+# them, and a place for gradients: as they arrive, and in fp32, where micro-batches are added up. What an
+# accelerator copies from or to is page-locked. An update runs in the calling thread, or in a thread of its own
+# while the next step goes on (the delayed parameter update of arXiv 2101.06840, section 5.2), whose gradients
+# then need a second place. PyTorch's kernels let Python's other threads run meanwhile.
 
 
 class _Gradient:

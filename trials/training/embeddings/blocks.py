@@ -1,15 +1,8 @@
 """Embedding tables in parts: some columns of all rows of a table, and row-wise Adagrad's sums for them.
 
 A checkpoint of such parts loads into any other way to cut the same tables. A sum adds up a row's mean square
-gradient over the part's columns, so the sum of merged parts is exactly the mean of their sums by width. Where a
-part is cut further, each piece takes its sum, which is then the mean over more columns than the piece has.
-
-Embedding tables stored in fp16: what is looked up is fp32, and so are its gradients.
-
-Gradients of a mean over thousands of examples would vanish in fp16, whose smallest number is 6e-8. The update is
-the optimizer's business (`trials.optim.rowwise_adagrad`, with `trials.optim.rowwise_adagrad`).
-
-Shapes: B examples, T categorical tables, N ids looked up, R rows of a matrix, D dimension of embeddings.
+gradient over the part's columns, so the sum of merged parts is exactly the mean of their sums by width. Where
+a part is cut further, each piece takes its sum, which is then the mean over more columns than the piece has.
 """
 
 from __future__ import annotations
@@ -158,6 +151,14 @@ def _parse(name: str) -> Block:
     table, _, columns = name.rpartition(".")
     start, stop = columns.split("-")
     return Block(table, int(start), int(stop) - int(start))
+
+
+# Embedding tables stored in fp16: what is looked up is fp32, and so are its gradients.
+#
+# Gradients of a mean over thousands of examples would vanish in fp16, whose smallest number is 6e-8. The update
+# is the optimizer's business (`trials.optim.rowwise_adagrad`, with `trials.optim.rowwise_adagrad`).
+#
+# Shapes: B examples, T categorical tables, N ids looked up, R rows of a matrix, D dimension of embeddings.
 
 
 class HalfTables(EmbeddingTables):

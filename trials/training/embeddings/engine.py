@@ -1,19 +1,15 @@
 """Embedding tables while they train: looked up apart from the dense part, updated from its gradients.
 
-`trials.training.embeddings.engine` holds them all in one process; `trials.training.embeddings.sharded` spreads
-them over ranks. The dense part is given embeddings as leaves (`trials.training.distributed.engine`), and
+`LocalTables` holds them all in one process; `trials.training.embeddings.sharded` spreads them over ranks.
+`ReplicatedTables` are small ones that every rank holds whole: looked up without a transfer, kept equal by
+averaging gradients. The dense part is given embeddings as leaves (`trials.training.distributed.engine`), and
 `update` carries on with the gradients on them.
 
-Tables of one process, whole on its device.
-
-Small tables that every rank holds whole: looked up without a transfer, kept equal by averaging gradients.
-
-The gradient is dense, one number for each weight, so that one all-reduce is all there is. The update is
-row-wise Adagrad's of `trials.optim.rowwise_adagrad`: a row that no rank looked up has no gradient and stays.
-Tables in fp16 are rounded with the same random bits on all ranks.
+The gradient of a replicated table is dense, one number for each weight, so that one all-reduce is all there is.
+The update is row-wise Adagrad's of `trials.optim.rowwise_adagrad`: a row that no rank looked up has no gradient
+and stays. Tables in fp16 are rounded with the same random bits on all ranks.
 
 Shapes: B examples, T categorical tables, N ids looked up, R rows of a matrix, D dimension of embeddings.
-
 """
 
 from __future__ import annotations

@@ -1,18 +1,7 @@
-"""Counts the occurrences of keys that have no row yet: a count-min sketch that forgets.
+"""Growing tables while they train: keys are admitted, given rows, and give way to others.
 
-Two rows of small counters, each key's in both; the least of the two is its count (Cormode and Muthukrishnan, J.
-Algorithms 2005), raised conservatively: a counter rises to the count of the key that raises it and no further
-(Estan and Varghese, SIGCOMM 2002). A count is never too low, so no key is admitted too late. It is too high where
-both counters are another key's too: with n keys counted in W counters, with a probability of at most
-(1 - e^(-n/W))^2, near 6 % where it is `crowded`, with W / 4 keys. Who counts with it halves all counters then, or
-earlier, as TinyLFU does (arXiv 1512.00727); a key that occurred once is forgotten.
-
-Shapes: N keys, W counters of a row.
-
-Growing tables while they train: keys are admitted, given rows, and give way to others.
-
-A key without a row is counted until it has occurred `admit_after` times within a pass; then it has the free row
-with the lowest number. Where there is none, it may take another's, never one of the batch at hand:
+A key without a row is counted until it has occurred `admit_after` times within a pass; then it has the free
+row with the lowest number. Where there is none, it may take another's, never one of the batch at hand:
 
 `lru`: the row of the key that was not seen for longest.
 `lfu`: the row of the key that occurs least often, if the new one surely occurs more often: by more than three
@@ -25,9 +14,9 @@ occurred as there are rows, once a table is full.
 Which key gives way is found among some rows, four for each that is wanted, that are spread over the table and
 others each time; where that is all rows, it is the least of all.
 
-By `ttl` a key gives its row back that was not seen for so many steps, or for so long by the log's time stamps. Now
-is then the newest stamp of the batches so far, so that rows which come late take nothing back; it begins anew with
-each pass, as the log does, and rows that keys had before count as seen when it begins.
+By `ttl` a key gives its row back that was not seen for so many steps, or for so long by the log's time stamps.
+Now is then the newest stamp of the batches so far, so that rows which come late take nothing back; it begins
+anew with each pass, as the log does, and rows that keys had before count as seen when it begins.
 
 All ranks see the keys of the whole batch, and so do the same without asking each other.
 
@@ -52,6 +41,17 @@ from trials.records.strategy import Ranks
 from trials.training.embeddings.blocks import HeldBlock, State
 from trials.training.memory_limit import count_on_host, on_host
 from trials.training.process_group import gathered
+
+# Counts the occurrences of keys that have no row yet: a count-min sketch that forgets.
+#
+# Two rows of small counters, each key's in both; the least of the two is its count (Cormode and Muthukrishnan,
+# J. Algorithms 2005), raised conservatively: a counter rises to the count of the key that raises it and no
+# further (Estan and Varghese, SIGCOMM 2002). A count is never too low, so no key is admitted too late. It is too
+# high where both counters are another key's too: with n keys counted in W counters, with a probability of at
+# most (1 - e^(-n/W))^2, near 6 % where it is `crowded`, with W / 4 keys. Who counts with it halves all counters
+# then, or earlier, as TinyLFU does (arXiv 1512.00727); a key that occurred once is forgotten.
+#
+# Shapes: N keys, W counters of a row.
 
 COUNTERS_PER_ROW = 8
 """Counters of each row of the sketch for each row of the tables."""

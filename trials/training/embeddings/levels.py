@@ -6,12 +6,6 @@ have changed since. A row keeps the number of times it has occurred while it is 
 comes to hold the rows that occur most (least frequently used, with exact counts).
 
 Shapes: N ids of a batch, R rows of the matrix, C of which are in the cache, D columns.
-
-Tables of one process that lie on a level of storage below its device: in host memory, or on an SSD.
-
-Training reads and updates a cache on the device (`trials.training.embeddings.levels`), so that the bytes of a
-table do not count to the device's memory; evaluation reads the level below directly, and leaves the cache as it
-is. Where rows lie changes no number: training is equal to the bit to that of `trials.training.embeddings.engine`.
 """
 
 from __future__ import annotations
@@ -220,6 +214,13 @@ def on_ssd(tensor: Tensor) -> Tensor:
     there = torch.frombuffer(mapped, dtype=tensor.dtype, count=tensor.numel())
     return there.view(tensor.shape).copy_(tensor)
 
+
+# Tables of one process that lie on a level of storage below its device: in host memory, or on an SSD.
+#
+# Training reads and updates a cache on the device, so that the bytes of a
+# table do not count to the device's memory; evaluation reads the level below directly, and leaves the cache as
+# it is. Where rows lie changes no number: training is equal to the bit to that of
+# `trials.training.embeddings.engine`.
 
 LOG = logging.getLogger(__name__)
 

@@ -2,22 +2,11 @@
 
 TorchRec is imported only where several ranks train: one rank does without it.
 
-TorchRec, imported by the fork server where candidates train on several ranks, so that no rank has to import it.
+TorchRec, imported by the fork server where candidates train on several ranks, so that no rank has to import
+it.
 
-Where it is missing or broken nothing happens here; a rank that needs it says so. Nor with CUDA: FBGEMM asks for
-devices as it is imported, and then no process that is forked can use one.
-
-L2 regularisation of embeddings by how often their ids occur (`training.frequency_decay`).
-
-To the gradient of every embedding that an example looks up, frequency_decay / n times the embedding is added, with
-n the number of training rows that have its id. Over a pass an embedding decays alike however often it occurs; in
-one step a rare one decays far more than a frequent one. It is the mini-batch aware regularisation of Deep Interest
-Network (arXiv 1706.06978, equation 6), but that every occurrence in a batch counts, where the paper counts an id
-once per batch. A multi-hot table's embedding decays as it is looked up, the mean of its bag, by the mean of 1 / n;
-nodes of a number, between which a model interpolates, decay by the count of the bucket between them.
-
-It is added where the dense part leaves its gradients on the embeddings, and so alike for all engines that hold
-tables, fused updates included.
+Where it is missing or broken nothing happens here; a rank that needs it says so. Nor with CUDA: FBGEMM asks
+for devices as it is imported, and then no process that is forked can use one.
 """
 
 from __future__ import annotations
@@ -75,6 +64,20 @@ def table_engine(
     assert placement is not None
     check_tables(placement, ranks)
     return ShardedTables(tables, schema, config, ranks, placement, where)
+
+
+# L2 regularisation of embeddings by how often their ids occur (`training.frequency_decay`).
+#
+# To the gradient of every embedding that an example looks up, frequency_decay / n times the embedding is added,
+# with n the number of training rows that have its id. Over a pass an embedding decays alike however often it
+# occurs; in one step a rare one decays far more than a frequent one. It is the mini-batch aware regularisation
+# of Deep Interest Network (arXiv 1706.06978, equation 6), but that every occurrence in a batch counts, where the
+# paper counts an id once per batch. A multi-hot table's embedding decays as it is looked up, the mean of its
+# bag, by the mean of 1 / n; nodes of a number, between which a model interpolates, decay by the count of the
+# bucket between them.
+#
+# It is added where the dense part leaves its gradients on the embeddings, and so alike for all engines that hold
+# tables, fused updates included.
 
 
 class FrequencyDecay:

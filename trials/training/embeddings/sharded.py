@@ -1,16 +1,4 @@
-"""L2 decay of the rows looked up, for FBGEMM's fused optimizers on a CPU, whose fp32 kernels leave it out (1.8).
-
-Every row of a batch is looked up once more, in a bag of its own behind the batch's; the gradient of that
-embedding, which is the row's weights, is the decay times it. Kernels for GPUs, and for fp16, have L2 themselves.
-
-Column shards of embedding tables through TorchRec: lookups by all-to-all, updates fused into backward.
-
-An EmbeddingBagCollection with mean pooling, cut as a placement says, with FBGEMM's row-wise Adagrad, whose
-state is one number per row of each shard. Every table is column-wise to TorchRec, also where it is whole on one
-rank, so that there is one all-to-all. TorchRec is imported here alone, when it is first needed: that takes
-seconds, and warns.
-
-Tables over several ranks: small ones on every rank, all others as column shards through TorchRec.
+"""Tables over several ranks: small ones on every rank, all others as column shards through TorchRec.
 
 Decay of whole tables is exact, and touches no row for it: what is held is the weights divided by a scalar that
 shrinks with every step. Embeddings are multiplied by it; as gradients are those of the weights themselves, the
@@ -46,6 +34,12 @@ from trials.training.embeddings.blocks import Block, HeldBlock, State, load_stat
 from trials.training.embeddings.engine import ReplicatedTables, backward, leaves
 from trials.training.embeddings.growing import Begun, begin_rows
 from trials.training.embeddings.requirements import missing_torchrec
+
+# L2 decay of the rows looked up, for FBGEMM's fused optimizers on a CPU, whose fp32 kernels leave it out (1.8).
+#
+# Every row of a batch is looked up once more, in a bag of its own behind the batch's; the gradient of that
+# embedding, which is the row's weights, is the decay times it. Kernels for GPUs, and for fp16, have L2
+# themselves.
 
 
 class CpuRowDecay:
@@ -103,6 +97,13 @@ class _Decayed(torch.autograd.Function):
         (rows,) = ctx.saved_tensors
         return torch.cat([gradient, ctx.decay * rows]), None, None
 
+
+# Column shards of embedding tables through TorchRec: lookups by all-to-all, updates fused into backward.
+#
+# An EmbeddingBagCollection with mean pooling, cut as a placement says, with FBGEMM's row-wise Adagrad, whose
+# state is one number per row of each shard. Every table is column-wise to TorchRec, also where it is whole on
+# one rank, so that there is one all-to-all. TorchRec is imported here alone, when it is first needed: that takes
+# seconds, and warns.
 
 KNOWN_WARNINGS = (
     r"(?s).*Failed to import: fbgemm_gpu\.split_embedding_codegen_lookup_invokers\.",

@@ -1,17 +1,9 @@
 """A worker's side of the servers: requests to all of them at once, in order, from a thread of its own.
 
-What is pushed is on its way while the worker goes on, and so are the next batch's rows where they may be pulled
-ahead. One thread has all links, so that each server gets a worker's messages in their order.
+What is pushed is on its way while the worker goes on, and so are the next batch's rows where they may be
+pulled ahead. One thread has all links, so that each server gets a worker's messages in their order.
 
 Shapes: R rows, U of them that a batch reads, each once, N that have changed, D columns, K keys.
-
-What a model's tables became since an earlier state, from the rows that servers say have changed.
-
-Servers give rows of growing tables to keys as they see fit, and each as it is numbered among those of all. Here a
-key keeps the row that it has in the earlier state, and new keys get free rows, the first ones first, so that the
-state differs by what was trained alone.
-
-Shapes: R growing rows, K keys that have one, N rows that changed, D columns.
 """
 
 from __future__ import annotations
@@ -331,6 +323,15 @@ def _scale(gradient_UD: Tensor) -> float:
     of a mean over thousands of examples would vanish."""
     largest = float(gradient_UD.abs().max()) if gradient_UD.numel() else 0.0
     return 1.0 if largest == 0.0 else 2.0 ** -torch.tensor(largest).log2().floor().item()
+
+
+# What a model's tables became since an earlier state, from the rows that servers say have changed.
+#
+# Servers give rows of growing tables to keys as they see fit, and each as it is numbered among those of all.
+# Here a key keeps the row that it has in the earlier state, and new keys get free rows, the first ones first, so
+# that the state differs by what was trained alone.
+#
+# Shapes: R growing rows, K keys that have one, N rows that changed, D columns.
 
 
 class _Place(NamedTuple):

@@ -1,15 +1,8 @@
 """What workers and servers of embedding tables say to each other, as tensors over gloo.
 
-A message is a header of fixed size, which says what is asked and which tensors follow, and then all of these in
-one buffer. Each pair of a worker and a server has a gloo group of its own, so that one that is gone breaks no
-connection but its own. Nothing is unpickled: a header is integers.
-
-Which rows of which tables each of several servers has, and what a row's number is there.
-
-Row r of a matrix is server r % N's, as its row r // N, so that tables of any size are spread evenly. Rows of
-growing tables are given to keys by the server that has them; which server a key is of, its hash says.
-
-Shapes: R rows of a matrix, N servers.
+A message is a header of fixed size, which says what is asked and which tensors follow, and then all of these
+in one buffer. Each pair of a worker and a server has a gloo group of its own, so that one that is gone breaks
+no connection but its own. Nothing is unpickled: a header is integers.
 """
 
 from __future__ import annotations
@@ -196,6 +189,13 @@ def _unpacked(buffer: Tensor, shapes: Sequence[Shape]) -> tuple[Tensor, ...]:
         place += _room(dtype, shape)
     return tuple(tensors)
 
+
+# Which rows of which tables each of several servers has, and what a row's number is there.
+#
+# Row r of a matrix is server r % N's, as its row r // N, so that tables of any size are spread evenly. Rows of
+# growing tables are given to keys by the server that has them; which server a key is of, its hash says.
+#
+# Shapes: R rows of a matrix, N servers.
 
 _SPREAD = 0x5851F42D4C957F2D
 """An odd constant (Knuth's, of MMIX) by which keys are multiplied: the bits that are looked at are not those by

@@ -1,18 +1,11 @@
-"""Which rows of a server, and which keys of theirs, have changed since somebody asked for them last.
-
-A row that is told is forgotten at once, and noted again by its next update: who asks again and again while
-training goes on is told each change, and lacks what came after the last time.
-
-Shapes: R rows of the server's part of a matrix, U of them, K of the rows that keys have.
-
-The part of a model's embedding tables that one server has: rows are read, updated, given to keys, saved.
+"""The part of a model's embedding tables that one server has: rows are read, updated, given to keys, saved.
 
 Rows lie in the server's memory, or on its SSD, each with row-wise Adagrad's sum. Updates are those of
 `trials.optim.rowwise_adagrad`, in fp16 rounded stochastically; `trials.training.embeddings.growing` gives rows
 of growing tables to keys, of which each server has its own.
 
-Shapes: R rows of the server's part of a matrix, U of them that are read or updated, each once, D columns, K keys,
-T rows of a table.
+Shapes: R rows of the server's part of a matrix, U of them that are read or updated, each once, D columns, K
+keys, T rows of a table.
 """
 
 from __future__ import annotations
@@ -37,6 +30,13 @@ from trials.training.embeddings.blocks import Block, HeldBlock, State, sums_of
 from trials.training.embeddings.growing import PROGRESS, Begun, GrowingTables, begin_rows
 from trials.training.embeddings.levels import on_ssd
 from trials.training.servers.messages import Share, growing_shares, numbers_of, schema_of_shares
+
+# Which rows of a server, and which keys of theirs, have changed since somebody asked for them last.
+#
+# A row that is told is forgotten at once, and noted again by its next update: who asks again and again while
+# training goes on is told each change, and lacks what came after the last time.
+#
+# Shapes: R rows of the server's part of a matrix, U of them, K of the rows that keys have.
 
 
 class ChangedRows:

@@ -1,25 +1,9 @@
-"""Hands out batches to workers that train on their own (`synchrony=async`), one after another, by number.
+"""A server of embedding tables: a process that answers workers until the last one has left.
 
-Workers that are fast take more of them. At the step where an evaluation is due no more are handed out until all
-that were are done, so that points of a curve are at the same numbers of examples as in any other training. Who
-asks says thereby that its last batch is done; one that is gone takes its batch with it, and one that takes its
-place is handed the next.
-
-A server that comes back in the place of the first is told by workers, as they connect, how far they are: it may
-hand out a batch twice that a worker has which has not connected yet.
-
-The dense part of a model on servers, for workers that train on their own: each server has a piece of it.
-
-All dense weights lie one after another (`trials.optim.adamw`), and server k of N has the k-th of N pieces
-that are equal up to one. A worker pulls all pieces, computes, and pushes the gradients of each; the server's AdamW
-updates its piece from each push on its own (Downpour SGD, NIPS 2012, with AdamW in place of SGD).
-
-A server of embedding tables: a process that answers workers until the last one has left.
-
-One thread for each worker that calls receives what it asks, in order; one lock guards the tables, so that pulls
-and updates are whole. A worker that breaks its connection without leaving ends the server too; a server of workers
-that train on their own goes on without it, unless it was the first, which evaluates, and takes the call of another
-one in its place.
+One thread for each worker that calls receives what it asks, in order; one lock guards the tables, so that
+pulls and updates are whole. A worker that breaks its connection without leaving ends the server too; a server
+of workers that train on their own goes on without it, unless it was the first, which evaluates, and takes the
+call of another one in its place.
 """
 
 from __future__ import annotations
@@ -51,6 +35,16 @@ from trials.training.servers.connection import LOOK_SECONDS, Calls
 from trials.training.servers.messages import DTYPES, Link, LinkBrokenError, Message, Op, Share
 from trials.training.servers.part import ROWS_AT_ONCE, Gradients, ServerPart
 from trials.training.servers.synchrony import Keys, synchronised
+
+# Hands out batches to workers that train on their own (`synchrony=async`), one after another, by number.
+#
+# Workers that are fast take more of them. At the step where an evaluation is due no more are handed out until
+# all that were are done, so that points of a curve are at the same numbers of examples as in any other training.
+# Who asks says thereby that its last batch is done; one that is gone takes its batch with it, and one that takes
+# its place is handed the next.
+#
+# A server that comes back in the place of the first is told by workers, as they connect, how far they are: it
+# may hand out a batch twice that a worker has which has not connected yet.
 
 
 class Answer(IntEnum):
@@ -177,6 +171,12 @@ class Dispenser:
             self._behind[behind] = self._behind.get(behind, 0) + 1
             self._lock.notify_all()
 
+
+# The dense part of a model on servers, for workers that train on their own: each server has a piece of it.
+#
+# All dense weights lie one after another (`trials.optim.adamw`), and server k of N has the k-th of N pieces that
+# are equal up to one. A worker pulls all pieces, computes, and pushes the gradients of each; the server's AdamW
+# updates its piece from each push on its own (Downpour SGD, NIPS 2012, with AdamW in place of SGD).
 
 DENSE, STEPS = "dense.", "dense.steps"
 """Names in a server's file: of weights and moments, and of the number of updates."""

@@ -1,15 +1,10 @@
 """Embedding tables on servers, as a worker trains with them: a lookup pulls rows, an update pushes gradients.
 
 Each row that a batch reads is pulled once, however often it occurs. What is looked up and has gradients is a
-matrix of these rows alone. Under `synchrony=semi` with a staleness of one or more the rows of the next batch are
-pulled while this one is computed, so that they lack at least the updates of the step at hand.
+matrix of these rows alone. Under `synchrony=semi` with a staleness of one or more the rows of the next batch
+are pulled while this one is computed, so that they lack at least the updates of the step at hand.
 
 Shapes: B examples, T tables, U rows, D columns, N keys of a batch, K of them each once.
-
-The dense part of a rank that trains on its own, whose weights are on the servers of the tables.
-
-The rank computes with a copy. After backward its gradients go to the servers with those of the rows, and the
-weights come back as all ranks' updates have made them (Downpour SGD, NIPS 2012).
 """
 
 from __future__ import annotations
@@ -293,6 +288,12 @@ class ServerTables:
 
 def _gradient(weight_UD: Tensor) -> Tensor:
     return torch.zeros_like(weight_UD) if weight_UD.grad is None else weight_UD.grad
+
+
+# The dense part of a rank that trains on its own, whose weights are on the servers of the tables.
+#
+# The rank computes with a copy. After backward its gradients go to the servers with those of the rows, and the
+# weights come back as all ranks' updates have made them (Downpour SGD, NIPS 2012).
 
 
 class ServedDense:
