@@ -79,7 +79,7 @@ NAMED = 5
 
 
 def on_the_edge(record: StudyRecord) -> str | None:
-    """At which ends of axes the front's networks sit, and what to do; None where they sit at none."""
+    """At which ends of axes the front's networks sit, and what to do; None if they sit at none."""
     found = edges(record)
     if not found:
         return None

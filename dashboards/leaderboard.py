@@ -69,13 +69,13 @@ class LeaderboardRow(Value):
     forward_ms: float | None
     """Measured milliseconds of a request, where serving has a limit."""
     technique: str | None
-    """Memory technique that it was trained under; the planned one where nothing was trained."""
+    """Memory technique that it was trained under; the planned one if nothing was trained."""
     predicted_peak_bytes: int | None
     """Predicted peak on the fullest rank of the study's cluster."""
     measured_peak_bytes: int | None
     """The peak that was measured."""
     export: str | None
-    """Command that takes it away as a bundle; None where no weights are kept."""
+    """Command that takes it away as a bundle; None if no weights are kept."""
 
 
 class Leaderboard(Value):
@@ -212,7 +212,7 @@ COLUMNS = (
 
 
 def leaderboard_table(board: Leaderboard, width: int) -> tuple[Table, str | None]:
-    """Returns the table, and a sentence on the columns that did not fit; None where all did.
+    """Returns the table, and a sentence on the columns that did not fit; None if all did.
 
     Columns of which nothing is known in any row are left out without a word.
 

@@ -93,7 +93,7 @@ def _modules(layer: Mapping[str, Any]) -> str:
 
 
 def _ensemble(layer: Mapping[str, Any]) -> str:
-    """The layer's ensemble in short; empty where it has none, or one module alone, which needs none."""
+    """The layer's ensemble in short; empty if it has none, or one module alone, which needs none."""
     needed = layer.get("ensemble") is not None and len(as_list(layer.get("modules"))) > 1
     return _kind(layer["ensemble"]) if needed else ""
 
@@ -120,7 +120,7 @@ def known(value: float | None) -> bool:
 
 
 def word(value: str | None) -> str:
-    """A name or a remark; empty where there is none."""
+    """A name or a remark; empty if there is none."""
     return value or ""
 
 

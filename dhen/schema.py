@@ -52,12 +52,12 @@ class Growing(Value):
 
     @property
     def ttl_milliseconds(self) -> int | None:
-        """The same in milliseconds of the log's time; None where it is of steps, or never."""
+        """The same in milliseconds of the log's time; None if it is of steps, or never."""
         return milliseconds_of(self.ttl) if isinstance(self.ttl, str) else None
 
     @property
     def ttl_steps(self) -> int | None:
-        """The same in training steps; None where it is of the log's time, or never."""
+        """The same in training steps; None if it is of the log's time, or never."""
         return self.ttl if isinstance(self.ttl, int) else None
 
 
@@ -81,7 +81,7 @@ class Table(Value):
     """Whether its ids are the buckets of a number, which is a numeric input as well (the model's
     `buckets`)."""
     growing: Growing | None = Field(default=None, exclude_if=lambda growing: growing is None)
-    """How ids get rows while the table trains; None where every id has its row from the start. Row 0 of a growing
+    """How ids get rows while the table trains; None if every id has its row from the start. Row 0 of a growing
     table is the default row, so it has one row more than its capacity."""
 
     @model_validator(mode="after")

@@ -236,7 +236,7 @@ class Footprint(NamedTuple):
     forward_peak: int
     """Most that is alive at a moment of forward beside the inputs, output included."""
     discarding_peak: int
-    """The same where nothing is saved (checkpointing's first pass, evaluation)."""
+    """The same if nothing is saved (checkpointing's first pass, evaluation)."""
     repeated_peak: int
     """As `forward_peak` in checkpointing's second pass, gradients of activations included: it begins when backward
     has come to the last operation that saves, and PyTorch ends it with that operation."""
@@ -347,7 +347,7 @@ class _Backward:
         self.gradients = 0
         """Gradients of activations when the first operation comes that needs what was saved."""
         self.gradients_made: list[int] = []
-        """What is alive once the last parameter gradient has been made; nothing where there is none."""
+        """What is alive once the last parameter gradient has been made; nothing if there is none."""
 
     def play(self, kept: int, output: int, also_held: Sequence[int] = ()) -> None:
         """From the output's gradient, beside `kept`; `also_held` until nothing that was saved is left."""
@@ -453,7 +453,7 @@ class Taped(NamedTuple):
     flops: float
     """Forward matmul and attention FLOPs per example."""
     tape: Tape | None
-    """None where a module of it declares no memory."""
+    """None if a module of it declares no memory."""
     output: int
     """Of the tape's tensors, the segment's output."""
     undeclared: Undeclared | None = None

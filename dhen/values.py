@@ -212,7 +212,7 @@ def stays_below(path: str) -> str:
     """Returns a path that a file, or a store of files, gives.
 
     Raises:
-        ValueError: where it is none that stays in its folder.
+        ValueError: if it is none that stays in its folder.
     """
     parts = PurePosixPath(path).parts
     half_a_character = any("\ud800" <= letter <= "\udfff" for letter in path)
@@ -282,7 +282,7 @@ def parse_yaml(text: str) -> Any:
     """Reads YAML (or JSON); nothing that it names is executed. `1e-3` is a number, and dates are text.
 
     Raises:
-        ValueError: where it is none, or where aliases stand for more than `MOST_VALUES` values.
+        ValueError: if it is none, or where aliases stand for more than `MOST_VALUES` values.
     """
     try:
         data = yaml.load(text, _Loader)

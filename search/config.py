@@ -49,7 +49,7 @@ class StudyConfig(LogConfig):
     none."""
     trials: Annotated[int, Field(gt=0)] | Literal["auto"] | None = "auto"
     """Number of candidates; the baseline's own trials come on top. Null: the search ends when its share of
-    `minutes` is over, by `search_until`, or after 100 proposals in a row that needed no training. Auto: null where
+    `minutes` is over, by `search_until`, or after 100 proposals in a row that needed no training. Auto: null if
     `minutes`, `worth` or `search_until=auto` are given, else 20."""
     search_until: Literal["auto", "none"] | None = None
     """Whether the search may end before its budget: auto (once further candidates are expected to gain less than
@@ -83,7 +83,7 @@ class StudyConfig(LogConfig):
     next_period (one that goes on learning: each period of validation is scored, then trained on once, as
     `dhen-search online` does). With next_period NE on test is of periods too, after those of validation."""
     period: str | None = None
-    """Length of a period with `objective=next_period`: 1d where nothing is said; 6h, 30m, or a number of rows,
+    """Length of a period with `objective=next_period`: 1d if nothing is said; 6h, 30m, or a number of rows,
     which a log without time stamps needs."""
     max_table_bytes: Bytes | None = None
     """Limit on the bytes of a candidate's embedding tables as training stores them, such as 1GiB: rows x columns x
@@ -141,7 +141,7 @@ class StudyConfig(LogConfig):
     networks are chosen on validation at the end and join the front. 0 (none), or 2 or more. Auto: 3 where
     `minutes` are given and leave time for their scores, else 0."""
     distil: Literal["auto"] | bool = "auto"
-    """Whether networks of the front, five at most, learn from the best average where there is one: they are
+    """Whether networks of the front, five at most, learn from the best average if there is one: they are
     trained once more, on labels that are half its predictions, and join the front. With `origins` none does,
     since averages have seen what comes after them. Auto: yes where `minutes` are given and leave time for it;
     yes does it though they do not."""
@@ -178,7 +178,7 @@ class StudyConfig(LogConfig):
 
     @property
     def next_period(self) -> str | None:
-        """Length of the periods that are scored ahead; None where the objective is validation as it is."""
+        """Length of the periods that are scored ahead; None if the objective is validation as it is."""
         return (self.period or DAY) if self.objective == "next_period" else None
 
     @property
@@ -188,7 +188,7 @@ class StudyConfig(LogConfig):
 
     @property
     def most_trials(self) -> int | None:
-        """Number of candidates after which the search ends; None where none does."""
+        """Number of candidates after which the search ends; None if none does."""
         if self.trials == "auto":
             open_ended = self.minutes is not None or self.search_until == "auto"
             ends_itself = self.worth is not None and self.search_until is None
@@ -214,7 +214,7 @@ class StudyConfig(LogConfig):
 
     @property
     def most_averaged(self) -> int:
-        """Largest number of networks in an average; 0 where no averages are made."""
+        """Largest number of networks in an average; 0 if no averages are made."""
         if self.averages == "auto":
             return DEFAULT_AVERAGED if self.minutes is not None else 0
         return self.averages
@@ -242,7 +242,7 @@ class StudyConfig(LogConfig):
 
     @property
     def shapes(self) -> tuple[str, ...]:
-        """The shapes that `ranks` names, the least first; none where it is not given."""
+        """The shapes that `ranks` names, the least first; none if it is not given."""
         return tuple(self.ranks.split(",")) if self.ranks is not None else ()
 
     @property

@@ -59,10 +59,10 @@ def open_study_log(config: LogConfig, directory: Path, progress: OnProgress | No
 
 
 def log_getter(config: LogConfig) -> Callable[[], PreparedLog] | None:
-    """Returns how another machine gets the same log into a cache of its own; None where it lies in files here.
+    """Returns how another machine gets the same log into a cache of its own; None if it lies in files here.
 
     Raises:
-        UserError: where the schema's file is missing or wrong.
+        UserError: if the schema's file is missing or wrong.
     """
     if list(config.data) != [DEMO] and not all(map(is_url, config.data)):
         return None

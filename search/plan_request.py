@@ -47,7 +47,7 @@ def read_request(
     given: Mapping[str, Any] | None = None,
 ) -> PlanRequest:
     """The request in a bundle, a YAML file, a shipped model's name, or what such a file would hold; a log gives
-    the inputs instead, where there is one.
+    the inputs instead, if there is one.
 
     `member` says which network is meant in a bundle that is an average. Keys that are `given` replace those of the
     file.
@@ -91,10 +91,10 @@ def read_request(
 
 
 def log_to_read(data: tuple[str, ...], given: dict[str, Any]) -> LogConfig | None:
-    """Takes the keys that say how a log is read out of what is given; None where there is no log.
+    """Takes the keys that say how a log is read out of what is given; None if there is no log.
 
     Raises:
-        UserError: where one of them is wrong, or given without a log.
+        UserError: if one of them is wrong, or given without a log.
     """
     reading = {key: given.pop(key) for key in LOG_KEYS if key in given}
     if not data and reading:
@@ -166,7 +166,7 @@ def in_least_shape(request: PlanRequest, shapes: Sequence[Cluster], options: Pla
     """The plan for a cluster in the least of its shapes in which a strategy fits.
 
     Raises:
-        UserError: where it can be planned in none.
+        UserError: if it can be planned in none.
     """
     training = for_cluster(request.training, shapes[0])
     return plan_in_least_shape(request.model, request.schema, training, shapes, options=options)

@@ -48,7 +48,7 @@ def read_study(directory: Path, *, brief: bool = False, or_empty: bool = False) 
         or_empty: whether a study that has not trained anything is read too, as a record without trials.
 
     Raises:
-        UserError: where the directory holds no study, or one that has not trained anything yet, but with
+        UserError: if the directory holds no study, or one that has not trained anything yet, but with
             `or_empty`.
     """
     running = is_driven(directory)
@@ -74,7 +74,7 @@ def read_stored_study(url: str, name: str, directory: Path | None) -> StudyRecor
         directory: the study's run directory, where it is on this machine.
 
     Raises:
-        UserError: where the database has no such study, or one that has not trained anything yet.
+        UserError: if the database has no such study, or one that has not trained anything yet.
     """
     running = None if directory is None else is_driven(directory)
     return _read(url, name, directory, running=running, brief=False)
@@ -84,7 +84,7 @@ def ledger_of(directory: Path) -> tuple[str, str]:
     """The database of the study in a run directory, and the study's name there.
 
     Raises:
-        UserError: where the directory holds no study, or one that has not trained anything yet.
+        UserError: if the directory holds no study, or one that has not trained anything yet.
     """
     if not (directory / STUDY_FILE).exists():
         if is_driven(directory):
@@ -100,7 +100,7 @@ def stored_studies(database: str, name: str | None) -> tuple[StoredStudy, ...]:
     """The studies of a database: the one that is named, or all.
 
     Raises:
-        UserError: where the database cannot be read, has no study, or none of that name.
+        UserError: if the database cannot be read, has no study, or none of that name.
     """
     opened = Studies(database)
     try:
@@ -135,7 +135,7 @@ def read_finished_study(directory: Path) -> StudyRecord:
     """The study in a run directory, whose selection is frozen.
 
     Raises:
-        UserError: where there is no study, or it is not finished.
+        UserError: if there is no study, or it is not finished.
     """
     record = read_study(directory)
     if not record.finished:

@@ -106,7 +106,7 @@ def only_driver(directory: Path, *, shared: bool = False, joins: bool = False) -
         joins: whether this is such a further driver.
 
     Raises:
-        UserError: where another process drives this study, and this one may not join it.
+        UserError: if another process drives this study, and this one may not join it.
     """
     directory.mkdir(parents=True, exist_ok=True)
     further = " or join it with `dhen-search worker --study URL`" if shared and not joins else ""
@@ -122,7 +122,7 @@ def only_writer(storage: str | None, study: str) -> Iterator[None]:
     """Holds a study of a SQLite database that `storage` names, which another run directory may name too.
 
     Raises:
-        UserError: where another process drives the study there.
+        UserError: if another process drives the study there.
     """
     path = sqlite_file(storage) if storage is not None else None
     if path is None or not path.parent.is_dir():

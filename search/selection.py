@@ -102,7 +102,7 @@ def picked(record: StudyRecord, how: str) -> TrialRecord:
     whose weights are kept: the baseline, the front of networks alone, and members of averages.
 
     Raises:
-        UserError: where no trial fits, saying what is there.
+        UserError: if no trial fits, saying what is there.
     """
     front = [record.trial(number) for number in record.front]
     if how == "best" and record.best is not None:
@@ -120,7 +120,7 @@ def pick(front: list[TrialRecord], how: str, by_tables: Sequence[TrialRecord] = 
     bytes, `by_tables`, that `table_bytes<=X` names.
 
     Raises:
-        UserError: where nothing on the front fits, saying what is there.
+        UserError: if nothing on the front fits, saying what is there.
     """
     if not front:
         raise UserError("no candidate has completed yet, so there is nothing to pick.")

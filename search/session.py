@@ -40,10 +40,10 @@ class Session:
     launcher: AnyLauncher
     """What starts processes here, or on hosts of a Ray cluster."""
     hosts: Hosts | None
-    """Hosts of a Ray cluster, which take part once `admit_hosts` has asked them; None where all ranks are on this
+    """Hosts of a Ray cluster, which take part once `admit_hosts` has asked them; None if all ranks are on this
     machine."""
     get_log: Callable[[], PreparedLog] | None = None
-    """How each of the hosts gets the log for itself; None where all see the one that is here."""
+    """How each of the hosts gets the log for itself; None if all see the one that is here."""
     ranks: tuple[tuple[int, int], ...] = ((1, 1),)
     """Number of hosts of a candidate and number of ranks per host, in each shape that it may have."""
     servers: int | None = 0
@@ -60,7 +60,7 @@ class Session:
             shares: how many trials train at once, and with how many threads per rank.
 
         Raises:
-            UserError: where fewer can than a candidate needs.
+            UserError: if fewer can than a candidate needs.
         """
         if self.hosts is not None:
             self.hosts.open(self.log, self.directory, self.get_log)
@@ -99,7 +99,7 @@ def open_session(
         joins: whether this is a further driver of a study, which its ledger holds to its settings.
 
     Raises:
-        UserError: where the folder is a file, holds something else than this study, or another process is at work
+        UserError: if the folder is a file, holds something else than this study, or another process is at work
             there; for anything wrong with the log; where no Ray cluster answers that the study asks for.
     """
     if directory.exists() and not directory.is_dir():
@@ -139,10 +139,10 @@ def open_session(
 
 @contextlib.contextmanager
 def _hosts_of(config: StudyConfig | None, console: Console) -> Iterator[Hosts | None]:
-    """The hosts of the study's Ray cluster; None where all ranks are on this machine.
+    """The hosts of the study's Ray cluster; None if all ranks are on this machine.
 
     Raises:
-        UserError: where there is no such cluster.
+        UserError: if there is no such cluster.
     """
     if config is None or config.launcher == LOCAL:
         yield None

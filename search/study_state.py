@@ -162,7 +162,7 @@ class StudyState:
         """The best of the baseline's own trials.
 
         Raises:
-            UserError: where none of them completed.
+            UserError: if none of them completed.
         """
         if self.selection.baseline is None:
             errors = {trial.result.error for trial in self.trials.values() if trial.result.error}
@@ -195,7 +195,7 @@ class StudyState:
         return max(self.head.elapsed_seconds, covered_seconds(self.trials.values()))
 
     def _standing_choice(self, selection: Selection) -> Choice | None:
-        """The choice that was made; None where the front or the baseline has changed since."""
+        """The choice that was made; None if the front or the baseline has changed since."""
         choice, baseline = self.head.choice, selection.baseline
         if choice is None or baseline is None or choice.baseline != baseline.number:
             return None

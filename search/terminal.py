@@ -31,7 +31,7 @@ from trials.records.trial_record import TrialKind, TrialRecord
 
 REFRESH_SECONDS = 0.25
 TABLE_WIDTH = 140
-"""Width of tables where there is no terminal."""
+"""Width of tables if there is no terminal."""
 LINES_BESIDE_TABLE = 5
 
 
@@ -88,7 +88,7 @@ class StudyView:
 
 
 def print_table(table: Table) -> None:
-    """Prints a table on stdout, as wide as the terminal, or wide enough where there is none."""
+    """Prints a table on stdout, as wide as the terminal, or wide enough if there is none."""
     Console(width=None if sys.stdout.isatty() else TABLE_WIDTH).print(table)
 
 
@@ -190,7 +190,7 @@ def step_progress(console: Console, unit: str = "rows") -> Iterator[StepProgress
 UNITS = {COPYING: "MiB"}
 """What a step counts where it is not what the others count."""
 SAID_EVERY_SECONDS = 30.0
-"""How often a long step says how far it is where there is no terminal."""
+"""How often a long step says how far it is if there is no terminal."""
 LEAST_SECONDS = 1.0
 """Seconds of a step before its pace says anything."""
 StepProgress = Callable[[str, int, int | None], None]

@@ -57,7 +57,7 @@ class Choice:
 
     @cached_property
     def ascending(self) -> tuple[Any, ...]:
-        """The values from the lowest to the highest; none where they have no order.
+        """The values from the lowest to the highest; none if they have no order.
 
         Widths of MLPs have one where each next MLP has as many layers or more, and none that is narrower.
         """
@@ -259,7 +259,7 @@ DIGITS = 3
 
 
 def value_beyond(axis: Axis, *, highest: bool) -> Any:
-    """The next value above the highest one, or below the lowest one; None where there is none in the axis's steps.
+    """The next value above the highest one, or below the lowest one; None if there is none in the axis's steps.
 
     Numbers of layers change by one. Of a choice, widths double, and so do whole numbers where the last two are
     that far apart; real numbers that differ by a factor of two or more go on by that factor, others by the last

@@ -51,7 +51,7 @@ def first_values(space: Space) -> Point:
 
 
 def nearest_label(axis: Axis, value: Any) -> Scalar:
-    """The axis's value that is nearest to this one, as it stands in a point; the first where none is near."""
+    """The axis's value that is nearest to this one, as it stands in a point; the first if none is near."""
     if not isinstance(axis, Choice):
         return _within(axis.low, axis.high, axis.step, axis.whole, value) if is_number(value) else axis.low
     if value in axis.values:
@@ -104,7 +104,7 @@ def _decodes(space: Space, point: Point) -> bool:
 
 
 def _recipe(space: Space, model: ModelConfig) -> Point | None:
-    """Depth, modules and settings of the layers; None where the space has not got the modules, or one recipe for
+    """Depth, modules and settings of the layers; None if the space has not got the modules, or one recipe for
     layers that differ."""
     layers, slots = _layers(space, model), space.config.slots
     modules = [[block.kind for block in layer.modules] for layer in layers]
@@ -120,7 +120,7 @@ def _recipe(space: Space, model: ModelConfig) -> Point | None:
 
 
 def _layers(space: Space, model: ModelConfig) -> tuple[LayerConfig, ...]:
-    """The model's layers; those of an AdvancedDLRM as the space may have them, none where it has not."""
+    """The model's layers; those of an AdvancedDLRM as the space may have them, none if it has not."""
     if isinstance(model, DhenConfig):
         return model.layers
     assert isinstance(model, AdvancedDlrmConfig), model

@@ -179,7 +179,7 @@ class Space:
             value: the value.
 
         Raises:
-            UserError: where the space has no such axis, for a value that it cannot have, and for the depth where
+            UserError: if the space has no such axis, for a value that it cannot have, and for the depth where
                 each layer has axes of its own, which points of before would lack.
         """
         data = self.config.to_dict()
@@ -229,7 +229,7 @@ class Space:
         """A point that decodes to this candidate; axes that the candidate does not use take their first value.
 
         Raises:
-            UserError: where the candidate lies outside this space.
+            UserError: if the candidate lies outside this space.
         """
         point: Point = {axis.name: first_label(axis) for axis in self.axes}
         layers = candidate.model.layers
@@ -382,7 +382,7 @@ def _has(axis: Axis, value: Any) -> bool:
 
 
 def first_label(axis: Axis) -> Scalar:
-    """The value of the axis in a point where nothing else is said."""
+    """The value of the axis in a point if nothing else is said."""
     return axis.labels[0] if isinstance(axis, Choice) else axis.low
 
 

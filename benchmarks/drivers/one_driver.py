@@ -2,7 +2,7 @@
 
     python -m benchmarks.drivers.one_driver OUT LINES URL SECONDS [key=value ...]
 
-Begins the study with these words, or joins it where there are none. Into LINES goes a line of JSON for each trial
+Begins the study with these words, or joins it if there are none. Into LINES goes a line of JSON for each trial
 that this driver has ended: how many the study has by then, the moment, its memory, and the seconds so far: of its
 CPU, in parts of its work, and in transactions of the database.
 """

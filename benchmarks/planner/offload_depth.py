@@ -68,7 +68,7 @@ def network(layers: int, width: int) -> ModelConfig:
 
 
 def deepest(held: str, cluster: Cluster, features: FeatureSchema, width: int, batch: int) -> Deepest | None:
-    """The deepest network that fits, by bisection; None where a single layer does not."""
+    """The deepest network that fits, by bisection; None if a single layer does not."""
     training = TrainingConfig(epochs=1, batch_size=batch).resolved(10**6, "bf16")
 
     def memory(layers: int) -> MemoryEstimate | None:

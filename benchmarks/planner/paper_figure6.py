@@ -53,7 +53,7 @@ PAPER: dict[Dense, dict[int, float]] = {
     "hsdp": {1: 1.16, 8: 1.14, 16: 1.18, 24: 1.34, 32: 1.21},
     "fsdp": dict.fromkeys(DEPTHS, 1.0),
 }
-"""Throughput relative to FSDP, read off Figure 6; where there is none, the paradigm ran out of memory."""
+"""Throughput relative to FSDP, read off Figure 6; if there is none, the paradigm ran out of memory."""
 SPEED_UP = 1.08
 """How much faster the paper's DP was at 8 layers with fp16 tables, mixed precision and bf16 collectives."""
 TF32 = 8.0
@@ -286,7 +286,7 @@ def a_fifth_each_way(prefix: str, setting: Setting) -> Iterator[Change]:
 
 
 def sensitivity(cluster: Cluster, words: Sequence[str]) -> str:
-    """A line for each change whose name has one of the words; for all where there is no word."""
+    """A line for each change whose name has one of the words; for all if there is no word."""
     wanted = [each for each in changes() if not words or any(word in each.name for word in words)]
     rows = [each.row(cluster) for each in wanted]
     head = ["changed", *(f"DP {d}" for d in DEPTHS[:3]), *(f"HSDP {d}" for d in DEPTHS)]

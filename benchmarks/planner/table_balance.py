@@ -191,7 +191,7 @@ class TorchRec:
         }
 
     def plan(self, columns: int) -> Layout | None:
-        """None where it finds no plan."""
+        """None if it finds no plan."""
         from torchrec.distributed.planner import EmbeddingShardingPlanner
         from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
         from torchrec.distributed.planner.types import PlannerError

@@ -158,7 +158,7 @@ class Bench:
     def _kill(self, victim: str, driver: subprocess.Popen[bytes], out: Path) -> tuple[list[Process], bool]:
         """At a random moment; the processes that must end with the one killed, and whether ranks were at work.
 
-        None where it was too late.
+        None if it was too late.
         """
         after = self._rng.randrange(-1, TRIALS)
         while after >= 0 and not (trial_folder(out, after) / EVENTS).exists() and driver.poll() is None:

@@ -97,7 +97,7 @@ def trace(
             keeps AdamW's moments.
 
     Raises:
-        ValueError: where this process belongs to a process group already.
+        ValueError: if this process belongs to a process group already.
     """
     with _process_group(hosts * gpus_per_host):
         mesh = device_mesh(strategy.dense, hosts, gpus_per_host, "cpu", strategy.tensor)

@@ -30,7 +30,7 @@ KEPT = (Outcome.COMPLETED, Outcome.DIVERGED, Outcome.STOPPED, Outcome.INFEASIBLE
 
 
 def row(trial: TrialRecord) -> dict[str, Any]:
-    """One candidate; NE is None where there is none."""
+    """One candidate; NE is None if there is none."""
     ne = (
         trial.result.validation.ne
         if trial.result.validation and not math.isnan(trial.result.validation.ne)

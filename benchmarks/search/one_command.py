@@ -50,7 +50,7 @@ COMMAND = (sys.executable, "-c", "from search.cli import main; main()")
 
 
 def cut(files: list[str], out: Path, rows: int) -> None:
-    """Writes the three parts of a log, and the schema file that names them; nothing where they are there."""
+    """Writes the three parts of a log, and the schema file that names them; nothing if they are there."""
     if (out / SCHEMA).exists():
         return
     out.mkdir(parents=True, exist_ok=True)

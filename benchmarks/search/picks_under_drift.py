@@ -42,7 +42,7 @@ class Picks(NamedTuple):
     best: float
     """The best by validation alone, on test."""
     best_of_periods: float | None
-    """The best by validation and earlier periods, on test; None where none were asked for."""
+    """The best by validation and earlier periods, on test; None if none were asked for."""
 
 
 def picks(out: Path, seed: int, words: list[str], origins: int) -> Picks:

@@ -269,7 +269,7 @@ def print_at_equal_seconds(by_sampler: dict[str, dict[int, dict[str, Any]]], mar
 
 
 def after(line: dict[str, Any], seconds: float) -> float | None:
-    """The hypervolume when so many seconds are over; None where the trials took less."""
+    """The hypervolume when so many seconds are over; None if the trials took less."""
     trials = bisect_right(line["trace"]["seconds"], seconds)
     if trials == len(line["trace"]["seconds"]) and line["trace"]["seconds"][-1] < 0.98 * seconds:
         return None

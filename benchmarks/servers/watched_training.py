@@ -45,7 +45,7 @@ def watched(
     """Runs a task to its end, or until `look` has seen enough, which is called at least every so many seconds.
 
     Raises:
-        RuntimeError: where it fails by itself.
+        RuntimeError: if it fails by itself.
     """
     run, events = launcher.start(task, folder), list[Event]()
     while not run.ended:

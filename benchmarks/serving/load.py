@@ -54,7 +54,7 @@ class Asked(NamedTuple):
     label: str
     address: str
     cpu_seconds: Callable[[], float] | None
-    """Its CPU time so far; None where its processes are not known."""
+    """Its CPU time so far; None if its processes are not known."""
 
 
 class Load(NamedTuple):

@@ -99,7 +99,7 @@ def generated_log(
         buckets: tables have exactly as many rows as there are distinct ids, seen in the log or not.
         uniform: draw ids evenly in place of Zipf-like.
         held_out: fraction.
-        order: of the columns in the prepared log; as they are written where there is none.
+        order: of the columns in the prepared log; as they are written if there is none.
     """
     folder.mkdir(parents=True)
     path = folder / "log.parquet"

@@ -15,7 +15,7 @@ CONFIDENCE = 0.95
 
 
 def kept(out: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns what the file has of trainings with these settings; nothing where there is none."""
+    """Returns what the file has of trainings with these settings; nothing if there is none."""
     lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     return [line for line in lines if settings.items() <= line.items()]
 

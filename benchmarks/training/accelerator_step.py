@@ -175,7 +175,7 @@ def measure(case: Case, features: FeatureSchema, where: torch.device, steps: int
     """Steps after a few that warm up.
 
     Raises:
-        torch.OutOfMemoryError: where the card is too small.
+        torch.OutOfMemoryError: if the card is too small.
     """
     cuda, speeds = where.type == "cuda", []
     held = torch.cuda.memory_allocated(where) if cuda else 0  # by cases before, whose hooks nobody collects

@@ -62,7 +62,7 @@ class Finding(NamedTuple):
     ne: float
     """The best on validation."""
     first_stage: float
-    """Share of the steps that were of the first stage; 1 where there was no other."""
+    """Share of the steps that were of the first stage; 1 if there was no other."""
     sent: float
     """Share of what gradients in fp32 would have sent."""
 

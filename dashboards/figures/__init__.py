@@ -36,4 +36,4 @@ FIGURES: Mapping[str, Callable[[StudyRecord], go.Figure | None]] = {
     "time": time_figure,
     "axes": axes_figure,
 }
-"""In the order of the page, the first of which is on its first screen."""
+"""By name, in the order of the page. The first is on its first screen."""

@@ -50,7 +50,7 @@ ITEM_LOOKS = {
 UNITS = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
 MOST_RUNGS = 14
 ROW_HEIGHT, LADDER_MARGINS = 44, 290
-"""Pixels of a rung, and above and below all of them, where a phone has the legend in many lines."""
+"""Heights in pixels: of a rung, and of the margins, in which a phone breaks the legend into many lines."""
 BAR = 0.42
 """Thickness of a bar as a share of its row; its label stands above it."""
 PANEL_HEIGHT, PANEL_MARGINS = 330, 200

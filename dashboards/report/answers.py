@@ -157,7 +157,7 @@ def _cost(best: TrialRecord, baseline: TrialRecord | None, record: StudyRecord) 
 
 
 def _cheaper(best: TrialRecord, baseline: TrialRecord | None, record: StudyRecord) -> str:
-    """The knee beside a best that costs more; empty where the knee costs no less."""
+    """The knee beside a best that costs more; empty if the knee costs no less."""
     knee = find(record, record.knee)
     if knee is None or baseline is None or best.number == baseline.number:
         return ""

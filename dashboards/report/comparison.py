@@ -115,7 +115,7 @@ def names_of(first: StudyRecord, second: StudyRecord) -> tuple[str, str]:
 
 
 def not_comparable(first: StudyRecord, second: StudyRecord) -> tuple[str, ...]:
-    """Returns why NE of the one cannot be held against NE of the other, in sentences; none where it can."""
+    """Returns why NE of the one cannot be held against NE of the other, in sentences; none if it can."""
     one, other = first.log, second.log
     reasons = []
     if one.rows != other.rows or one.base_rate != other.base_rate:

@@ -156,7 +156,7 @@ def _module(name: str, rows: Sequence[CostRow]) -> dict[str, Any]:
 
 
 def _curve(trial: TrialRecord, record: StudyRecord, grids: Shared) -> dict[str, Any] | None:
-    """Returns the learning curve relative to the baseline's; where there is none to compare with, of NE."""
+    """Returns the learning curve relative to the baseline's; if there is none to compare with, of NE."""
     baseline = record.baseline_for(trial)
     pairs = relative_ne_curve(trial.result.curve, baseline.result.curve) if baseline else ()
     if pairs:
@@ -259,7 +259,7 @@ def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def _inputs(
     cost: Sequence[CostRow], model: Mapping[str, Any], layers: Sequence[Mapping[str, Any]], dim: int | None
 ) -> int | None:
-    """Returns M, the number of embeddings that reach the first layer; None where the cost table does not say.
+    """Returns M, the number of embeddings that reach the first layer; None if the cost table does not say.
 
     It is what the first layer's shortcut maps from, where that is a map; else tables and numeric inputs are
     counted.

@@ -163,7 +163,7 @@ class FigureData:
     height: int
     """Height of the drawing in pixels."""
     json: str | None
-    """Traces and layout, to stand in a `<script>`; None where there is nothing to draw."""
+    """Traces and layout, to stand in a `<script>`; None if there is nothing to draw."""
 
 
 def figure_data(name: str, figure: go.Figure) -> FigureData:

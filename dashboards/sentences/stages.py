@@ -89,7 +89,7 @@ def over_limits(record: StudyRecord) -> str | None:
 
 
 def tuned(record: StudyRecord) -> str | None:
-    """First NE and lowest tuned NE of each architecture; None where none was tuned."""
+    """First NE and lowest tuned NE of each architecture; None if none was tuned."""
     by_first: dict[int, list[TrialRecord]] = {}
     for trial in record.candidates:
         if trial.origin.tuned_from is not None:
@@ -100,7 +100,7 @@ def tuned(record: StudyRecord) -> str | None:
 
 
 def passes_found(record: StudyRecord) -> str | None:
-    """How many passes trainings have and what showed it; None where the number was given, or is not yet known."""
+    """How many passes trainings have and what showed it; None if the number was given, or is not yet known."""
     found = record.passes
     if found is None:
         return None
@@ -137,7 +137,7 @@ def number_of_passes(found: FoundPasses) -> str:
 
 
 def promotion(record: StudyRecord) -> str | None:
-    """What came of the promotion, in words; None where all trials were trained on all rows."""
+    """What came of the promotion, in words; None if all trials were trained on all rows."""
     searched = (trial for trial in record.trials if trial.origin.promoted_from is None)
     fraction = next(
         (f for trial in searched if (f := trial.job.training.get("train_fraction")) is not None), None
@@ -205,7 +205,7 @@ def _gain(first: TrialRecord | None, trials: list[TrialRecord]) -> str | None:
 
 
 def _tau(done: list[TrialRecord], record: StudyRecord) -> str:
-    """Kendall's tau between NE on a part of the log and on all of it; empty where it is not defined."""
+    """Kendall's tau between NE on a part of the log and on all of it; empty if it is not defined."""
     if len(done) < LEAST_RANKED:
         return ""
     from scipy.stats import kendalltau  # a second of imports that other studies need not wait for
@@ -244,7 +244,7 @@ def _ne_or_nan(trial: TrialRecord) -> float:
 
 
 def search_ended(record: StudyRecord) -> str | None:
-    """Why the search ended before its budget was spent; None where it did not."""
+    """Why the search ended before its budget was spent; None if it did not."""
     gain = record.expected_gain
     if gain is None:
         return None
@@ -257,7 +257,7 @@ def search_ended(record: StudyRecord) -> str | None:
 
 
 def no_candidate(record: StudyRecord) -> str:
-    """Returns the sentence that no candidate has ended, or how many minutes would do where there were too few."""
+    """Returns the sentence that no candidate has ended, or how many minutes would do if there were too few."""
     took = [
         trial.result.training_seconds
         for trial in record.trials
@@ -346,7 +346,7 @@ def fewer_seeds(record: StudyRecord) -> str | None:
 
 
 def fewer_winners(record: StudyRecord) -> str | None:
-    """How few of the winners were confirmed, where there was no time for all; None where all were, or none."""
+    """How few of the winners were confirmed, if there was no time for all; None if all were, or none."""
     if record.choice is None or record.seconds_budget is None:
         return None
     winners = {winner.trial for winner in record.choice.winners}

@@ -154,7 +154,7 @@ def _length(period: str) -> str:
 
 
 def _no_result(record: StudyRecord) -> str:
-    """A sentence that no candidate has a result, with the memory that the nearest would need where none fits."""
+    """A sentence that no candidate has a result, with the memory that the nearest would need if none fits."""
     trials, cluster = ended(record.candidates), record.cluster
     lacking = {
         trial.plan.memory_excess: trial for trial in trials if trial.result.outcome is Outcome.INFEASIBLE
@@ -208,7 +208,7 @@ def _knee(record: StudyRecord, baseline: TrialRecord | None) -> str | None:
 
 
 def _averages(record: StudyRecord, best: TrialRecord | None) -> str | None:
-    """What averages gain over single networks, where there are averages on the front."""
+    """What averages gain over single networks, if there are averages on the front."""
     averages = [
         trial for trial in record.trials if trial.kind is TrialKind.AVERAGE and trial.number in record.front
     ]
@@ -334,7 +334,7 @@ def _examples(record: StudyRecord, outcome: Outcome) -> list[int]:
 
 
 def _techniques(record: StudyRecord) -> str | None:
-    """How often each memory technique was planned, and each shape where there are several; nothing where plain DP
+    """How often each memory technique was planned, and each shape if there are several; nothing if plain DP
     in one shape on this machine does for all."""
     planned = [trial for trial in record.candidates if trial.plan.summary is not None]
     counts = Counter(trial.plan.unsized_technique for trial in planned)
@@ -356,7 +356,7 @@ def _techniques(record: StudyRecord) -> str | None:
 
 
 def _forced(record: StudyRecord) -> str | None:
-    """What was asked of all plans, so that candidates are not held as they would be; None where nothing was."""
+    """What was asked of all plans, so that candidates are not held as they would be; None if nothing was."""
     plan = next((trial.first_plan for trial in record.trials if trial.first_plan is not None), None)
     if plan is None or not plan.forced:
         return None

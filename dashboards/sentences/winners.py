@@ -59,7 +59,7 @@ def winners_table(record: StudyRecord) -> PlainTable:
 
 
 def explanation(record: StudyRecord) -> str | None:
-    """How the comparisons were made; None where there are none."""
+    """How the comparisons were made; None if there are none."""
     if not record.comparisons:
         return None
     first = record.comparisons[0]
@@ -105,7 +105,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def refitted(record: StudyRecord) -> str | None:
-    """Returns a sentence on what the best has gained by learning from validation too; None where it has not."""
+    """Returns a sentence on what the best has gained by learning from validation too; None if it has not."""
     refit = record.refit(record.best)
     if refit is None:
         return None
@@ -164,7 +164,7 @@ def retrained_line(retraining: TrialRecord) -> str:
 
 
 def noise(record: StudyRecord) -> str | None:
-    """Returns what choosing the lowest of several makes of its NE; None where it is not known, or nothing."""
+    """Returns what choosing the lowest of several makes of its NE; None if it is not known, or nothing."""
     choice = record.choice
     if choice is None or not choice.judged or choice.compared < 2:
         return None
@@ -177,7 +177,7 @@ def noise(record: StudyRecord) -> str | None:
 
 
 def best_not_lowest(record: StudyRecord) -> str | None:
-    """Why the best is not the lowest NE; None where it is, or no choice was made."""
+    """Why the best is not the lowest NE; None if it is, or no choice was made."""
     choice = record.choice
     if choice is None or choice.best == choice.lowest:
         return None

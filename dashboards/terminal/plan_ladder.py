@@ -14,7 +14,7 @@ from trials.planner.estimates import MemoryEstimate, PricedStrategy, StepTime
 BEST_PER_SIZE = 3
 """Strategies shown of each number of techniques, beside those that only hold the state in one of the ways."""
 REASONS_PER_SIZE = 5
-"""Sentences on rejected strategies of each number of techniques; one where nothing fits, so that more is said
+"""Sentences on rejected strategies of each number of techniques; one if nothing fits, so that more is said
 of what would."""
 NUMBERS = (
     "no technique",

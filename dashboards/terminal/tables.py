@@ -155,7 +155,7 @@ def progress_line(record: StudyRecord, shares: Shares | None = None) -> Text:
 
 
 def stage_line(record: StudyRecord, stage: Stage, shares: Shares) -> str:
-    """A stage in words: `baseline: 1/4 trainings, about 20 s left`; its name alone where nothing is counted."""
+    """A stage in words: `baseline: 1/4 trainings, about 20 s left`; its name alone if nothing is counted."""
     if stage.total is None:
         return str(stage.name)
     noun = NOUNS.get(stage.name, "trainings")
@@ -193,7 +193,7 @@ def seconds_left_in_stage(record: StudyRecord, stage: Stage, shares: Shares) -> 
 
 
 def seconds_left(record: StudyRecord) -> float | None:
-    """Estimate for the candidates from the pace so far, within the time budget; None where there is neither a pace
+    """Estimate for the candidates from the pace so far, within the time budget; None if there is neither a pace
     nor a budget, and where what is left are stages behind the candidates."""
     estimates = []
     behind = record.stage is not None and record.stage.name not in (StageName.BASELINE, *OF_CANDIDATES)

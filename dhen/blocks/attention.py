@@ -158,7 +158,7 @@ def scaled_qkv_tape(tape: Tape, x: int, embeddings: int, dim: int, heads: int) -
 
 
 def heads_split(heads: int, ranks: int) -> How | None:
-    """Returns how queries, keys and values are split over so many ranks; None where these do not divide the
+    """Returns how queries, keys and values are split over so many ranks; None if these do not divide the
     heads."""
     return "columns" if ranks > 1 and heads % ranks == 0 else None
 
@@ -177,7 +177,7 @@ def split_encoder(module: nn.Module, group: RankGroup) -> None:
 
 
 def whole_encoder(heads: int, feedforward: int, dim: int, ranks: int) -> str | None:
-    """Says what of an `Encoder` so many ranks do not divide; None where they divide all."""
+    """Says what of an `Encoder` so many ranks do not divide; None if they divide all."""
     reasons = []
     if heads_split(heads, ranks) is None:
         fitting = [n for n in range(ranks, dim + 1, ranks) if dim % n == 0]

@@ -51,7 +51,7 @@ class BlockConfig(Value):
         A module that leaves it out works everywhere; planners then trace it, which is slower.
 
         Raises:
-            NotImplementedError: where the module declares no memory.
+            NotImplementedError: if the module declares no memory.
         """
         raise NotImplementedError
 
@@ -63,7 +63,7 @@ class BlockConfig(Value):
         del module, group
 
     def whole(self, shape: BlockShape, ranks: int) -> str | None:
-        """Why a rank of so many has the module, or a map of it, whole; None where all of it is split."""
+        """Why a rank of so many has the module, or a map of it, whole; None if all of it is split."""
         del shape, ranks
         return "it declares no split"
 

@@ -112,7 +112,7 @@ class CrossNetwork(nn.Module):
 
 
 def _matrix(width: int, rank: int) -> nn.Module:
-    """W x + b, with W = U V^T where there is a rank."""
+    """W x + b, with W = U V^T if there is a rank."""
     if not rank:
         return Linear(width, width)
     return nn.Sequential(Linear(width, rank, bias=False), Linear(rank, width))

@@ -88,7 +88,7 @@ class KeyIndex:
         return (key_N ^ (key_N >> 32)) & self._mask
 
     def _places(self, key_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns where keys lie (N), and whether they do; a place means nothing where they do not."""
+        """Returns where keys lie (N), and whether they do; a place means nothing if they do not."""
         bucket_N = self._home(key_N)
         place_N, found_N, on_N = self._in_buckets(key_N, bucket_N)
         left_P = on_N.nonzero().squeeze(1)
@@ -128,7 +128,7 @@ class GrowingRows(nn.Module):
     """The rows of all growing tables of a schema, numbered on from 1 over all of them; 0 is any default row."""
 
     keys: Tensor
-    """int64 (1 + R): the key that each row belongs to, as `salted` has it, 0 where the row is free; the first
+    """int64 (1 + R): the key that each row belongs to, as `salted` has it, 0 if the row is free; the first
     stands for default rows."""
 
     def __init__(self, schema: FeatureSchema) -> None:
@@ -241,7 +241,7 @@ BLOCK_ROWS = 1 << 16
 
 
 class _Part(NamedTuple):
-    """Rows `first`, `first` + `step`, ... of a matrix; none where `first` is None."""
+    """Rows `first`, `first` + `step`, ... of a matrix; none if `first` is None."""
 
     first: int | None
     step: int
@@ -254,7 +254,7 @@ _UNFILLED: ContextVar[bool] = ContextVar("unfilled", default=False)
 @contextlib.contextmanager
 def part_of_tables(first: int | None, step: int = 1) -> Iterator[None]:
     """A context in which tables are built with some rows of each matrix alone, and memory for these: rows `first`,
-    `first` + `step` and so on, or none where `first` is None.
+    `first` + `step` and so on, or none if `first` is None.
 
     They have the weights that they have among all, as all are drawn, a block at a time. Such tables are for
     whoever takes their weights; they cannot be looked up.

@@ -124,7 +124,7 @@ def crossed(config: ModelConfig, schema: FeatureSchema) -> tuple[TableGroup, ...
 
 
 def _shortened(longest: int, halvings: int) -> int:
-    """A power of two within the bounds, or all where there is nothing to halve."""
+    """A power of two within the bounds, or all if there is nothing to halve."""
     if halvings < 1:
         return longest
     power_of_two = 1 << max((longest >> halvings).bit_length() - 1, 0)

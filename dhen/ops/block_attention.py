@@ -133,7 +133,7 @@ class BlockAttention(nn.Module):
             self._register(f"columns{place}", group.columns, gathers=group.gathers_columns(layout))
 
     def _register(self, name: str, blocks: list[int], *, gathers: bool) -> None:
-        """A buffer of the blocks that are gathered; None where they are taken as they lie."""
+        """A buffer of the blocks that are gathered; None if they are taken as they lie."""
         self.register_buffer(name, torch.tensor(blocks) if gathers else None, persistent=False)
 
     def forward(self, qkv_BMV: Tensor, p: float) -> Tensor:
@@ -199,7 +199,7 @@ class _BlockAttention(torch.autograd.Function):
 
 
 class _Places(NamedTuple):
-    """Where the blocks of a group stand; None where these are all blocks in their order."""
+    """Where the blocks of a group stand; None if these are all blocks in their order."""
 
     rows: Tensor | None
     columns: Tensor | None

@@ -182,7 +182,7 @@ def dropout_scale(p: float) -> float:
 
 
 def keep_mask(x: Tensor, p: float) -> Tensor:
-    """int8 in the shape of x: -1 (all bits set) where an element is kept, 0 where it is dropped."""
+    """int8 in the shape of x: -1 (all bits set) where an element is kept, 0 if it is dropped."""
     draws = random_bytes(x.numel()).view(x.shape)
     last = _threshold(p) - 1 - LEVELS // 2  # the largest signed byte that drops
     # clamped to {last, last + 1}, then taken from last: {0, -1}

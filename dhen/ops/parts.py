@@ -65,7 +65,7 @@ def split_in_turn(maps: Sequence[nn.Module], group: RankGroup) -> None:
 
 
 def undivided(widths: Sequence[int], ranks: int) -> str | None:
-    """Says which maps of these output widths, one after another, stay whole on so many ranks; None where none
+    """Says which maps of these output widths, one after another, stay whole on so many ranks; None if none
     does."""
     hows = how_split([(0, width) for width in widths], ranks)
     whole = [width for width, how in zip(widths, hows, strict=True) if how is None]

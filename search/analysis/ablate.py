@@ -121,7 +121,7 @@ def _variants(model: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _ne(jobs: dict[int, Job], done: dict[str, TrialRecord]) -> list[float | None]:
-    """NE of the jobs on validation, by seed; None where a job has no result."""
+    """NE of the jobs on validation, by seed; None if a job has no result."""
     records = [done.get(job.fingerprint) for job in jobs.values()]
     return [
         record.result.validation.ne if record is not None and record.result.validation else None

@@ -61,7 +61,7 @@ class Lesson:
 
     @classmethod
     def of(cls, state: StudyState, log: PreparedLog) -> Lesson | None:
-        """The lesson of a study; None where it has no average.
+        """The lesson of a study; None if it has no average.
 
         The teacher is the average of lowest NE, on the front or not: what learns from it may push it off, and it
         must be the same when the study is gone on with.
@@ -156,7 +156,7 @@ def chosen_averages(p_SN: Floats, weight_N: Floats | None, flops_S: Floats, *, m
 
     Args:
         p_SN: the probability that each of S networks gave, in each of N rows, to what happened.
-        weight_N: weights of the rows; None where all rows count alike.
+        weight_N: weights of the rows; None if all rows count alike.
         flops_S: FLOPs of the networks.
         most: largest number of networks in a set.
     """

@@ -162,7 +162,7 @@ def on_validation(
     log: PreparedLog,
     logits: Callable[[TrialRecord], Path],
 ) -> Evidence | None:
-    """The evidence of trials that have kept their logits on validation; None where it has too few rows for blocks.
+    """The evidence of trials that have kept their logits on validation; None if it has too few rows for blocks.
 
     Args:
         trials: the baseline, then candidates and averages.
@@ -270,7 +270,7 @@ REASONS = (
 
 def winners_of(record: StudyRecord, best: int | None) -> tuple[Winner, ...]:
     """The trials of a study that are confirmed, by FLOPs: `best`, the knee, the best network, the best average,
-    the best with fewer FLOPs than the baseline, and the best within the limits of serving, where there are any.
+    the best with fewer FLOPs than the baseline, and the best within the limits of serving, if there are any.
 
     The baseline is none of them, nor a candidate that is the same network with the same training; a trial may be
     several.
@@ -340,7 +340,7 @@ def choice_of(record: StudyRecord, evidence: Evidence | None) -> Choice:
 
     Args:
         record: the study.
-        evidence: losses on validation of the baseline, the front and others near it; None where validation has too
+        evidence: losses on validation of the baseline, the front and others near it; None if validation has too
             few rows to say how sure a choice is. Then the lowest NE is the best.
     """
     assert record.baseline is not None

@@ -65,7 +65,7 @@ def drawn(config: FidelityConfig, log: PreparedLog, precision: Precision) -> lis
     """As many feasible candidates as are wanted, which all differ in network or training.
 
     Raises:
-        UserError: where the space has too few that fit the declared memory, saying what would.
+        UserError: if the space has too few that fit the declared memory, saying what would.
     """
     space = load_space(config.space, log.features)
     cluster = declared_cluster(config.cluster, config.ranks, config.hbm)
@@ -126,7 +126,7 @@ def studied(directory: Path) -> AuditedStudy:
     """The study in a run directory.
 
     Raises:
-        UserError: where there is no study, it is not finished, it trained on a part of its log, or it was judged
+        UserError: if there is no study, it is not finished, it trained on a part of its log, or it was judged
             by another objective.
     """
     record = read_finished_study(directory)

@@ -139,7 +139,7 @@ class CandidateResult(Value):
     flops: float
     """FLOPs of the forward pass per example."""
     ne: tuple[float | None, ...]
-    """NE on validation, by row of the table; None where the training diverged."""
+    """NE on validation, by row of the table; None if the training diverged."""
     reference_ne: float | None
     """NE on the whole log, from the second seed."""
 
@@ -156,11 +156,11 @@ class FractionResult(Value):
     """Seconds of training and evaluation of all candidates, as measured."""
     seconds_share: float | None
     tau: RankCorrelation | None
-    """Correlation with the reference's ranking; None where all NE are equal."""
+    """Correlation with the reference's ranking; None if all NE are equal."""
     tau_of_best_third: float | None
-    """Tau among the reference's best third; None where that has fewer than three candidates."""
+    """Tau among the reference's best third; None if that has fewer than three candidates."""
     regret_percent: float | None
-    """Excess of the reference NE of the best candidate here over the lowest; None where it diverged."""
+    """Excess of the reference NE of the best candidate here over the lowest; None if it diverged."""
 
 
 class FidelityResult(Value):
@@ -213,7 +213,7 @@ def result_of(
         reference: trainings on the whole log from the second seed.
 
     Raises:
-        UserError: where all candidates diverged on the whole log.
+        UserError: if all candidates diverged on the whole log.
     """
     target = [_ne(record) for record in reference]
     if not any(map(math.isfinite, target)):
@@ -354,7 +354,7 @@ def verdict(result: FidelityResult) -> str:
 
 
 def key(result: FidelityResult) -> str | None:
-    """The key of `run` for the cheapest fraction; None where there is none."""
+    """The key of `run` for the cheapest fraction; None if there is none."""
     return f"training.train_fraction={result.cheapest:g}" if result.cheapest is not None else None
 
 

@@ -39,7 +39,7 @@ SOURCE = (
     "larger by orders of magnitude."
 )
 Curve = tuple[float | None, ...]
-"""NE by milestone, or by seed; None where a training did not get there."""
+"""NE by milestone, or by seed; None if a training did not get there."""
 
 
 class RowResult(Value):
@@ -53,9 +53,9 @@ class RowResult(Value):
     ne: tuple[Curve, ...]
     """NE on validation, by seed."""
     relative: tuple[MeanInterval | None, ...]
-    """NE relative to the first row's in percent, paired by seed, by milestone; None where a seed is missing."""
+    """NE relative to the first row's in percent, paired by seed, by milestone; None if a seed is missing."""
     paper_percent: float | None
-    """The paper's value at its last milestone; None where the paper has no such row."""
+    """The paper's value at its last milestone; None if the paper has no such row."""
     paper_flops: float | None
     seconds: float
     """Seconds of training and evaluation of all seeds."""
@@ -129,7 +129,7 @@ def result_of(
         rows: numbers of rows of the log, by split.
 
     Raises:
-        UserError: where no training came as far as its first evaluation.
+        UserError: if no training came as far as its first evaluation.
     """
     trained = [[records[job.fingerprint] for job in row_jobs] for row_jobs in jobs]
     milestones = sorted(
@@ -209,7 +209,7 @@ def _better(difference: MeanInterval | None) -> Better:
 
 
 def _at(milestones: Sequence[int], record: TrialRecord) -> Curve:
-    """NE of a training at each milestone; None where it was not evaluated, or NE is not finite."""
+    """NE of a training at each milestone; None if it was not evaluated, or NE is not finite."""
     finite = {
         point.examples: point.validation.ne
         for point in record.result.curve

@@ -26,7 +26,7 @@ from trials.records.job import Passes, TrainingConfig
 # What `reproduce` may be told: the log, the seeds, and what all rows of a table have in common.
 
 CONFIDENCE = 0.95
-"""Confidence of intervals, where nothing else is asked for."""
+"""Confidence of intervals, if nothing else is asked for."""
 
 
 def _several(value: Any) -> Any:
@@ -87,7 +87,7 @@ class TableConfig(LogConfig):
     seed: int = Field(default=0, ge=0)
     """The first seed, of the initial weights and the order of examples; the same for every row."""
     confidence: float | None = Field(default=None, gt=0, lt=1)
-    """Confidence of the t-intervals over seeds; 0.95 where not given."""
+    """Confidence of the t-intervals over seeds; 0.95 if not given."""
     milestones: int = Field(default=5, gt=0, le=1000)
     """Number of evaluations on validation in a training, evenly spaced, the last at its end."""
     embedding_dim: int = Field(default=16, gt=0)
@@ -243,7 +243,7 @@ def table_of(config: TableConfig, schema: FeatureSchema) -> PaperTable:
     """The table that the settings are for.
 
     Raises:
-        UserError: where they give no valid model.
+        UserError: if they give no valid model.
     """
     table = _by_number(config, schema)
     return table._replace(title=f"{table.title}; pre-norm") if config.norm_placement == "pre" else table
@@ -343,7 +343,7 @@ def _row(name: str, model: ModelConfig, paper: tuple[float | None, float | None]
 
 
 def _more_is_better(text: str, ascending: Sequence[str]) -> list[Claim]:
-    """The claim that each row is better than the one before; none where there is but one row."""
+    """The claim that each row is better than the one before; none if there is but one row."""
     pairs = tuple((more, less) for less, more in pairwise(ascending))
     return [Claim(text, pairs)] if pairs else []
 

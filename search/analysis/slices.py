@@ -75,7 +75,7 @@ class _Sums:
         return _Model(np.stack(loss), np.mean(clicks, axis=0))
 
     def base_rate(self, group: int) -> float:
-        """Weighted fraction of positives; 0 where no row counts."""
+        """Weighted fraction of positives; 0 if no row counts."""
         weight = float(self.weight_G[group])
         return float(self.positive_G[group]) / weight if weight else 0.0
 
@@ -97,7 +97,7 @@ def slices(
     """The slices of a winner that was compared with the baseline; by default over the blocks of that comparison.
 
     Raises:
-        UserError: where it was not compared, its logits are gone, or the column is not one of the log's.
+        UserError: if it was not compared, its logits are gone, or the column is not one of the log's.
     """
     comparison = study.comparison(trial)
     winners = [winner.trial for winner in study.choice.winners] if study.choice else []
@@ -133,7 +133,7 @@ def bundle_slices(bundle: Bundle, log: PreparedLog, column: str, *, most: int = 
     """The slices of a bundle on the test split of a log in its encoding; there is no baseline to compare with.
 
     Raises:
-        UserError: where the column is not one of the log's.
+        UserError: if the column is not one of the log's.
     """
     logits = list[NDArray[np.float32]]()
     sums = _Sums(log, column, most, None)
@@ -191,7 +191,7 @@ def _slices(sums: _Sums, model: _Model, reference: _Model | None) -> tuple[Slice
 
 
 def _estimate(model: _Model, reference: _Model, group: int) -> BootstrapDifference | None:
-    """The difference over the blocks in which the slice has rows; None where that is at most one block."""
+    """The difference over the blocks in which the slice has rows; None if that is at most one block."""
     has_rows = reference.loss_SGK[:, group].sum(axis=0) > 0.0
     if has_rows.sum() < 2:
         return None

@@ -155,7 +155,7 @@ class RankCorrelation(Value):
 
 
 def tau_b(ne: Ne, reference: Ne) -> float | None:
-    """Kendall's tau-b; None where it is not defined: too few candidates, or all equal."""
+    """Kendall's tau-b; None if it is not defined: too few candidates, or all equal."""
     if len(ne) < LEAST:
         return None
     tau = float(kendalltau(ne, reference, method="asymptotic").statistic)
@@ -199,7 +199,7 @@ def tau_of_best(ne: Ne, reference: Ne, share: float) -> float | None:
 
 
 def regret_percent(ne: Ne, reference: Ne) -> float | None:
-    """Excess of the reference NE of the best by `ne` over the lowest, in percent; None where that one diverged."""
+    """Excess of the reference NE of the best by `ne` over the lowest, in percent; None if that one diverged."""
     chosen, best = reference[int(np.argmin(ne))], min(reference)
     return 100.0 * (chosen - best) / best if math.isfinite(chosen) else None
 
@@ -255,7 +255,7 @@ def optimism_percent(loss_CK: Floats, *, resamples: int = RESAMPLES, seed: int =
 
 
 def t_interval(values: Sequence[float], confidence: float) -> MeanInterval:
-    """Mean of one or more values, with mean -+ t(n - 1) s / sqrt(n) where there are two or more."""
+    """Mean of one or more values, with mean -+ t(n - 1) s / sqrt(n) if there are two or more."""
     mean, n = statistics.fmean(values), len(values)
     if n < 2:
         return MeanInterval(mean=mean)
@@ -266,7 +266,7 @@ def t_interval(values: Sequence[float], confidence: float) -> MeanInterval:
 def compared(
     ne: Sequence[float | None], other: Sequence[float | None], confidence: float
 ) -> MeanInterval | None:
-    """NE relative to another model's in percent, paired by seed; None where a seed of either has no NE."""
+    """NE relative to another model's in percent, paired by seed; None if a seed of either has no NE."""
     pairs = [(a, b) for a, b in zip(ne, other, strict=True) if a is not None and b is not None]
     if len(pairs) < len(ne):
         return None

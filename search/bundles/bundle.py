@@ -100,18 +100,18 @@ class BundleInfo(Value):
     negative_sampling_rate: float = Field(default=1.0, gt=0, le=1)
     """Fraction of negatives the training log kept; scores are corrected for it."""
     forward: ForwardTime | None = None
-    """Forward time measured at export; None where the device did not hold the model, and in older bundles."""
+    """Forward time measured at export; None if the device did not hold the model, and in older bundles."""
     version: Version | None = Field(default=None, exclude_if=lambda version: version is None)
     """The version of another bundle that this one has the weights of, increments included; None for one that
     increments begin with."""
     trained: TrainedPeriod | None = Field(default=None, exclude_if=lambda period: period is None)
-    """The newest period that was trained on online, where its increment is in the weights themselves; None where
+    """The newest period that was trained on online, where its increment is in the weights themselves; None if
     there was none."""
     converted: Version | None = Field(default=None, exclude_if=lambda version: version is None)
     """The version of another bundle from which this one was made, with tables of 8 bits; None for one that was
     trained as it is."""
     int8_tables: Int8Cost | None = Field(default=None, exclude_if=lambda cost: cost is None)
-    """What it costs that the tables have 8 bits per value; None where they have fp32."""
+    """What it costs that the tables have 8 bits per value; None if they have fp32."""
     planned_technique: str | None = None
     executed_technique: str | None = None
     versions: dict[str, str]
@@ -147,7 +147,7 @@ class Bundle:
 
     @property
     def trained(self) -> TrainedPeriod | None:
-        """The newest period that was trained on online; None where there was none."""
+        """The newest period that was trained on online; None if there was none."""
         return self.increments[-1].info.period if self.increments else self.info.trained
 
     @property
@@ -159,7 +159,7 @@ class Bundle:
         """The weights file of the bundle's network, or of this member of its average.
 
         Raises:
-            UserError: where the bundle has increments, which are not in the file, or tables of 8 bits.
+            UserError: if the bundle has increments, which are not in the file, or tables of 8 bits.
         """
         self.check_trainable()
         if self.increments:
@@ -173,7 +173,7 @@ class Bundle:
         """Checks that training can go on from the bundle's weights.
 
         Raises:
-            UserError: where its tables have 8 bits per value.
+            UserError: if its tables have 8 bits per value.
         """
         if self.info.int8_tables is not None:
             raise UserError(
@@ -216,7 +216,7 @@ class Bundle:
         """The scores of the stored examples by a model in fp32, in host memory.
 
         Raises:
-            UserError: where the examples are none of the model's.
+            UserError: if the examples are none of the model's.
         """
         try:
             return scores(model, self.examples())
@@ -243,10 +243,10 @@ class Bundle:
     def check(self, model: nn.Module | None = None) -> float:
         """The largest difference between the scores of the stored examples now and when exported.
 
-        `model` is the bundle's in fp32; None where it is not there yet.
+        `model` is the bundle's in fp32; None if it is not there yet.
 
         Raises:
-            UserError: where it exceeds the tolerance.
+            UserError: if it exceeds the tolerance.
         """
         stored = self._stored_scores()
         found = self.scores(model or self.model())
@@ -284,7 +284,7 @@ class Bundle:
     def forward_time(self, log: PreparedLog | None = None) -> ForwardTime | None:
         """Forward time measured now, as at export; without a log on the stored examples, repeated.
 
-        None where memory runs out.
+        None if memory runs out.
         """
         rows = log.split("validation").inputs if log else self.examples()
         return _forward_time(self.model(), rows, self.serving)
@@ -299,7 +299,7 @@ def check_place(directory: Path) -> None:
     """Checks that a bundle may be written to a folder.
 
     Raises:
-        UserError: where `directory` is something else than a bundle, or has no name (`.`).
+        UserError: if `directory` is something else than a bundle, or has no name (`.`).
     """
     check_named(directory)
     there = directory.exists() and not is_bundle(directory)

@@ -52,7 +52,7 @@ def export(record: StudyRecord, log: PreparedLog, how: str, out: Path) -> TrialR
     validation together, these networks are exported.
 
     Raises:
-        UserError: where no trial fits, or its weights are no longer there.
+        UserError: if no trial fits, or its weights are no longer there.
     """
     trial = picked(record, how)
     refit, baseline_refit = record.refit(trial.number), record.refit(record.baseline)
@@ -148,7 +148,7 @@ MOST_NAMED = 8
 
 
 def lost_weights(record: StudyRecord) -> tuple[str, ...]:
-    """Returns a sentence on the trials that could be exported but for their weights, which are gone; none where
+    """Returns a sentence on the trials that could be exported but for their weights, which are gone; none if
     all are there."""
     directory = Path(record.directory)
     lost = [
@@ -178,7 +178,7 @@ def copy_whole(bundle: Bundle, out: Path) -> None:
     """Writes a bundle that begins with the version that this one has; increments that follow suit both.
 
     Raises:
-        UserError: where `out` is something else than a bundle.
+        UserError: if `out` is something else than a bundle.
     """
     check_place(out)
     with atomic_folder(out) as building:
@@ -216,7 +216,7 @@ def write_int8(bundle: Bundle, out: Path, log: PreparedLog) -> Int8Cost:
         What the tables cost and save.
 
     Raises:
-        UserError: where there are no tables of fp32, or `out` is something else than a bundle.
+        UserError: if there are no tables of fp32, or `out` is something else than a bundle.
     """
     check_place(out)
     if out.resolve() == bundle.directory.resolve():

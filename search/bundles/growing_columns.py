@@ -193,7 +193,7 @@ def _table_weights(network: nn.Module) -> Mapping[str, Tensor]:
 
 
 def _sources(old: nn.Module, name: str, before: Encoding, after: Encoding) -> Tensor | None:
-    """Returns for the first rows of a new table the old rows that they have the weights of; None where the table
+    """Returns for the first rows of a new table the old rows that they have the weights of; None if the table
     is what it was."""
     grew, grows = (
         name in encoding.schema.tables and encoding.schema.growing(name) for encoding in (before, after)

@@ -47,14 +47,14 @@ def check_is_bundle(path: Path) -> None:
     """Checks that a folder says it is a bundle.
 
     Raises:
-        UserError: where it does not.
+        UserError: if it does not.
     """
     if not (path / MANIFEST).is_file():
         raise UserError(f"{path}: no bundle here ({MANIFEST} is missing); `dhen-search export` makes one.")
 
 
 def first_fault(folder: Path, needed: Iterable[str] = ()) -> str | None:
-    """The first file that is not as it was written, with the reason, in words; None where all are.
+    """The first file that is not as it was written, with the reason, in words; None if all are.
 
     Args:
         folder: the folder.
@@ -116,7 +116,7 @@ class TrainedPeriod(Value):
     number: int
     """The period's number among those of the log, from 0."""
     first: int | None
-    """Time stamp of its first row, milliseconds since 1970; None where the log has none."""
+    """Time stamp of its first row, milliseconds since 1970; None if the log has none."""
     last: int | None
     """Time stamp of its last row."""
     online: Metrics
@@ -244,7 +244,7 @@ def only_trainer(bundle: Path) -> Iterator[None]:
     """Holds a bundle for one process that adds increments to it; the lock goes with the process, however it ends.
 
     Raises:
-        UserError: where another process holds it.
+        UserError: if another process holds it.
     """
     with ExitStack() as held:
         try:

@@ -54,7 +54,7 @@ def check_network(bundle: Bundle) -> None:
     """Checks that a bundle is of one network, which can be trained.
 
     Raises:
-        UserError: where it is an average, saying how to take one of its networks, or has tables of 8 bits.
+        UserError: if it is an average, saying how to take one of its networks, or has tables of 8 bits.
     """
     bundle.check_trainable()
     if bundle.info.members:
@@ -70,7 +70,7 @@ def opened(source: Bundle, out: Path) -> Bundle:
     """Returns the bundle that is trained: the one in `out`, or a copy of the first there.
 
     Raises:
-        UserError: where `out` is another bundle, or none.
+        UserError: if `out` is another bundle, or none.
     """
     if not is_bundle(out):
         copy_whole(source, out)
@@ -92,7 +92,7 @@ class OnlineTraining:
         Args:
             bundle: the bundle that is trained.
             job: the job (`OnlineSettings.job`).
-            servers: starts servers that hold the tables; None where this process does.
+            servers: starts servers that hold the tables; None if this process does.
         """
         self._servers = servers
         self._directory, self._job, self._bundle = bundle.directory, job, bundle
@@ -106,7 +106,7 @@ class OnlineTraining:
         self._before = int(learnt.get(STEPS, 0))
         """Training steps before online training began, where the bundle has the optimizers' state after them."""
         self.optimizers_begin_anew = False
-        """Says whether there is no optimizer state to go on with: neither the bundle's, where nothing was trained
+        """Says whether there is no optimizer state to go on with: neither the bundle's, if nothing was trained
         online so far, nor a checkpoint's."""
         self._step, self._state = self._restored(learnt)
 
@@ -114,7 +114,7 @@ class OnlineTraining:
         """Returns how many periods of a log have been trained on already.
 
         Raises:
-            UserError: where the log was cut otherwise before, or what is left of it begins before rows that were
+            UserError: if the log was cut otherwise before, or what is left of it begins before rows that were
                 trained on.
         """
         before = self._bundle.info.trained
@@ -201,7 +201,7 @@ class OnlineTraining:
 
     def _restored(self, learnt: Weights) -> tuple[Step, TrainingState]:
         """Returns what trains, as it was after the newest increment, or after a period whose increment was not
-        written any more. Optimizer state is the checkpoint's, else the bundle's, or fresh where there is none."""
+        written any more. Optimizer state is the checkpoint's, else the bundle's, or fresh if there is none."""
         exported = self._exported()
         fresh = TrainingState(next_evaluation=0, steps=exported)
         learnt = {} if self.increments else learnt
@@ -290,7 +290,7 @@ class OnlineTraining:
 
 
 def time_of(milliseconds: int | None) -> str:
-    """Returns a time stamp as people read it, in UTC; words where there is none."""
+    """Returns a time stamp as people read it, in UTC; words if there is none."""
     if milliseconds is None:
         return "no time stamp"
     return f"{datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC):%Y-%m-%d %H:%M}"
@@ -384,7 +384,7 @@ def check_servers(job: Job, servers: int) -> None:
     """Checks that each of so many servers has rows of a job's tables.
 
     Raises:
-        UserError: where there are no tables, or fewer rows than servers.
+        UserError: if there are no tables, or fewer rows than servers.
     """
     if not job.features.tables:
         raise UserError(

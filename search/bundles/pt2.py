@@ -114,7 +114,7 @@ def write_pt2(bundle: Bundle, out: Path) -> PackageInfo:
     """Writes the package of a bundle's newest version into a folder, whole or not at all.
 
     Raises:
-        UserError: where tables grow or an operator is written in Python, which cannot be compiled; where there is
+        UserError: if tables grow or an operator is written in Python, which cannot be compiled; if there is
             no C++ compiler; or where the folder holds something else.
     """
     _check_place(out)

@@ -38,7 +38,7 @@ class Scorer:
     """
 
     def __init__(self, bundle: Bundle, *, mapped: bool = False) -> None:
-        """Reads the weights, onto the accelerator where there is one; with `mapped` they stay in the bundle's
+        """Reads the weights, onto the accelerator if there is one; with `mapped` they stay in the bundle's
         files, and rows of tables are read when they are looked up, by this machine's CPU."""
         self.encoding = bundle.encoding
         self._device = torch.device("cpu") if mapped else device()
@@ -59,7 +59,7 @@ class Scorer:
                 column holds lists, or text with the log's separator.
 
         Raises:
-            UserError: where a column is missing that the model needs, or for a value that its role does not allow.
+            UserError: if a column is missing that the model needs, or for a value that its role does not allow.
             ScoreError: as `score_encoded`.
         """
         table = rows if isinstance(rows, pa.RecordBatch) else record_batch(rows)

@@ -58,7 +58,7 @@ class TableServers:
         connection to them.
 
         Raises:
-            LinkBrokenError: where one of them ends meanwhile.
+            LinkBrokenError: if one of them ends meanwhile.
         """
         self.end()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ class TableServers:
             stays: returns a sentence on what there is, where a server was lost.
 
         Raises:
-            UserError: where a server was lost, naming it.
+            UserError: if a server was lost, naming it.
         """
         try:
             yield

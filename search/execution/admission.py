@@ -82,7 +82,7 @@ class ServingGate:
         return record.with_plan(serving_ms=self._ms[network])
 
     def _over(self, record: TrialRecord) -> str:
-        """Returns the limits that a trial is over, in words; nothing where it keeps all of them."""
+        """Returns the limits that a trial is over, in words; nothing if it keeps all of them."""
         demands = self._limits.demands(**_taken(record))
         return "; ".join(demand.words for demand in demands if demand.excess > 0)
 
@@ -95,7 +95,7 @@ class ServingGate:
         return _ended(record, Outcome.INFEASIBLE, error, began)
 
     def _excess(self, record: TrialRecord) -> float:
-        """Excess over the worst limit of those that are judged so far; 0 where none is."""
+        """Excess over the worst limit of those that are judged so far; 0 if none is."""
         return self._limits.excess(**_taken(record)) or 0.0
 
 
@@ -180,7 +180,7 @@ class Admission:
         return record if self._gate is None else self._gate.judge_by_size(record)
 
     def next_attempt(self, record: TrialRecord, job: Job) -> TrialRecord | None:
-        """A trial as it begins its next attempt; None where none is left (see `Execution.next_attempt`)."""
+        """A trial as it begins its next attempt; None if none is left (see `Execution.next_attempt`)."""
         self.learn(record)
         return self._execution.next_attempt(record, job)
 

@@ -43,7 +43,7 @@ class Execution(NamedTuple):
     """How the trials of one study are executed, and what follows an attempt that ended badly."""
 
     cluster: Cluster | None = None
-    """The cluster that plans are executed on, in its least shape; None where one process trains whatever was
+    """The cluster that plans are executed on, in its least shape; None if one process trains whatever was
     planned."""
     hbm: int | None = None
     """Memory that is declared for a rank, and enforced."""
@@ -55,7 +55,7 @@ class Execution(NamedTuple):
     """What trainings on this machine have taken, by which predicted seconds are corrected; None elsewhere."""
 
     def step_seconds(self, record: TrialRecord) -> float | None:
-        """Seconds of a step of a trial's plan, corrected by what is known now; None where it has none."""
+        """Seconds of a step of a trial's plan, corrected by what is known now; None if it has none."""
         return record.plan.step_seconds if self.corrections is None else self.corrections.seconds(record)
 
     def corrected(self, record: TrialRecord) -> TrialRecord:
@@ -63,7 +63,7 @@ class Execution(NamedTuple):
         return record.with_plan(step_seconds=self.step_seconds(record))
 
     def cluster_of(self, record: TrialRecord) -> Cluster | None:
-        """The cluster in the shape of a trial's plan; None where one process trains whatever was planned."""
+        """The cluster in the shape of a trial's plan; None if one process trains whatever was planned."""
         shapes = (self.cluster, *self.larger)
         return next(
             (one for one in shapes if one is not None and one.shape == record.plan.ranks), self.cluster
@@ -121,7 +121,7 @@ class Execution(NamedTuple):
             check_tables(pricing_of(job, cluster).placement, ranks)
 
     def next_attempt(self, record: TrialRecord, job: Job) -> TrialRecord | None:
-        """A trial as it begins its next attempt; None where the last one ended otherwise, or none is left.
+        """A trial as it begins its next attempt; None if the last one ended otherwise, or none is left.
 
         A trial that was killed goes on under the same strategy, one that ran out of memory
         under the next one up the ladder of its shape, and after the last one in the next shape in which a strategy
@@ -176,7 +176,7 @@ class Execution(NamedTuple):
 
     def _plan_in_larger_shape(self, record: TrialRecord, job: Job, cluster: Cluster) -> Plan | None:
         """The plan in the least shape after this one in which a strategy fits, for a trial that ran out of memory
-        under all that fits in this one; None where there is no such shape."""
+        under all that fits in this one; None if there is no such shape."""
         larger = self._larger_than(cluster)
         if not larger:
             return None
@@ -270,7 +270,7 @@ def most_ranks(config: StudyConfig) -> int:
 
 
 def shapes_here(config: StudyConfig) -> tuple[int, ...]:
-    """Number of processes that a trial takes on this machine in each shape, the least first; where none is
+    """Number of processes that a trial takes on this machine in each shape, the least first; if none is
     declared, one for each accelerator, or 1."""
     together = config.launcher == LAUNCHED_HERE
     if not _is_executed(config):
@@ -292,7 +292,7 @@ def attempts_in(shape: str, record: TrialRecord) -> tuple[Attempt, ...]:
 
 
 def next_strategy(plan: Plan, attempts: tuple[Attempt, ...]) -> PricedStrategy | None:
-    """The next strategy up the ladder after the last attempt ran out of memory; None where none is left.
+    """The next strategy up the ladder after the last attempt ran out of memory; None if none is left.
 
     Strategies count that fit, were not tried, and need less than the last one by what it lacked: fewest
     techniques first, then the shortest step.
@@ -348,7 +348,7 @@ class Parallelism:
     sharing: int
     """Largest number of trials that share a machine, or an accelerator of it, each in the least shape."""
     ranks: int | None = None
-    """Largest number of ranks of all trials at the same time, where there are several shapes: a trial in a larger
+    """Largest number of ranks of all trials at the same time, if there are several shapes: a trial in a larger
     one takes the places of several in the least."""
     on_device: int = 1
     """Number of trials that share an accelerator of a cluster's node."""
@@ -416,7 +416,7 @@ def cluster_parallelism(
 def _on_device(
     nodes: Sequence[Node], ranks: tuple[int, int], parallel: int, threads: int, servers: int | None
 ) -> int:
-    """Returns the least number of trials on an accelerator with which so many are at once on the nodes; 1 where
+    """Returns the least number of trials on an accelerator with which so many are at once on the nodes; 1 if
     trials have several ranks on a host, or none has room."""
     hosts, ranks_per_host = ranks
     rooms = dict[int, int]()
@@ -428,7 +428,7 @@ def _on_device(
 
 
 def most_servers(config: StudyConfig) -> int | None:
-    """Returns the most servers of tables that a trial has; None for as many as hosts, where none are asked for."""
+    """Returns the most servers of tables that a trial has; None for as many as hosts, if none are asked for."""
     if not config.training.tables.on_servers:
         return 0
     return config.servers or (named(config.technique).servers if config.technique else 0) or None
@@ -443,10 +443,10 @@ def study_parallelism(config: StudyConfig, nodes: Sequence[Node] | None = None) 
 
     Args:
         config: the study's settings.
-        nodes: nodes of the cluster that it trains on; None where that is this machine.
+        nodes: nodes of the cluster that it trains on; None if that is this machine.
 
     Raises:
-        UserError: where the study says several all the same.
+        UserError: if the study says several all the same.
     """
     disturbed = config.serving.threads > 1 or device().type != "cpu"
     alone = config.serving.max_ms is not None and disturbed

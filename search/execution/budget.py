@@ -65,7 +65,7 @@ def expected_gain(ne: Sequence[float], more: float) -> float | None:
         more: number of further candidates.
 
     Returns:
-        None where there are too few candidates to say anything.
+        None if there are too few candidates to say anything.
     """
     if len(ne) < LEAST:
         return None
@@ -89,7 +89,7 @@ def lasting_gain(ne: Sequence[float], more: float) -> float | None:
         more: number of further candidates.
 
     Returns:
-        None where after one of them too few candidates had a result.
+        None if after one of them too few candidates had a result.
     """
     gains = [expected_gain(ne[: len(ne) - left_out], more) for left_out in range(PATIENCE)]
     known = [gain for gain in gains if gain is not None]
@@ -198,10 +198,10 @@ class Budget:
             state: its state.
             spent: whether the study came to its end with these settings, whatever they would leave.
             later: what follows the search; None without `minutes`.
-            detectable: measures the smallest relative difference of NE that this log can show; None where
+            detectable: measures the smallest relative difference of NE that this log can show; None if
                 nothing can be measured yet.
             tunable: whether the space leaves anything to tune.
-            corrections: correct the seconds of plans; None where trainings do not run on this machine.
+            corrections: correct the seconds of plans; None if trainings do not run on this machine.
         """
         self._config, self._state, self._later = config, state, later
         self.spent = spent

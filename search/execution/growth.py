@@ -61,7 +61,7 @@ def _all(space: Space) -> Iterator[OrderedAxis]:
 def _read(
     space: Space, axis: Axis, fields: Mapping[str, FieldInfo], kind: str | None, **where: Any
 ) -> Iterator[OrderedAxis]:
-    """The axis as an ordered one; nothing where it is none, or has one value."""
+    """The axis as an ordered one; nothing if it is none, or has one value."""
     values = axis.ascending if isinstance(axis, Choice) else ()
     if axis.size == 1 or (isinstance(axis, Choice) and not values):
         return
@@ -100,7 +100,7 @@ def space_of(study: StudyRecord) -> Space:
     """The space of a study as it is now: as its file or the catalog has it, widened by the study's steps.
 
     Raises:
-        UserError: where the space's file is gone or was edited into something else.
+        UserError: if the space's file is gone or was edited into something else.
     """
     return widen_again(load_space(study.space_file or study.space), study.grown)
 
@@ -150,7 +150,7 @@ assumption, not measured. The sentence on edges (`dashboards.edges`) asks for mo
 SHARE_OF_REST = 0.1
 """Largest share of the minutes left that a candidate beyond an end may be expected to train: an assumption."""
 MOST_TIMES = 2.0
-"""Largest time that a candidate beyond an end may be expected to train where there are no minutes, over that of
+"""Largest time that a candidate beyond an end may be expected to train if there are no minutes, over that of
 the longest training so far: an assumption."""
 
 LOG = logging.getLogger(__name__)
@@ -211,7 +211,7 @@ class Growth:
             self._take(step, count)
 
     def start_point(self, candidates: Sequence[TrialRecord]) -> Point:
-        """The first candidate of a step that was taken and has none among these; empty where all have."""
+        """The first candidate of a step that was taken and has none among these; empty if all have."""
         points = [trial.point for trial in candidates]
         firsts = (step.first for step in self._state.head.grown)
         return next((first for first in firsts if first and first not in points), {})
@@ -242,7 +242,7 @@ class Growth:
     def _step(
         self, edge: Edge, axis: OrderedAxis, at_end: Sequence[TrialRecord], completed: Sequence[TrialRecord]
     ) -> Step | None:
-        """The step beyond an edge; None where it is at its limit, or no candidate beyond it may train."""
+        """The step beyond an edge; None if it is at its limit, or no candidate beyond it may train."""
         taken = sum(
             (step.axis, step.highest) == (axis.setting, edge.highest) for step in self._state.head.grown
         )
@@ -269,7 +269,7 @@ class Growth:
         before: TrialRecord,
         completed: Sequence[TrialRecord],
     ) -> str | None:
-        """Why a candidate beyond an end may not train; None where it may. `before` is the same at the end."""
+        """Why a candidate beyond an end may not train; None if it may. `before` is the same at the end."""
         wider = copy.copy(self._space)
         try:
             wider.widen(setting, value)
@@ -290,7 +290,7 @@ class Growth:
         return None
 
     def _most_seconds(self, completed: Sequence[TrialRecord]) -> float | None:
-        """Seconds that a candidate beyond an end may take; None where no training says how long one takes."""
+        """Seconds that a candidate beyond an end may take; None if no training says how long one takes."""
         if self._minutes is not None:
             return SHARE_OF_REST * max(0.0, 60.0 * self._minutes - self._state.elapsed_seconds())
         longest = max(trial.result.training_seconds for trial in completed)

@@ -64,7 +64,7 @@ def process_seconds(trials: Iterable[TrialRecord]) -> float:
 
 
 def expected_seconds(trials: Sequence[TrialRecord]) -> float:
-    """Seconds that the next of such trainings is expected to take; 0 where none has taken any."""
+    """Seconds that the next of such trainings is expected to take; 0 if none has taken any."""
     trained = (trial for trial in trials if trial.result.outcome is not Outcome.INFEASIBLE)
     took = [seconds for trial in trained if (seconds := trial.result.seconds or 0.0) > 0.0]
     latest = sorted(took[-LATEST:])
@@ -75,7 +75,7 @@ def expected_by_plan(
     seconds_per_example: float, trials: Sequence[TrialRecord], corrections: StepCorrections | None = None
 ) -> float | None:
     """Seconds that a training is expected to take whose planned steps take so long per example: as many times as
-    long as the middle one of the latest trainings by its own plan. None where no plan has a time."""
+    long as the middle one of the latest trainings by its own plan. None if no plan has a time."""
     took = [
         trial.result.whole_seconds / planned
         for trial in trials
@@ -87,7 +87,7 @@ def expected_by_plan(
 
 def planned_seconds(trial: TrialRecord, corrections: StepCorrections | None = None) -> float | None:
     """Seconds per example of a trial's planned step, corrected by what is known now: plans of different times
-    compare. None where its plan has no time."""
+    compare. None if its plan has no time."""
     step = trial.plan.step_seconds if corrections is None else corrections.seconds(trial)
     batch = trial.job.training.get("batch_size")
     return step / batch if step and batch else None
@@ -242,7 +242,7 @@ class LaterStages:
 
     def confirmation(self, within: float) -> float:
         """Returns the seconds, `within` so many, that are kept for confirming winners from a number of seeds that
-        nobody asked for; 0 where they do not allow an interval."""
+        nobody asked for; 0 if they do not allow an interval."""
         if self._seeds_were_asked_for:
             return 0.0
         least, most = self._config.confirm_seeds

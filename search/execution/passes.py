@@ -76,7 +76,7 @@ class Passes:
         Args:
             baseline: how the baseline trains, with what is left open.
             minutes: the study's budget; None for no limit.
-            found: what is known so far; None where it is to be found.
+            found: what is known so far; None if it is to be found.
             of_tables: whether decay of whole tables may be tried.
         """
         self._baseline, self._minutes, self._of_tables = baseline, minutes, of_tables
@@ -143,7 +143,7 @@ class Passes:
         return training.replace(**self.found.decays)
 
     def _several(self, one_pass: TrialRecord, decays: Mapping[str, float]) -> Point | None:
-        """The point of a trial with many passes, by how long the first took; None where two passes would take
+        """The point of a trial with many passes, by how long the first took; None if two passes would take
         too long."""
         # a result of another study took no time here, but its measurements say what a training takes
         seconds = one_pass.result.training_seconds

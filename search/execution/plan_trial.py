@@ -44,7 +44,7 @@ def memory_items(priced: PricedStrategy) -> dict[str, int]:
 
 
 def rejected(job_plan: Plan, taken: PricedStrategy, ran_out: Collection[str]) -> tuple[RejectedStrategy, ...]:
-    """Other strategies with no more techniques than the one taken, or than one where nothing fits; in the ladder's
+    """Other strategies with no more techniques than the one taken, or than one if nothing fits; in the ladder's
     order.
 
     Args:
@@ -157,7 +157,7 @@ def planned(
     """The record with its plan; one that fits nowhere has ended as infeasible.
 
     Raises:
-        UserError: where a trial of the baseline cannot be planned at all (its batch is smaller than the ranks).
+        UserError: if a trial of the baseline cannot be planned at all (its batch is smaller than the ranks).
     """
     began = time.monotonic()
     try:
@@ -215,7 +215,7 @@ def _infeasible(record: TrialRecord, error: str, excess: float | None, began: fl
 
 
 def plan_summary(job_plan: Plan, priced: PricedStrategy | None, ran_out: Collection[str] = ()) -> PlanSummary:
-    """What a trial's record keeps of a plan by which it is held as `priced`; None where tables alone do not fit.
+    """What a trial's record keeps of a plan by which it is held as `priced`; None if tables alone do not fit.
 
     `ran_out` are the strategies that were tried before and ran out of memory.
     """
@@ -271,7 +271,7 @@ def check_some_fit(pricer: CandidatePricer, cluster: Cluster, plan: Callable[[Ca
     """Draws candidates of the space of `pricer` until one fits.
 
     Raises:
-        UserError: where none does, naming the nearest and what would help; or why none could be planned.
+        UserError: if none does, naming the nearest and what would help; or why none could be planned.
     """
     nearest: UnfitCandidate | None = None
     trouble: UserError | None = None
@@ -294,7 +294,7 @@ def check_some_tables_fit(pricer: CandidatePricer) -> None:
     """Draws candidates of the space of `pricer` until the embedding tables of one are within the study's limit.
 
     Raises:
-        UserError: where none are, naming the smallest.
+        UserError: if none are, naming the smallest.
     """
     limit, rng = pricer.limits.max_table_bytes, random.Random(0)
     if limit is None:

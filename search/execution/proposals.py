@@ -34,7 +34,7 @@ WRITING_SECONDS = 30.0
 """Seconds after a file has changed for which a last line that is no JSON may be one that is being written."""
 Proposer = Callable[[Sequence[TrialRecord]], Iterable[Mapping[str, Any]]]
 """A function that is given the trials so far, and returns what it proposes next: mappings as in lines of a file,
-none where it has nothing to propose now."""
+none if it has nothing to propose now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ def lines_of_file(path: Path) -> Lines:
     """Returns what reads the file's lines, anew each time.
 
     Raises:
-        UserError: where there is no such file.
+        UserError: if there is no such file.
     """
     if not path.is_file():
         raise UserError(
@@ -114,7 +114,7 @@ class ReadProposal:
 
     candidate: Candidate
     point: Point
-    """The point of the space that it is; empty where it lies outside the space."""
+    """The point of the space that it is; empty if it lies outside the space."""
     proposal: Proposal
 
 
@@ -273,7 +273,7 @@ class OutsideProposals:
         self._admission, self._job_of, self._refuse = admission, job_of, refuse
 
     def next(self) -> ReadProposal | None:
-        """The next proposal that can be trained; None where no line is left."""
+        """The next proposal that can be trained; None if no line is left."""
         for line in self._unanswered():
             try:
                 return self._checked(line)

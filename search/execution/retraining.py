@@ -1,4 +1,4 @@
-"""Trains networks again from other seeds, scores them on test where asked, and keeps what is finished.
+"""Trains networks again from other seeds, scores them on test if asked, and keeps what is finished.
 
 Several retrainings go on side by side, each in processes of its own, like the study's trials. They have a
 folder and a table of the ledger to themselves, so that no reader takes them for candidates. What is done is
@@ -108,7 +108,7 @@ class Retrainings:
             has_time_for: is asked before each begins, where there may be too little time for all.
 
         Raises:
-            UserError: where a network cannot be scored, or this machine lacks what its strategy needs.
+            UserError: if a network cannot be scored, or this machine lacks what its strategy needs.
         """
         unique = {request.job.fingerprint: request for request in wanted}
         missing = self.missing(unique.values(), score=score, weights=weights)
@@ -176,7 +176,7 @@ class Retrainings:
         return self._trainer.start_scoring(record, request.job, split, keep_logits=True)
 
     def begin_next_attempt(self, training: Training) -> Training | None:
-        """Begins the next attempt of a training that was killed or ran out of memory; None where there is none."""
+        """Begins the next attempt of a training that was killed or ran out of memory; None if there is none."""
         record = self._trainer.execution.next_attempt(training.record, training.job)
         if record is None:
             return None
@@ -230,7 +230,7 @@ class Retrainings:
 
 
 class _RetrainingWork:
-    """The `search.execution.scheduler.Work` of retraining: each job is trained, then scored where wanted."""
+    """The `search.execution.scheduler.Work` of retraining: each job is trained, then scored if wanted."""
 
     def __init__(
         self,
@@ -326,7 +326,7 @@ def score_networks(
         keep_logits: whether logits stay in the trials' folders.
 
     Raises:
-        UserError: where processes end without a result.
+        UserError: if processes end without a result.
     """
     work = _ScoringWork(networks, split, trainer, take, keep_logits)
     Scheduler[Scoring](side_by_side, ranks=trainer.ranks_at_once).run(work)
@@ -336,7 +336,7 @@ def score_one(record: TrialRecord, job: Job, split: str, trainer: Trainer) -> Me
     """Metrics of one trial's kept weights on a split.
 
     Raises:
-        UserError: where the processes end without a result.
+        UserError: if the processes end without a result.
     """
     results: list[Metrics] = []
     score_networks([ScoringRequest(record, job)], split, trainer, lambda _, metrics: results.append(metrics))

@@ -45,7 +45,7 @@ class LateRun:
         """Asks for the processes.
 
         Raises:
-            UserError: where this machine lacks what they need.
+            UserError: if this machine lacks what they need.
         """
         self._began = time.monotonic()
         self._run = self._start()
@@ -176,7 +176,7 @@ class Scoring:
         """Metrics on the split, once the processes have ended.
 
         Raises:
-            UserError: where they ended without a result.
+            UserError: if they ended without a result.
         """
         scored = _answer(self._said, Scored)
         if scored is not None:
@@ -203,7 +203,7 @@ class Timing:
         """The measured forward pass, once the process has ended.
 
         Raises:
-            UserError: where it ended without a result.
+            UserError: if it ended without a result.
         """
         timed = _answer(self._said, Timed)
         if timed is not None:
@@ -220,7 +220,7 @@ def look(activities: Collection[A], seconds: float) -> list[A]:
     Returns the activities that had anything to hear; one whose `run.ended` is true has heard everything.
 
     Raises:
-        DiskFullError: where processes ended for want of space for a file. They are cut short, not failed.
+        DiskFullError: if processes ended for want of space for a file. They are cut short, not failed.
     """
     wait_for([activity.run for activity in activities], seconds)
     heard = []

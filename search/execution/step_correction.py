@@ -130,7 +130,7 @@ class StepCorrections(NamedTuple):
         return _read_and_fitted(path, (found.st_ino, found.st_mtime_ns), precision, self.threads, bandwidth)
 
     def of_record(self, record: TrialRecord) -> Correction | None:
-        """What holds for a trial's plan; None where that has no seconds."""
+        """What holds for a trial's plan; None if that has no seconds."""
         summary = record.plan.summary
         if summary is None or not summary.step_seconds:
             return None
@@ -145,7 +145,7 @@ class StepCorrections(NamedTuple):
 
     def factor(self, plan: Plan) -> float:
         """By which all seconds of a plan are multiplied, so that those of the chosen strategy, or of the closest,
-        are corrected: what is faster by the roofline stays so. 1 where nothing was priced."""
+        are corrected: what is faster by the roofline stays so. 1 if nothing was priced."""
         if plan.closest is None:
             return 1.0
         time = plan.closest.time
@@ -208,7 +208,7 @@ def _path(key: tuple[str, ...]) -> Path:
 
 
 def _steps(path: Path) -> tuple[TimedStep, ...]:
-    """Returns the steps that a file holds; none where there is no file, or none that can be read."""
+    """Returns the steps that a file holds; none if there is no file, or none that can be read."""
     try:
         return TimedSteps.model_validate_json(path.read_bytes()).steps
     except (OSError, ValueError):

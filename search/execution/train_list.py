@@ -67,7 +67,7 @@ class TrainingList:
         """Trains the jobs that are not done; Ctrl-C ends the processes and is raised again.
 
         Raises:
-            UserError: where a training ends without a result, saying how.
+            UserError: if a training ends without a result, saying how.
         """
         unique = {job.fingerprint: job for job in jobs}
         done = self.finished(unique.values())
@@ -89,7 +89,7 @@ class TrainingList:
         """Keeps a result, and removes the folder of its training.
 
         Raises:
-            UserError: where the training ended without a result that stands.
+            UserError: if the training ended without a result that stands.
         """
         result, name = record.result, record.job.fingerprint
         if not result.outcome.is_final:
@@ -177,7 +177,7 @@ def train_one(
         say: is called with sentences for people, such as on a rank that is slow.
 
     Raises:
-        UserError: where this machine lacks what the strategy needs.
+        UserError: if this machine lacks what the strategy needs.
     """
     work = _OneTraining(record, job, trainer, on_change, start_from, say)
     Scheduler[Training](1).run(work)

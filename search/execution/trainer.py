@@ -204,7 +204,7 @@ class Trainer:
         stopped after so many `seconds`, if they are given.
 
         Raises:
-            UserError: where this machine lacks what the strategy needs.
+            UserError: if this machine lacks what the strategy needs.
         """
         self.execution.check(record, job)
         strategy = self.execution.strategy(record)
@@ -243,7 +243,7 @@ class Trainer:
         """Milliseconds that a request to a job's model takes, measured in a fresh process on this machine.
 
         Raises:
-            UserError: where the process ends without a result.
+            UserError: if the process ends without a result.
         """
         folder = self._directory / SERVING
         folder.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ def open_bundle(where: str | Path) -> BundleView:
     """Opens a bundle, such as the folder `best` of a run directory.
 
     Raises:
-        UserError: where there is none, or its files are not whole.
+        UserError: if there is none, or its files are not whole.
     """
     return BundleView(read_bundle(Path(where)))
 
@@ -74,7 +74,7 @@ class BundleView:
             rows: raw values under the log's column names.
 
         Raises:
-            UserError: where a column is missing that the model needs, or for a value that its role does not allow.
+            UserError: if a column is missing that the model needs, or for a value that its role does not allow.
         """
         return pd.Series(self._scorer.score(rows), index=rows.index, name="probability")
 
@@ -150,7 +150,7 @@ class PlanView:
 
     @property
     def technique(self) -> str | None:
-        """The least technique that fits, by name; None where none does."""
+        """The least technique that fits, by name; None if none does."""
         return self._plan.chosen.name if self._plan.chosen else None
 
     @cached_property
@@ -179,7 +179,7 @@ class PlanView:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What would make it fit where nothing does, why smaller shapes of ranks do not do, what would be faster,
+        """What would make it fit if nothing does, why smaller shapes of ranks do not do, what would be faster,
         and notes."""
         smaller = self._plan.other_shapes if self._plan.chosen else ()
         return tuple(filter(None, (self._plan.remedy, *smaller, self._plan.faster, *self._plan.notes)))

@@ -1,6 +1,6 @@
 """A study as a notebook has it: data frames, figures, and a short summary that it shows of itself.
 
-Columns of the frames have units in their names; NE is on validation where nothing else is said. What is not known
+Columns of the frames have units in their names; NE is on validation if nothing else is said. What is not known
 is missing.
 """
 
@@ -45,7 +45,7 @@ def open_study(where: str | Path, name: str | None = None) -> Study:
         name: the study's name in a database that holds several.
 
     Raises:
-        UserError: where there is no study, or it has not trained anything yet.
+        UserError: if there is no study, or it has not trained anything yet.
     """
     if "://" not in str(where):
         if name is not None:
@@ -65,7 +65,7 @@ class Study:
         """Reads the study in a run directory, or that of a database's URL and a name there."""
         self._stored = stored
         self.directory = directory
-        """Run directory; None where it is on another machine."""
+        """Run directory; None if it is on another machine."""
         if stored is not None:
             self.record = read_stored_study(*stored, directory)
         else:
@@ -89,7 +89,7 @@ class Study:
 
     @property
     def best(self) -> int | None:
-        """Number of the best trial; None where there is no result yet."""
+        """Number of the best trial; None if there is no result yet."""
         return self.record.best
 
     @cached_property
@@ -184,7 +184,7 @@ def attempts_frame(record: StudyRecord) -> pd.DataFrame:
 def winners_frame(record: StudyRecord) -> pd.DataFrame:
     """A row per winner that was compared with the baseline on test, with its interval; by FLOPs.
 
-    It is empty where winners were not confirmed (`confirm=`, `dhen-search confirm`).
+    It is empty if winners were not confirmed (`confirm=`, `dhen-search confirm`).
     """
     names = {row.trial.number: row.name for row in trial_rows(record)}
     flops = {trial.number: trial.job.flops for trial in record.trials}

@@ -41,7 +41,7 @@ def check_sampler(name: str) -> None:
 
 
 def successor(name: str, candidates: int) -> str | None:
-    """The sampler that follows the named one after so many candidates; None where the named one goes on."""
+    """The sampler that follows the named one after so many candidates; None if the named one goes on."""
     most, follower = SUCCESSORS.get(name, (0, ""))
     return follower if follower and candidates >= most else None
 

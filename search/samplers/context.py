@@ -73,7 +73,7 @@ class CandidatePricer:
         """Costs of the networks that were priced last, by fingerprint."""
 
     def price(self, point: Point) -> PricedCandidate | None:
-        """The priced candidate of a point; None where the point gives no model."""
+        """The priced candidate of a point; None if the point gives no model."""
         try:
             candidate = self.space.decode(point)
         except UserError:

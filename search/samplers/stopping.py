@@ -78,7 +78,7 @@ def went_on(milestone: int, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
 
 
 def best_ne(trial: TrialRecord, milestone: int) -> float:
-    """Lowest NE of the evaluations up to the milestone; infinite where there is none."""
+    """Lowest NE of the evaluations up to the milestone; infinite if there is none."""
     values = trial.result.curve.ne[:milestone]
     return min((ne for ne in values if not math.isnan(ne)), default=math.inf)
 
@@ -206,7 +206,7 @@ def judge(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> Stop | None:
 
 
 def _cheaper(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The best trial on the front with no more FLOPs than the candidate; None where there is none."""
+    """The best trial on the front with no more FLOPs than the candidate; None if there is none."""
     assert candidate.job.flops is not None
     front = pareto_front(trial for trial in trials if trial.kind is TrialKind.CANDIDATE)
     no_dearer = [

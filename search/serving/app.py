@@ -69,7 +69,7 @@ class LiveModel:
         """Reads the bundle.
 
         Raises:
-            UserError: where it is none, or is damaged.
+            UserError: if it is none, or is damaged.
         """
         self._directory, self._mapped = directory, mapped
         self._state, self.served = self._read(None)
@@ -127,7 +127,7 @@ class LiveModel:
 
 
 def _state(directory: Path) -> State:
-    """Returns the state of a bundle's files; empty where there is no folder. Names that begin with a dot are of
+    """Returns the state of a bundle's files; empty if there is no folder. Names that begin with a dot are of
     others: who trains online, or writes an increment, has them."""
     found = []
     for folder, folders, files in os.walk(directory):
@@ -170,7 +170,7 @@ def make_app(model: LiveModel, *, max_body_bytes: int, token: str | None) -> Sta
     Args:
         model: what scores.
         max_body_bytes: the largest body of a request that is read.
-        token: what a request must show to be scored; None where any may be.
+        token: what a request must show to be scored; None if any may be.
     """
     scoring = ThreadPoolExecutor(1, thread_name_prefix="scoring")
     bodies = _Bodies(max_body_bytes)
@@ -254,8 +254,8 @@ class _Bodies:
         """Reads a request's body, which is held until the block ends.
 
         Raises:
-            TooLargeError: where it has more bytes than the limit, of which no more is kept.
-            BusyError: where no more may be held.
+            TooLargeError: if it has more bytes than the limit, of which no more is kept.
+            BusyError: if no more may be held.
         """
         parts, size, kept = list[bytes](), 0, 0
         try:

@@ -34,7 +34,7 @@ class ContentTypeError(UserError):
 
 
 def rows_of(body: bytes, content_type: str, schema: LogSchema) -> pa.RecordBatch | None:
-    """Returns the inputs of a log's rows that a body has; None where it has no rows.
+    """Returns the inputs of a log's rows that a body has; None if it has no rows.
 
     Args:
         body: the body.

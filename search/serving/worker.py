@@ -53,7 +53,7 @@ class ServeSettings:
     """Torch's threads in each worker."""
     max_body_bytes: int
     token: str | None
-    """What clients must show; None where this machine alone is answered."""
+    """What clients must show; None if this machine alone is answered."""
 
 
 class Ready(NamedTuple):

@@ -38,7 +38,7 @@ class Workers:
         """Starts them, and waits until they are about to answer.
 
         Raises:
-            UserError: where the bundle cannot be served.
+            UserError: if the bundle cannot be served.
         """
         self._settings, self._listener = settings, listener
         self._context = multiprocessing.get_context("forkserver")

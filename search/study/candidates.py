@@ -231,7 +231,7 @@ class CandidateSource:
         return self._admitted(number, fastest.point, Origin(started_at=now(), sampler_notes=notes))
 
     def _from_outside(self) -> AdmittedTrial | None:
-        """The next proposal from outside, in turn with the sampler's own; None where it is the sampler's turn, or
+        """The next proposal from outside, in turn with the sampler's own; None if it is the sampler's turn, or
         nothing can be taken."""
         candidates = self._state.candidates
         if self._outside is None or (candidates and candidates[-1].origin.proposal is not None):

@@ -60,7 +60,7 @@ class Study:
             promotions: trainings on all rows, where the search is on a part of them.
             passes: the number of passes that trainings have, or what finds it.
             budget: what the study may still do.
-            sharing: this driver's share in the study; None where it is the only one.
+            sharing: this driver's share in the study; None if it is the only one.
         """
         self.sharing = sharing
         self._settings, self._state, self._ledger = settings, state, ledger
@@ -75,7 +75,7 @@ class Study:
         does.
 
         Raises:
-            UserError: where no training of the baseline completes, or the database fails.
+            UserError: if no training of the baseline completes, or the database fails.
         """
         joins = self.sharing is not None and self.sharing.joins
         self._settings.note(self._state, **({} if joins else {"finished": False}))
@@ -134,7 +134,7 @@ class Study:
     def _wait_to_lead(
         self, more_to_train: Callable[[], bool], done: Callable[[], bool] | None = None
     ) -> bool:
-        """Waits until all others' trials have ended and this driver leads, if it has to; False where another
+        """Waits until all others' trials have ended and this driver leads, if it has to; False if another
         driver has led, and is done.
 
         Returns True without the lead where `more_to_train` says that trials were left by a driver that died.

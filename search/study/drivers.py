@@ -152,7 +152,7 @@ def join(
 
     Args:
         url: the study's database.
-        name: the study's name there; None where it is the only one.
+        name: the study's name there; None if it is the only one.
         out: the run directory; by default the study's own, where it is on this machine.
         data: files of the log, where they have other names here.
         overrides: `key=value` words of what this driver may have of its own.
@@ -208,7 +208,7 @@ def _check_server(url: str) -> None:
 
 
 def _facts(url: str, name: str) -> dict[str, Any]:
-    """What the study notes of itself; raises UserError where nothing is left to do."""
+    """What the study notes of itself; raises UserError if nothing is left to do."""
     ledger = Ledger(url, name, create=False)
     try:
         facts = ledger.facts() or {}
@@ -310,7 +310,7 @@ class Sharing:
             joins: whether the study is begun or resumed by another driver.
 
         Raises:
-            UserError: where another driver is at work on a study that this one would begin or resume.
+            UserError: if another driver is at work on a study that this one would begin or resume.
         """
         self._ledger, self._directory = ledger, directory.resolve()
         self.joins = joins

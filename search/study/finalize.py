@@ -177,7 +177,7 @@ class Finals:
         self._weights.drop()
 
     def distil(self) -> None:
-        """Has networks of the front learn from the best average, where there is one and the study is to
+        """Has networks of the front learn from the best average, if there is one and the study is to
         (`search.analysis.averages`)."""
         # winners who learn afterwards would be others than those that were trained once more and confirmed
         has_ended = self._budget.spent and self._config.distil is not True
@@ -258,7 +258,7 @@ class Finals:
 
     def refit_winners(self) -> tuple[Refitted, ...]:
         """Trains the baseline and the winners once more, on the rows of training and validation together, and
-        scores them on test: as many of the winners as there is time for, the best first; none where the study is
+        scores them on test: as many of the winners as there is time for, the best first; none if the study is
         not to. What was trained so before stays, whatever there is time for."""
         record = self._state.record()
         if not self._config.refits or record.choice is None:
@@ -360,7 +360,7 @@ class Finals:
             self._state.say(sentence)
 
     def _winners_in_time(self, record: StudyRecord, later: LaterStages) -> tuple[list[int], SeedBySeed]:
-        """Returns as many winners as there is time to confirm, the best first; where there are none, beside what
+        """Returns as many winners as there is time to confirm, the best first; if there are none, beside what
         the best alone would take."""
         least, most = self._config.confirm_seeds
         winners = most_important_first(record)

@@ -418,7 +418,7 @@ def _outside(
     candidate_job: CandidateJobs,
     proposer: Proposer | None,
 ) -> OutsideProposals | None:
-    """Proposals from outside, refused ones of which are noted in the study's head; None where there are none."""
+    """Proposals from outside, refused ones of which are noted in the study's head; None if there are none."""
     lines = _lines(config, state, proposer)
     if lines is None:
         return None
@@ -432,7 +432,7 @@ def _outside(
 
 
 def _lines(config: StudyConfig, state: StudyState, proposer: Proposer | None) -> Lines | None:
-    """Where proposals from outside come from; None where there are none."""
+    """Where proposals from outside come from; None if there are none."""
     if proposer is not None:
         taken = sum(trial.origin.proposal is not None for trial in state.candidates)
         return lines_of_function(proposer, taken + len(state.head.refused))

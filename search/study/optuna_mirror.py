@@ -191,7 +191,7 @@ def local_time(moment: str | None) -> datetime | None:
 
 
 def _constraints(trial: TrialRecord) -> list[float] | None:
-    """The excesses in the order of their names, 0 for one that is not known; None where none is."""
+    """The excesses in the order of their names, 0 for one that is not known; None if none is."""
     excesses = [trial.plan.memory_excess, trial.plan.serving_excess]
     if all(excess is None for excess in excesses):
         return None
@@ -243,7 +243,7 @@ class OptunaMirror:
         """Makes the Optuna study agree with the record, and returns what stands there now.
 
         Raises:
-            UserError: where the storage cannot be used, or a study of this name there is not this one's mirror.
+            UserError: if the storage cannot be used, or a study of this name there is not this one's mirror.
                 What was not written then is written by the next call.
         """
         import optuna

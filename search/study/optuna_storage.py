@@ -52,7 +52,7 @@ def shown(storage: str) -> str:
 
 
 def open_storage(storage: str) -> tuple[BaseStorage, Callable[[], None]]:
-    """Opens a storage, whose tables or file are made where there are none.
+    """Opens a storage, whose tables or file are made if there are none.
 
     Args:
         storage: a SQLAlchemy URL, or the path of a journal file.
@@ -61,7 +61,7 @@ def open_storage(storage: str) -> tuple[BaseStorage, Callable[[], None]]:
         The storage, and what closes its connections.
 
     Raises:
-        UserError: where it cannot be used, or holds the tables of another program.
+        UserError: if it cannot be used, or holds the tables of another program.
     """
     import optuna
 

@@ -36,7 +36,7 @@ class ReportWriter:
     def __init__(self, directory: Path, config: StudyConfig, console: Console) -> None:
         self._directory, self._config, self._console = directory, config, console
         self.sharing: Sharing | None = None
-        """This driver's share in the study, of whose drivers one at a time writes; None where there is one."""
+        """This driver's share in the study, of whose drivers one at a time writes; None if there is one."""
         self._on_duty = False
         self._asks_at = 0.0
         self._mlflow = StudyRuns(directory, config, console)

@@ -80,7 +80,7 @@ def read_other_study(name: str) -> StudyRecord:
     """The study in a directory that `start_from` names.
 
     Raises:
-        UserError: where there is none, or none of its candidates has a result.
+        UserError: if there is none, or none of its candidates has a result.
     """
     try:
         record = read_study(Path(name))
@@ -194,7 +194,7 @@ def earlier_study(name: str) -> StudyRecord:
     """The study in a directory that `warm_start` names.
 
     Raises:
-        UserError: where there is none, or nothing was trained.
+        UserError: if there is none, or nothing was trained.
     """
     try:
         return read_study(Path(name))
@@ -258,7 +258,7 @@ def _here(
     """A candidate of an earlier study as this one would have it.
 
     Raises:
-        _NotReusedError: where it would not.
+        _NotReusedError: if it would not.
     """
     if trial.result.outcome not in USABLE or not trial.job.model:
         raise _NotReusedError(NO_RESULT, trial.result.outcome.value)

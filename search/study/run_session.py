@@ -282,7 +282,7 @@ def finished_study(directory: Path, console: Console) -> Iterator[FinishedStudy]
     Ctrl-C ends what trains, and then this process (exit code 130); the same command goes on from there.
 
     Raises:
-        UserError: where the study is not finished, another process drives it, or it does not fit its settings.
+        UserError: if the study is not finished, another process drives it, or it does not fit its settings.
     """
     if read_finished_study(directory).running:  # before anything is locked, opened or written
         raise UserError(f"{directory}: another process is running this study; wait for it to end.")

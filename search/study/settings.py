@@ -76,7 +76,7 @@ class StudySettings:
             joins: whether another driver has begun the study, or goes on with it.
 
         Raises:
-            UserError: where the ledger knows the study with another log, space, seed or cluster, or another run
+            UserError: if the ledger knows the study with another log, space, seed or cluster, or another run
                 directory has it.
         """
         if not joins:
@@ -206,7 +206,7 @@ class StudySettings:
         Args:
             state: the study.
             name: the stage.
-            total: number of its trainings, where there are any to count.
+            total: number of its trainings, if there are any to count.
             done_before: number of these that are done; None: all trainings of their kind that the study has.
         """
         before = counted(state.record(), name)

@@ -103,7 +103,7 @@ class TrialRunner:
             side_by_side: number of trials at the same time.
             cuts_short: whether a training of the search has to end, since its time is over.
             seconds_left: how long a training of the search may take; None for no limit.
-            sharing: this driver's share in the study; None where it is the only one.
+            sharing: this driver's share in the study; None if it is the only one.
         """
         self._sharing = sharing
         self._cuts_short, self._seconds_left = cuts_short, seconds_left
@@ -124,7 +124,7 @@ class TrialRunner:
         """Trials that wait for the result of an equal job, which trains now."""
         self._upcoming: Iterator[AdmittedTrial] = iter(())
         self._in_turns: Callable[[], Iterator[AdmittedTrial]] | None = None
-        """What makes the trials that come up, anew at each of this driver's turns; None where nobody shares
+        """What makes the trials that come up, anew at each of this driver's turns; None if nobody shares
         them."""
         self._awaited: Callable[[TrialRecord], bool] = lambda trial: True
         self._asked_for = (-1, 0.0)
@@ -376,14 +376,14 @@ class TrialRunner:
                     yield training
 
     def _next_attempt(self, training: Training) -> TrialRecord | None:
-        """The trial as it begins its next attempt; None where the last may not be followed by another."""
+        """The trial as it begins its next attempt; None if the last may not be followed by another."""
         record = training.record
         if not record.result.outcome.may_be_tried_again:
             return None
         return self._admission.next_attempt(record, training.job)
 
     def _done_elsewhere(self, record: TrialRecord) -> TrialRecord | None:
-        """The trial with the result of another study; None where there is none, once selection is frozen, and for
+        """The trial with the result of another study; None if there is none, once selection is frozen, and for
         one that is trained here for its weights."""
         if self._decisions is None or record.origin.trained_for_weights:
             return None

@@ -84,7 +84,7 @@ def read_baseline(config: StudyConfig, features: FeatureSchema | None = None) ->
     """The study's baseline, with what may be varied of it on a log with these inputs.
 
     Raises:
-        UserError: where `baseline` names neither a shipped model nor a readable configuration.
+        UserError: if `baseline` names neither a shipped model nor a readable configuration.
     """
     if config.baseline in catalog():
         model = named_model(config.baseline)
@@ -279,7 +279,7 @@ def require_promoted(state: StudyState) -> None:
     """Checks, once all promotions have ended, that the baseline has completed on all rows.
 
     Raises:
-        UserError: where the baseline did not complete on all rows: then there is nothing to compare with.
+        UserError: if the baseline did not complete on all rows: then there is nothing to compare with.
     """
     baselines = [trial for trial in state.promoted if trial.kind is TrialKind.BASELINE]
     if state.selection.baseline not in baselines:

@@ -1,7 +1,7 @@
 """`clusters`: what the named clusters, this machine or your own have, and where each number is from.
 
 `--json` is a list of clusters, each with every key of `trials.cluster.cluster.Cluster`: bytes, bytes/s,
-FLOP/s and seconds as plain numbers, `null` where there is none. With NAME the list has that one.
+FLOP/s and seconds as plain numbers, `null` if there is none. With NAME the list has that one.
 Without, the row `this` has `null` for whatever would have to be measured: `clusters this` measures it.
 """
 

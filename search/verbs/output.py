@@ -83,7 +83,7 @@ class FinishedRun(Value):
     report: str
     """Path of the report."""
     bundle: str | None
-    """Path of the bundle of the best; None where nothing was found."""
+    """Path of the bundle of the best; None if nothing was found."""
 
 
 class WrittenReport(Value):
@@ -113,7 +113,7 @@ class ExportedBundle(Value):
     comparison: Comparison | None
     """How it compares with the baseline, where it was confirmed."""
     forward: ForwardTime | None
-    """Its measured forward pass; None where this device cannot hold it."""
+    """Its measured forward pass; None if this device cannot hold it."""
     int8_tables: Int8Cost | None
     """What tables of 8 bits cost and save, where it has them."""
 
@@ -136,7 +136,7 @@ class VerifiedSplit(Value):
 
     now: Metrics
     exported: Metrics | None
-    """What they were at export; None where there is nothing to compare with."""
+    """What they were at export; None if there is nothing to compare with."""
 
 
 class VerifiedBundle(Value):
@@ -156,7 +156,7 @@ class VerifiedBundle(Value):
     splits: dict[str, VerifiedSplit]
     """Metrics of validation and test, with `--data`."""
     ne_off: float
-    """Largest difference between an NE now and at export; 0 where nothing was compared."""
+    """Largest difference between an NE now and at export; 0 if nothing was compared."""
     tolerance: float
     """Difference in NE that is allowed, as precision and machine may differ."""
     holds: bool
@@ -333,7 +333,7 @@ class PlannedCluster(Value):
     batch_size: int
     precision: str
     chosen: str | None
-    """The strategy's name; None where nothing fits."""
+    """The strategy's name; None if nothing fits."""
     strategies: tuple[StrategyPrice, ...]
     remedy: str | None
     other_shapes: tuple[str, ...]

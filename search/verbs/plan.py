@@ -2,7 +2,7 @@
 
 `--json` is a list of plans, one per cluster in the order asked for: `cluster`, `hosts`, `gpus_per_host`,
 `hbm`, `verified`, `examples_per_rank`, `batch_size`, `precision`, `chosen` (a strategy's name, or null
-where none fits), `strategies` (fewer techniques first), `remedy`, `faster` (sentences or null), `notes`, and
+if none fits), `strategies` (fewer techniques first), `remedy`, `faster` (sentences or null), `notes`, and
 `other_shapes` (of each other shape of `--ranks 1x1,1x2` that was tried, why it does not do).
 Each strategy has `name`, `techniques`, `memory` (bytes by item and `total`), `step` (seconds by item and
 `total`), `examples_per_second`, `fits`, `lacking_bytes` and `reason`.

@@ -310,7 +310,7 @@ def _configuration(
 
 
 def _open(what: str, config: StudyConfig, progress: Any, encoding: Encoding | None) -> PreparedLog:
-    """The log, by the bundle's schema where there is one, so that equal logs are prepared equally; or in the
+    """The log, by the bundle's schema if there is one, so that equal logs are prepared equally; or in the
     encoding of weights that are gone on from."""
     sources = log_files(config.data, config.demo, progress)
     prepared = len(sources) == 1 and PreparedLog.is_prepared(sources[0])

@@ -40,7 +40,7 @@ class MatmulPeak:
 
 
 def device() -> torch.device:
-    """Returns the accelerator where there is one, else the CPU."""
+    """Returns the accelerator if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

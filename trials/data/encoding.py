@@ -2,7 +2,7 @@
 
 Ids: 0 is a missing value, 1 one that is out of vocabulary, 2 and above the vocabulary by frequency (or
 the hash buckets, the hour or the week day, the quantiles of a number). Values of growing tables have no ids
-but keys, 64-bit hashes, 0 where missing. Numbers: standardised, 0 where missing, with a 0/1 input
+but keys, 64-bit hashes, 0 if missing. Numbers: standardised, 0 if missing, with a 0/1 input
 `<column>__missing` besides where training rows had missing values. An exported model carries its encoding.
 """
 
@@ -48,7 +48,7 @@ class Bags:
     """The ids of N examples in one multi-hot table: those of example i are `ids[offsets[i] : offsets[i + 1]]`."""
 
     ids: NDArray[np.int32] | NDArray[np.int64]
-    """Ids, or, of a growing table, keys: 64-bit hashes of the values, 0 where missing."""
+    """Ids, or, of a growing table, keys: 64-bit hashes of the values, 0 if missing."""
     offsets: NDArray[np.int64]
     """Beginnings of the bags, N + 1 numbers, the last one being the number of ids."""
 
@@ -86,11 +86,11 @@ class EncodedRows:
     numeric: NDArray[np.float32]
     """Numeric inputs (N x K)."""
     keys: NDArray[np.int64] | None = None
-    """64-bit hashes of the values (N x G) of growing categorical tables, 0 where missing; None where there are
+    """64-bit hashes of the values (N x G) of growing categorical tables, 0 if missing; None if there are
     none."""
     share: NDArray[np.float32] | None = None
     """How far each number with buckets is from the even towards the odd one of its nodes (a column for each); None
-    where there are no buckets."""
+    if there are no buckets."""
 
     @property
     def rows(self) -> int:
@@ -144,11 +144,11 @@ class NumericScale(Value):
     mean: float
     """Mean of the transformed training values."""
     std: float = Field(gt=0)
-    """Deviation of the transformed training values; 1 where they do not vary."""
+    """Deviation of the transformed training values; 1 if they do not vary."""
     indicator: bool
     """Whether there is an input that says the value is missing."""
     buckets: Buckets | None = None
-    """Buckets of the column's table; None where it has none."""
+    """Buckets of the column's table; None if it has none."""
 
     def apply(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
         """Returns standardised values (N), 0 where missing."""
@@ -266,7 +266,7 @@ class Encoding:
         return [shared.get(row) or name(row - FIRST_ID) for row in ids]
 
     def numbers(self, name: str, numeric_NK: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Returns a numeric column of encoded rows as the log has it (N), NaN where it is known to be missing."""
+        """Returns a numeric column of encoded rows as the log has it (N), NaN if it is known to be missing."""
         inputs = self.features.numeric
         values = self._scales[name].undo(numeric_NK[:, inputs.index(name)])
         if name in self._indicators:

@@ -78,12 +78,12 @@ class Batch:
     label_B: Tensor
     """Labels in float32, 0 or 1."""
     weight_B: Tensor | None
-    """The log's weight column in float32; None where the log has none."""
+    """The log's weight column in float32; None if the log has none."""
     inverse_count_BT: Tensor | None = None
     """1 / the number of training rows that have the id, for each categorical and then each multi-hot table
-    (`trials.data.prepared_log`), in float32; None where nobody asked for it."""
+    (`trials.data.prepared_log`), in float32; None if nobody asked for it."""
     time: int | None = None
-    """Newest time stamp of the global batch, milliseconds since 1970, the same on all ranks; None where nobody
+    """Newest time stamp of the global batch, milliseconds since 1970, the same on all ranks; None if nobody
     asked for it, or no row of it has one."""
     of_step: int | None = None
     """Number of examples of the step over all ranks, where it may differ from step to step; None: the training's
@@ -230,7 +230,7 @@ def _bytes(split: Split) -> int:
 
 
 def _newest(split: Split, rows: NDArray[np.int64]) -> int | None:
-    """Returns the newest time stamp of some rows; None where all are missing."""
+    """Returns the newest time stamp of some rows; None if all are missing."""
     assert split.timestamp is not None, "a schema with a ttl in the log's time has a time stamp"
     newest = int(split.timestamp[rows].max())
     return newest if newest != MISSING_STAMP else None

@@ -87,7 +87,7 @@ class LabelColumn(Value):
     role: Literal["label"] = "label"
     """What the column is for."""
     positive: str | None = None
-    """The value that counts as 1; null where it is obvious (1, true, yes, click ...)."""
+    """The value that counts as 1; null if it is obvious (1, true, yes, click ...)."""
     where: str | None = Field(default=None, exclude_if=lambda rule: rule is None)
     """A comparison with a number or a word, such as `>=4` or `!=canceled` (operators: >=, >, <=, <, ==, !=): the
     label is 1 for the rows whose value fulfils it."""
@@ -375,12 +375,12 @@ class SplitRule(Value):
 
     @property
     def fractions(self) -> tuple[float, float]:
-        """Fractions of validation and test; 0 where a list names the rows."""
+        """Fractions of validation and test; 0 if a list names the rows."""
         validation = self.validation if isinstance(self.validation, float) else 0.0
         return validation, self.test if isinstance(self.test, float) else 0.0
 
     def names(self, split: Literal["validation", "test"]) -> tuple[str, ...]:
-        """Returns the files or values that make up a split; none where it is a fraction."""
+        """Returns the files or values that make up a split; none if it is a fraction."""
         part = self.validation if split == "validation" else self.test
         return part if isinstance(part, tuple) else ()
 
@@ -583,7 +583,7 @@ class LogSchema(Value):
 
     @property
     def split_column(self) -> str | None:
-        """Name of the column whose values `split` lists; None where it lists files, or nothing."""
+        """Name of the column whose values `split` lists; None if it lists files, or nothing."""
         lists = self.split.names("validation") or self.split.names("test")
         return self._only("split") if lists and self.split.by != "files" else None
 

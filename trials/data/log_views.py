@@ -215,7 +215,7 @@ class TaughtLog(PreparedLog):
         """The log with a teacher's predictions, which `save_teacher` has written.
 
         Raises:
-            UserError: where they are missing, or are not those of the log's training rows.
+            UserError: if they are missing, or are not those of the log's training rows.
         """
         super().__init__(log.directory, log.manifest)
         self._log = log

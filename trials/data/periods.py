@@ -33,7 +33,7 @@ class Period(NamedTuple):
 
     number: int
     first: int | None
-    """Time stamp of its first row, milliseconds since 1970; None where the log has none."""
+    """Time stamp of its first row, milliseconds since 1970; None if the log has none."""
     last: int | None
     """Time stamp of its last row."""
     rows: Split
@@ -95,7 +95,7 @@ class Periods:
 
     @property
     def begins_at(self) -> int | None:
-        """Time stamp of the earliest row, milliseconds since 1970; None where the log has none."""
+        """Time stamp of the earliest row, milliseconds since 1970; None if the log has none."""
         return None if self.stamps is None else int(self.stamps[0])
 
     @property
@@ -158,7 +158,7 @@ def check_periods(log: PreparedLog, length: str, ranks: int) -> None:
     for each of so many ranks.
 
     Raises:
-        UserError: where they do not.
+        UserError: if they do not.
     """
     stamps = [_known(log.split(name)) for name in SPLITS]
     for earlier, later, before, after in zip(stamps, stamps[1:], SPLITS, SPLITS[1:], strict=False):

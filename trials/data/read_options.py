@@ -132,7 +132,7 @@ READ_AS_FOUND = ReadOptions()
 # The length of the periods that a log is cut into: a time, or a number of rows.
 
 DAY = "1d"
-"""Length of a period where none is given."""
+"""Length of a period if none is given."""
 
 
 class Length(NamedTuple):

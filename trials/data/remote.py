@@ -48,7 +48,7 @@ def shown_url(url: str) -> str:
 
 
 def local_copy(url: str, progress: Callable[[str, int, int | None], None] | None = None) -> Path:
-    """Returns the copy of a file or a folder, which is made where there is none of this state of it.
+    """Returns the copy of a file or a folder, which is made if there is none of this state of it.
 
     Args:
         url: where it lies.

@@ -246,7 +246,7 @@ class Buckets(Value):
         end each, count as lying on its beginning, and missing ones as lying on an even one.
 
         Args:
-            values: numbers as the log has them; NaN where missing.
+            values: numbers as the log has them; NaN if missing.
             scaled: the scale on which distances are taken; it keeps the order of numbers.
         """
         positions = np.searchsorted(self.begins, values, side="right")

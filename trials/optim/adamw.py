@@ -368,7 +368,7 @@ class Clip:
 
         Args:
             largest_norm: `training.clip_norm`; None to leave gradients as they are.
-            process_group: the ranks that hold a part of the gradients each; None where this rank holds all of
+            process_group: the ranks that hold a part of the gradients each; None if this rank holds all of
                 them.
             copies: number of copies that these ranks hold together.
         """
@@ -394,7 +394,7 @@ class Clip:
 
     @torch.no_grad()
     def __call__(self, gradients: Iterable[Tensor | None]) -> None:
-        """Clips in place what this rank has of the whole batch's gradients, None where a weight has none; a
+        """Clips in place what this rank has of the whole batch's gradients, None if a weight has none; a
         collective where ranks hold parts."""
         if self._largest_norm is None:  # before anything is read, which may still be on its way to the host
             return

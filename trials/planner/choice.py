@@ -157,7 +157,7 @@ def check_technique(asked: Strategy | None, pricing: Pricing) -> None:
 
 
 def fewest_servers(pricing: Pricing, level: ServerLevel, rank_bytes: int) -> int | None:
-    """Returns the fewest servers with which a host has room beside its ranks; None where there are none."""
+    """Returns the fewest servers with which a host has room beside its ranks; None if there are none."""
     room = pricing.room_for_servers - rank_bytes
     return pricing.kept.fewest(level, pricing.cluster.hosts, room)
 
@@ -233,7 +233,7 @@ def servers_words(strategy: Strategy, pricing: Pricing) -> str:
 
 
 def mode_sentences(strategy: Strategy | None, pricing: Pricing) -> tuple[str, ...]:
-    """Says how long a batch takes under each synchrony on these servers; nothing where ranks have tables."""
+    """Says how long a batch takes under each synchrony on these servers; nothing if ranks have tables."""
     if strategy is None or not strategy.servers:
         return ()
     seconds = {}
@@ -263,7 +263,7 @@ def seconds_per_batch(pricing: Pricing, strategy: Strategy, mode: Synchrony) -> 
 
 
 def way_out(pricing: Pricing) -> str:
-    """Says, where tables fit on no rank, with how many servers they would; nothing where they would not."""
+    """Says, where tables fit on no rank, with how many servers they would; nothing if they would not."""
     if pricing.training.weight_average:  # which servers exclude
         return ""
     training = pricing.training.replace(tables=TablesConfig(synchrony="semi"))
@@ -319,7 +319,7 @@ class PricedLadder(Sequence[PricedStrategy]):
         return len(self._memory.keys() | self._time.keys())
 
     def chosen(self, prefer: Prefer) -> PricedStrategy | None:
-        """Returns the least strategy that fits, or the fastest; None where none fits."""
+        """Returns the least strategy that fits, or the fastest; None if none fits."""
         places = range(len(self))
         if prefer == "fastest":
             return self._fastest_of(places)
@@ -338,7 +338,7 @@ class PricedLadder(Sequence[PricedStrategy]):
         return self._fastest_of(range(len(self)), chosen.time.total)
 
     def closest(self, among: Callable[[Strategy], bool] = lambda _: True) -> PricedStrategy | None:
-        """Returns the strategy that lacks least, of several the first; None where there are none."""
+        """Returns the strategy that lacks least, of several the first; None if there are none."""
         best: tuple[int, int] | None = None
         places = (place for place, strategy in enumerate(self.strategies) if among(strategy))
         for least, place in sorted((self._least_lacking(place), place) for place in places):

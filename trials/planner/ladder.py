@@ -176,7 +176,7 @@ def ways_to_hold(hosts: int, gpus_per_host: int) -> tuple[Dense, ...]:
 
 def choose(priced: Iterable[PricedStrategy], prefer: Prefer) -> PricedStrategy | None:
     """Returns the strategy that fits with the fewest techniques, those whose ranks hold whole layers first, those
-    that have parts of stages last, then with the shortest step; None where none fits."""
+    that have parts of stages last, then with the shortest step; None if none fits."""
 
     def order(priced_strategy: PricedStrategy) -> tuple[int, int, float]:
         strategy, seconds = priced_strategy.strategy, priced_strategy.time.total

@@ -63,7 +63,7 @@ class DensePeak(NamedTuple):
     left: LiveMemory
     """Gradients and buffers between backward and the update, while tables are updated."""
     wrapping: int
-    """What the device holds at most while ranks take the model over, before the first step; 0 where a step holds
+    """What the device holds at most while ranks take the model over, before the first step; 0 if a step holds
     more for certain."""
     by_segment: tuple[tuple[str, int], ...]
     """Activations at the moment of the peak, by segment."""

@@ -143,7 +143,7 @@ def most_held(schedule: Schedule, ranks: int, micro_batches: int, rank: int) -> 
 
 
 def wrong_micro_batches(schedule: Schedule, ranks: int, micro_batches: int) -> str | None:
-    """Says why a schedule cannot run with so many micro-batches; None where it can."""
+    """Says why a schedule cannot run with so many micro-batches; None if it can."""
     if micro_batches == 1:
         return "with one micro-batch all ranks but one would always wait"
     if schedule == "1f1b" and micro_batches < ranks:
@@ -228,7 +228,7 @@ def pipeline_peak(
         batch: what a rank reads; its embeddings are those of all of the pipeline's examples.
         looked_up: bytes of the embeddings that each rank looks up.
         gathered: bytes of those that each rank of the first stage has of its pipeline, beside those of its tensor
-            group; 0 where the first are the second.
+            group; 0 if the first are the second.
         itemsizes: bytes per number: c, r and those of a moment.
         data_ranks: number of ranks that have the same stages.
         device: kind of the device, for the update's workspace and gloo's copies.

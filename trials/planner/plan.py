@@ -164,15 +164,15 @@ class Plan(Value):
     examples_per_rank: int
     precision: Precision
     chosen: Strategy | None
-    """The strategy that was chosen; None where nothing fits."""
+    """The strategy that was chosen; None if nothing fits."""
     strategies: SkipValidation[Sequence[PricedStrategy]]
-    """The whole ladder, fewer techniques first, of which each strategy is priced when it is looked at; empty where
+    """The whole ladder, fewer techniques first, of which each strategy is priced when it is looked at; empty if
     the embedding tables alone do not fit."""
     lacking_bytes: int
-    """Bytes that the closest strategy lacks where nothing fits, or those that the tables alone lack; 0 where
+    """Bytes that the closest strategy lacks if nothing fits, or those that the tables alone lack; 0 if
     something fits."""
     remedy: str | None
-    """One or two sentences where nothing fits: how far off the plan is, and the nearest changes that would
+    """One or two sentences if nothing fits: how far off the plan is, and the nearest changes that would
     fit; else None."""
     faster: str | None
     """A sentence where a larger set of techniques would be faster than the chosen strategy; else None."""
@@ -195,12 +195,12 @@ class Plan(Value):
 
     @property
     def best(self) -> PricedStrategy | None:
-        """The chosen strategy, priced; None where nothing fits."""
+        """The chosen strategy, priced; None if nothing fits."""
         return None if self.chosen is None else self.strategies[self._unpriced.index(self.chosen)]
 
     @cached_property
     def closest(self) -> PricedStrategy | None:
-        """The chosen strategy, or where nothing fits the one that lacks least."""
+        """The chosen strategy, or if nothing fits the one that lacks least."""
         if self.best is None and isinstance(self.strategies, PricedLadder):
             return self.strategies.closest()
         return self.best or min(self.strategies, key=lambda priced: priced.lacking_bytes, default=None)
@@ -232,7 +232,7 @@ def plan_in_least_shape(
         options: what else is asked of plans.
 
     Raises:
-        UserError: where the model can be planned in no shape, with what the last one says.
+        UserError: if the model can be planned in no shape, with what the last one says.
     """
     unfit: list[Plan] = []
     why_not: dict[str, str] = {}
@@ -411,7 +411,7 @@ def _check_pipeline(asked: Strategy, cluster: Cluster, pricing: Pricing) -> None
     """Checks that ranks and model can be the pipelines that are asked for.
 
     Raises:
-        UserError: where they cannot, with what would work.
+        UserError: if they cannot, with what would work.
     """
     model, degree, ranks = pricing.model, asked.pipeline, cluster.ranks
     layers = len(model.layers) if isinstance(model, DhenConfig) else degree * asked.chunks_per_rank

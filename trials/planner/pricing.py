@@ -190,7 +190,7 @@ class Pricing:
         """Placement of the embedding tables in the memory that a rank has for them, on the device.
 
         Raises:
-            PlacementError: where they do not fit beside nothing.
+            PlacementError: if they do not fit beside nothing.
         """
         beside = self.context_bytes
         if self.cluster.hbm <= beside:
@@ -238,7 +238,7 @@ class Pricing:
 
     @property
     def context_bytes(self) -> int:
-        """Memory of a GPU's context, of libraries' workspaces, of a communicator where there are several
+        """Memory of a GPU's context, of libraries' workspaces, of a communicator if there are several
         ranks, and of random bits."""
         rounding = ring_bytes(self.cluster.device) if self.training.optimizer_precision == "bf16" else 0
         if self.cluster.device == "cpu":

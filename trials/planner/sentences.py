@@ -43,7 +43,7 @@ class Worth(NamedTuple):
     bandwidth: float
     """Bytes/s of the slowest link."""
     pays_below: float | None
-    """Bytes/s of that link below which the compressed step is shorter; None where it never is."""
+    """Bytes/s of that link below which the compressed step is shorter; None if it never is."""
 
 
 def worth(pricing: Pricing, strategy: Strategy) -> Worth:
@@ -159,7 +159,7 @@ def lacking_sentence(closest: PricedStrategy, pricing: Pricing) -> str:
 
 
 def faster_sentence(chosen: PricedStrategy | None, fastest: PricedStrategy | None) -> str | None:
-    """Says that more techniques would be faster; None where they would not."""
+    """Says that more techniques would be faster; None if they would not."""
     if chosen is None or fastest is None or fastest.time.total >= chosen.time.total:
         return None
     times = chosen.time.total / fastest.time.total
@@ -256,7 +256,7 @@ def split_sentences(
     chosen: PricedStrategy | None, closest: PricedStrategy | None, pricing: Pricing
 ) -> tuple[str, ...]:
     """Says of a strategy that splits modules why it is taken, what all ranks of a tensor group have whole, and
-    what it costs where a group has ranks of several hosts. It speaks of the chosen strategy, or where nothing
+    what it costs where a group has ranks of several hosts. It speaks of the chosen strategy, or if nothing
     fits of what the ladder is restricted to; `closest` is the closest of what is less cut."""
     strategy = chosen.strategy if chosen is not None else pricing.options.technique
     if strategy is None or strategy.tensor == 1:

@@ -145,7 +145,7 @@ class Step(NamedTuple):
     data_per_host: int = 1
     """Data ranks: all, or those of one place in every tensor group; `everywhere` is among them."""
     sent: SentBySplit | None = None
-    """What tensor groups send, where there are any."""
+    """What tensor groups send, if there are any."""
 
     @property
     def data_ranks(self) -> int:

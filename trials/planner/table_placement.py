@@ -60,7 +60,7 @@ class Placement(NamedTuple):
     """The places of all tables, and their costs in a step; tuples `_per_rank` have an entry for each rank."""
 
     replicated: tuple[str, ...]
-    """Tables that every rank holds whole: the small ones, or all of them where there is one rank."""
+    """Tables that every rank holds whole: the small ones, or all of them if there is one rank."""
     shards: tuple[TableShard, ...]
     """Shards of all other tables, by table and column; no rank holds two shards of one table."""
     bytes_per_rank: tuple[int, ...]
@@ -93,7 +93,7 @@ class Placement(NamedTuple):
 
     @property
     def imbalance(self) -> float:
-        """The slowest rank's cost over the mean: 1 where perfect, and where there are no tables."""
+        """The slowest rank's cost over the mean: 1 where perfect, and if there are no tables."""
         return self.heaviest_cost / self.mean_cost if self.mean_cost else 1.0
 
 
@@ -273,7 +273,7 @@ def _placement(
 def _why(
     tables: tuple[SizedTable, ...], work: Workload, cluster: Cluster, needed: int, available: int
 ) -> str:
-    """Says why tables do not fit and what would work; names the table that fits nowhere where there is
+    """Says why tables do not fit and what would work; names the table that fits nowhere if there is
     one."""
     available = max(available, 0)
     largest, dim = max(tables, key=lambda table: _narrowest_bytes(table, work, cluster.ranks))

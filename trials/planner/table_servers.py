@@ -172,7 +172,7 @@ class Kept(NamedTuple):
         return -(-servers // hosts) * self.of_server(servers, level)
 
     def fewest(self, level: ServerLevel, hosts: int, room: int) -> int | None:
-        """Returns the fewest servers with which a host has so much room; None where all hosts together have
+        """Returns the fewest servers with which a host has so much room; None if all hosts together have
         none. One server per host is most that matters."""
         fitting = (servers for servers in range(1, hosts + 1) if self.of_host(servers, level, hosts) <= room)
         return next(fitting, None)
@@ -184,7 +184,7 @@ def kept(served: Served, *, decays: bool, dense_numbers: int) -> Kept:
     Args:
         served: the tables.
         decays: whether `training.table_decay` is above 0.
-        dense_numbers: dense weights that servers have too; 0 where ranks do.
+        dense_numbers: dense weights that servers have too; 0 if ranks do.
     """
     rows = sum(table.rows for table in served.tables)
     rules = [(table, table.growing) for table in served.tables if table.growing is not None]
@@ -240,7 +240,7 @@ class Fleet(NamedTuple):
     waits_for_updates: bool
     """Whether a pull waits for the updates of the step before."""
     dense_numbers: int
-    """Dense weights that are pulled and pushed too; 0 where ranks have them."""
+    """Dense weights that are pulled and pushed too; 0 if ranks have them."""
 
 
 class ServersTime(NamedTuple):

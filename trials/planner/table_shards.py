@@ -237,7 +237,7 @@ TABLE_DECAY_ROW_BYTES = 8
 trials/optim/rowwise_adagrad.py."""
 SECTOR_BYTES = 32
 """The least that a GPU reads of its memory (CUDA C++ Best Practices Guide, coalesced access): rows of fewer
-bytes cost as much. A CPU's line is 64; its tables lie in one process, where nothing is split."""
+bytes cost as much. A CPU's line is 64; its tables lie in one process, if nothing is split."""
 
 
 class Workload(NamedTuple):

@@ -146,7 +146,7 @@ class ZeroState(NamedTuple):
     weights: int
     """Bytes of all buckets as the model computes with them."""
     masters: int
-    """Bytes of the own parts' fp32 weights on the device; 0 where the model computes with these, or the host has
+    """Bytes of the own parts' fp32 weights on the device; 0 if the model computes with these, or the host has
     them."""
 
     @property

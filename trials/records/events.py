@@ -82,9 +82,9 @@ class Progress(Value):
     seconds: float
     unsaved_steps: int | None = Field(default=None, exclude_if=lambda steps: steps is None)
     """Number of steps since the newest checkpoint, or since the beginning, whose updates would be lost with a
-    server of tables; None where no servers hold them."""
+    server of tables; None if no servers hold them."""
     lost_steps: int | None = Field(default=None, exclude_if=lambda steps: steps is None)
-    """Number of steps whose updates were lost so far, see `Measured.lost_steps`; None where none were."""
+    """Number of steps whose updates were lost so far, see `Measured.lost_steps`; None if none were."""
 
 
 class Replaced(Value):

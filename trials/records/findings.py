@@ -46,7 +46,7 @@ class Part(Value):
     """Name of the part: `layer0: attention`, `layer1` (a whole layer), `members` (all but one), or `trial 3`."""
     ne_percent: MeanInterval | None
     """NE of the rest relative to the whole network's, over seeds; above 0 the part is worth that much.
-    None where a training failed."""
+    None if a training failed."""
     flops: float
     """FLOPs of the rest, forward, per example."""
     flops_percent: float
@@ -74,7 +74,7 @@ class Slice(Value):
     rows: int
     base_rate: float
     ne: float | None
-    """NE of the winner; None where all labels are equal."""
+    """NE of the winner; None if all labels are equal."""
     baseline_ne: float | None
     calibration: float | None
     """Calibration of the winner: predictions over labels; None without positives."""
@@ -145,7 +145,7 @@ class Choice(Value):
     """Number of the trial that is the study's best: the baseline where it is close to the lowest NE, else the
     steadiest, and of these the cheapest, of those that are close."""
     lowest: int
-    """Number of the trial of the lowest NE on the rows that were judged; the baseline's, where none is lower."""
+    """Number of the trial of the lowest NE on the rows that were judged; the baseline's, if none is lower."""
     winners: tuple[Winner, ...]
     """Trials that are confirmed, by FLOPs, `MOST_WINNERS` at most; chosen before test is looked at."""
     compared: int = 0
@@ -158,10 +158,10 @@ class Choice(Value):
     origins: int = 0
     """Number of periods before validation among them, for which networks were trained on earlier rows alone."""
     judged: tuple[Judged, ...] = ()
-    """Trials that were judged, the baseline included, by number; none where validation has too few rows."""
+    """Trials that were judged, the baseline included, by number; none if validation has too few rows."""
 
     def of(self, number: int) -> Judged | None:
-        """Returns how a trial was judged; None where it was not."""
+        """Returns how a trial was judged; None if it was not."""
         return next((judged for judged in self.judged if judged.trial == number), None)
 
 
@@ -185,7 +185,7 @@ class OrderedAxis(Value):
     kind: str | None = None
     """Interaction module whose setting it is."""
     values: tuple[Setting, ...] = ()
-    """All values from the lowest to the highest, as points have them, where there are a few."""
+    """All values from the lowest to the highest, as points have them, if there are a few."""
     low: float | None = None
     """Lower end of a range."""
     high: float | None = None
@@ -202,7 +202,7 @@ class OrderedAxis(Value):
     """Whether the axis keeps its first value until the tuning stage."""
 
     def value(self, trial: TrialRecord) -> Setting:
-        """Returns the value that a candidate's network or training has, as points have it; None where the setting
+        """Returns the value that a candidate's network or training has, as points have it; None if the setting
         has no meaning in it, or waits for the tuning stage."""
         if self.tuned_last and trial.origin.tuned_from is None:
             return None

@@ -69,7 +69,7 @@ class TablesConfig(Value):
     """Largest number of steps whose updates the rows of a batch may lack, under `synchrony=semi`; by default 1,
     which lets the next batch's rows be pulled while this one is computed. 0 waits for all updates."""
     deterministic_delay: bool = False
-    """Whether rows always lack the updates of exactly `staleness` steps (of all, where there were fewer since the
+    """Whether rows always lack the updates of exactly `staleness` steps (of all, if there were fewer since the
     tables were last evaluated or saved), in place of at most so many: a training then repeats to the bit, and is
     slower."""
 
@@ -415,7 +415,7 @@ def check_order(features: FeatureSchema, training: TrainingConfig) -> None:
     """Checks that the log's time goes forward in a training whose tables go by it.
 
     Raises:
-        UserError: where examples are shuffled, and ids give their rows back after a time without an occurrence.
+        UserError: if examples are shuffled, and ids give their rows back after a time without an occurrence.
     """
     if features.timed and training.order == "shuffled":
         timed = next(table for table in features.growing if table.growing and table.growing.ttl_milliseconds)

@@ -100,7 +100,7 @@ class WeightedRows:
 
 
 def example_weights(rows: Weighted, negative_sampling_rate: float) -> Floats | None:
-    """Returns how much each example counts (N), or None where all count the same."""
+    """Returns how much each example counts (N), or None if all count the same."""
     if negative_sampling_rate == 1.0:
         return None if rows.weight is None else np.asarray(rows.weight, dtype=np.float64)
     counts = np.where(np.asarray(rows.labels) > 0.5, 1.0, 1.0 / negative_sampling_rate)

@@ -18,7 +18,7 @@ def host_and_port(address: str) -> tuple[str, int]:
     """Returns the two parts of an address; an IPv6 host without its brackets.
 
     Raises:
-        ValueError: where the text is not host:port.
+        ValueError: if the text is not host:port.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) not in PORTS:

@@ -101,7 +101,7 @@ class Limits(Value):
     def excess(
         self, *, flops: float, weights_bytes: int, table_bytes: int | None, ms: float | None = None
     ) -> float | None:
-        """Returns by how much a model exceeds the worst of the limits, over that limit; None where no known
+        """Returns by how much a model exceeds the worst of the limits, over that limit; None if no known
         quantity has one."""
         demands = self.demands(flops=flops, weights_bytes=weights_bytes, table_bytes=table_bytes, ms=ms)
         return max((demand.excess for demand in demands), default=None)
@@ -151,7 +151,7 @@ def weights_bytes(cost: Iterable[CostRow]) -> int:
 
 
 def summed_ms(times: Iterable[float | None]) -> float | None:
-    """Returns the forward time of a model that runs several networks one after another; None where a network's is
+    """Returns the forward time of a model that runs several networks one after another; None if a network's is
     not known."""
     all_times = list(times)
     return None if None in all_times else sum(ms for ms in all_times if ms is not None)

@@ -86,9 +86,9 @@ class Strategy(Value):
     """Level of storage on which embedding tables lie with their optimizer's state; below the device it has a
     cache of their rows."""
     table_cache: int = Field(default=0, ge=0, exclude_if=lambda size: not size)
-    """Size of that cache in KiB; 0 where there is none, or where its size follows from the memory that is left."""
+    """Size of that cache in KiB; 0 if there is none, or where its size follows from the memory that is left."""
     servers: int = Field(default=0, ge=0, exclude_if=lambda servers: not servers)
-    """Number of servers that hold the embedding tables, in processes of their own; 0 where the ranks hold them."""
+    """Number of servers that hold the embedding tables, in processes of their own; 0 if the ranks hold them."""
     server_level: ServerLevel = Field(default="memory", exclude_if=lambda level: level == "memory")
     """Level of storage on which servers have the tables."""
     pipeline: int = Field(default=1, ge=1, exclude_if=lambda ranks: ranks == 1)
@@ -343,7 +343,7 @@ class Ranks(NamedTuple):
         """Returns which part of every batch this rank reads, where so many ranks are a pipeline: they read the
         same.
 
-        The ranks of a stage follow one another, so that stages lie on different hosts where there are as many."""
+        The ranks of a stage follow one another, so that stages lie on different hosts if there are as many."""
         parts = self.world // pipeline
         return DataPart(self.rank % parts, parts)
 

@@ -112,7 +112,7 @@ class ClusterSummary(Value):
     verified: bool
     """Whether its numbers were measured on it; false for data sheets."""
     shapes: tuple[str, ...] = Field(default=(), exclude_if=lambda shapes: not shapes)
-    """Shapes that candidates may have, the least first, where there are several (`ranks=1x1,1x2`); `hosts` and
+    """Shapes that candidates may have, the least first, if there are several (`ranks=1x1,1x2`); `hosts` and
     `gpus_per_host` are those of the least."""
 
     @property
@@ -194,9 +194,9 @@ class ExpectedGain(Value):
     more: int
     """Number of further candidates that were to gain it."""
     worth_percent: float | None = None
-    """Smallest decrease that was worth a longer search (`worth=`); None where none was named."""
+    """Smallest decrease that was worth a longer search (`worth=`); None if none was named."""
     detectable_percent: float | None = None
-    """Smallest difference that the log's validation rows can show between two networks like the best; None where
+    """Smallest difference that the log's validation rows can show between two networks like the best; None if
     it could not be measured."""
 
 
@@ -221,7 +221,7 @@ class Stage(Value):
 
     name: StageName
     total: int | None = None
-    """Number of the stage's trainings, those of earlier sessions included; None where it has none to count."""
+    """Number of the stage's trainings, those of earlier sessions included; None if it has none to count."""
     done_before: int = 0
     """Number of these that had ended when the stage began in this session."""
     counted_before: int = 0
@@ -252,7 +252,7 @@ class GrownAxis(Value):
     first: dict[str, Setting] = Field(default_factory=dict)
     """Point of the first candidate beyond the end before: the best one at that end, with the axis moved on."""
     earlier: str | None = None
-    """Directory of the earlier study (`warm_start`) that has widened the axis; None where this one has."""
+    """Directory of the earlier study (`warm_start`) that has widened the axis; None if this one has."""
 
 
 def networks_of(
@@ -288,7 +288,7 @@ class StudyRecord(Value):
     max_table_bytes: int | None = None
     """Limit on the bytes of a candidate's embedding tables; None for no limit."""
     period: str | None = None
-    """Length of the periods of validation and test, each scored before it is trained on; None where trained
+    """Length of the periods of validation and test, each scored before it is trained on; None if trained
     networks score them as they are."""
     earlier: tuple[EarlierStudy, ...] = ()
     """Earlier studies that the study was started from."""
@@ -333,13 +333,13 @@ class StudyRecord(Value):
     elapsed_seconds: float = 0.0
     """Wall clock of the study's commands, earlier sessions included."""
     expected_gain: ExpectedGain | None = None
-    """What ended the search before its budget was spent; None where that was nothing."""
+    """What ended the search before its budget was spent; None if that was nothing."""
     retrainings: tuple[TrialRecord, ...] = ()
     """Retrainings of winners and the baseline after selection, for intervals and ablations; no candidates."""
     comparisons: tuple[Comparison, ...] = ()
     """Comparisons of winners with the baseline, by FLOPs, once they were retrained (`dhen-search confirm`)."""
     refits: tuple[Refitted, ...] = ()
-    """The baseline and the winners, trained once more on the rows of training and validation together; none where
+    """The baseline and the winners, trained once more on the rows of training and validation together; none if
     the study does not do so (`refit`)."""
     ablations: tuple[Ablation, ...] = ()
     """What the parts of winners are worth, by number of the trial, as far as that was asked
@@ -354,11 +354,11 @@ class StudyRecord(Value):
         return Limits(serving=self.serving, max_table_bytes=self.max_table_bytes)
 
     def comparison(self, number: int | None) -> Comparison | None:
-        """Returns the comparison of a winner with the baseline; None where the winner was not retrained."""
+        """Returns the comparison of a winner with the baseline; None if the winner was not retrained."""
         return next((comparison for comparison in self.comparisons if comparison.trial == number), None)
 
     def refit(self, number: int | None) -> Refitted | None:
-        """Returns what became of a trial on the rows of training and validation together; None where it was not
+        """Returns what became of a trial on the rows of training and validation together; None if it was not
         trained on them."""
         return next((refit for refit in self.refits if refit.trial == number), None)
 
@@ -371,7 +371,7 @@ class StudyRecord(Value):
         return next(trial for trial in self.retrainings if trial.number == number)
 
     def baseline_for(self, trial: TrialRecord) -> TrialRecord | None:
-        """Returns the tuned baseline, trained on as many rows as the trial was; None where there is none yet."""
+        """Returns the tuned baseline, trained on as many rows as the trial was; None if there is none yet."""
         baseline = self._tuned_baseline
         on_all_rows = trial.origin.promoted_from is not None or (
             trial.kind in MADE_OF_WINNERS and bool(self.promoted)

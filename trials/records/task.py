@@ -32,7 +32,7 @@ class Task(Value):
     start_from: str | None = None
     """A weights file to start training from in place of fresh weights."""
     start_learnt: bool = False
-    """Whether servers of tables start with the optimizer state that is beside these weights too, where there is
+    """Whether servers of tables start with the optimizer state that is beside these weights too, if there is
     any."""
     attempt: int = Field(default=0, ge=0)
     """Which execution of its trial this is: 0 for the first, as in names of logs and in MLflow's tags."""

@@ -137,7 +137,7 @@ class Curve(Sequence[CurvePoint]):
 
     @property
     def ne(self) -> Sequence[float]:
-        """NE on validation at each point; NaN where it is none."""
+        """NE on validation at each point; NaN if it is none."""
         return self._numbers[_NE::_WIDTH]
 
     def __len__(self) -> int:
@@ -246,7 +246,7 @@ class Refit(Value):
 
 
 class JobSummary(Value):
-    """What a trial trains, as its record keeps it (`trials.records.job.Job` is the whole of it). Empty where
+    """What a trial trains, as its record keeps it (`trials.records.job.Job` is the whole of it). Empty if
     the trial's
     point gives no model."""
 
@@ -304,7 +304,7 @@ class RejectedStrategy(Value):
     memory_bytes: int
     """Predicted peak on the fullest rank."""
     lacking_bytes: int
-    """Bytes by which the strategy exceeds the memory; 0 where it fits and is slower."""
+    """Bytes by which the strategy exceeds the memory; 0 if it fits and is slower."""
     items: dict[str, int] = Field(default_factory=dict, exclude_if=lambda items: not items)
     """Predicted bytes by item, of the peak on the fullest rank, without those that are 0; kept of one strategy of
     each way to hold the model, and empty for others and in records of older versions."""
@@ -323,7 +323,7 @@ class PlanSummary(Value):
     """How a candidate is to be trained on the study's cluster; `dhen-search plan` prints the whole ladder."""
 
     strategy: str | None
-    """The strategy chosen; where nothing fits, the one that lacks least; None: the tables alone do not fit."""
+    """The strategy chosen; if nothing fits, the one that lacks least; None: the tables alone do not fit."""
     ranks: str | None = Field(default=None, exclude_if=lambda ranks: ranks is None)
     """Shape that the plan is for: hosts x ranks per host, such as 2x4; None in records of older versions, where
     all trials have the study's one shape."""
@@ -346,12 +346,12 @@ class PlanSummary(Value):
     reason: str = ""
     """Why the strategy was chosen, or what it lacks, in a sentence."""
     rejected: tuple[RejectedStrategy, ...] = ()
-    """Strategies with no more techniques that were not chosen, fewer techniques first; where nothing fits, those
+    """Strategies with no more techniques that were not chosen, fewer techniques first; if nothing fits, those
     with one at most."""
     remedy: str | None = None
-    """The nearest change that would fit, where nothing fits; else None."""
+    """The nearest change that would fit, if nothing fits; else None."""
     faster: str | None = None
-    """The strategy with more techniques that would be faster, where there is one; else None."""
+    """The strategy with more techniques that would be faster, if there is one; else None."""
     notes: tuple[str, ...] = ()
     """What a reader should know of the plan besides."""
     restricted_to: str | None = None
@@ -371,7 +371,7 @@ class PlanSummary(Value):
 
     @property
     def peak_bytes(self) -> int | None:
-        """The sum of `memory_bytes`; None where the tables alone do not fit."""
+        """The sum of `memory_bytes`; None if the tables alone do not fit."""
         return sum(self.memory_bytes.values()) if self.memory_bytes else None
 
     @property
@@ -391,7 +391,7 @@ class TrialPlan(Value):
     """Shape that the trial is to be trained in: hosts x ranks per host, such as 2x4; None: the study's one, where
     nothing was planned or by an older version."""
     peak_bytes: int | None = None
-    """Predicted peak on the fullest rank of the study's cluster; where nothing fits, that of the strategy that
+    """Predicted peak on the fullest rank of the study's cluster; if nothing fits, that of the strategy that
     lacks least."""
     step_seconds: float | None = None
     """Predicted seconds of a step."""
@@ -453,7 +453,7 @@ class Measured(Value):
 
     @property
     def whole_seconds(self) -> float:
-        """Seconds of training and evaluation together; 0 where nothing was measured."""
+        """Seconds of training and evaluation together; 0 if nothing was measured."""
         return (self.train_seconds or 0.0) + (self.evaluate_seconds or 0.0)
 
 
@@ -482,7 +482,7 @@ class Result(Value):
 
     @property
     def training_seconds(self) -> float:
-        """Seconds that the training took, here or in the study that it was taken over from; 0 where none was."""
+        """Seconds that the training took, here or in the study that it was taken over from; 0 if none was."""
         return max(self.seconds or 0.0, self.measured.whole_seconds)
 
     @property
@@ -515,7 +515,7 @@ class Attempt(Value):
     strategy: str
     """Strategy that the ranks were asked to hold the model with, by name."""
     executed: str | None = None
-    """Strategy that the ranks read from their wrapped modules and their optimizer; None where the attempt ended
+    """Strategy that the ranks read from their wrapped modules and their optimizer; None if the attempt ended
     before they could."""
     plan: PlanSummary | None = None
     """Plan that the attempt was held by; None: planned for another cluster."""
@@ -525,9 +525,9 @@ class Attempt(Value):
     measured_bytes: int | None = None
     """Peak of the fullest rank, where it was counted: on an accelerator, or under a declared memory."""
     needed_bytes: int | None = None
-    """Bytes that a rank out of memory would have held at that moment; None where none was."""
+    """Bytes that a rank out of memory would have held at that moment; None if none was."""
     limit_bytes: int | None = None
-    """Bytes that a rank out of memory may hold; None where none was."""
+    """Bytes that a rank out of memory may hold; None if none was."""
     predicted_step_seconds: float | None = None
     """Seconds of a step, as planned for the ranks it was trained on; None: planned for another cluster."""
     measured_step_seconds: float | None = None
@@ -535,14 +535,14 @@ class Attempt(Value):
     seconds: float | None = None
     """Wall clock of the attempt."""
     evaluations: int | None = None
-    """Number of evaluations after which the stopping rule ended it; None where nothing did."""
+    """Number of evaluations after which the stopping rule ended it; None if nothing did."""
     error: str | None = None
     replaced: str | None = None
     """What became of processes that were killed and started anew while the others went on, in words: a part for
-    each, with semicolons between; None where there were none."""
+    each, with semicolons between; None if there were none."""
     slow_rank: str | None = None
     """Which ranks were much slower than the others, where, since when, and what came of it, in words: a part for
-    each, with semicolons between; None where none was."""
+    each, with semicolons between; None if none was."""
 
     @property
     def was_moved(self) -> bool:

@@ -135,7 +135,7 @@ class Run:
             processes: the processes, by their numbers.
             logs: their logs, in the trial's directory.
             deadline_seconds: seconds of silence that are a hang.
-            replacements: starts processes anew; None where any that is killed ends all.
+            replacements: starts processes anew; None if any that is killed ends all.
             slow: is told of a slow rank each time that ranks say so; returns the same with where it is, and what
                 comes of it.
         """
@@ -362,7 +362,7 @@ class Launcher:
         """Starts processes that run `task` in `directory`, which must exist; an earlier run's events are dropped.
 
         Raises:
-            UserError: where this machine has fewer CUDA devices than the task has ranks here.
+            UserError: if this machine has fewer CUDA devices than the task has ranks here.
         """
 
         def anew(again: Task, process: int) -> LocalRank:
@@ -380,7 +380,7 @@ class Launcher:
         """Starts the task's ranks and servers on this machine, all or some of them, for whoever watches them.
 
         Raises:
-            UserError: where this machine has fewer CUDA devices than the task has ranks here.
+            UserError: if this machine has fewer CUDA devices than the task has ranks here.
         """
         from trials.runtime.worker import main
         from trials.training.process_group import check_devices

@@ -76,7 +76,7 @@ class Ending(NamedTuple):
     code: int | None
     """The rank's exit code; below 0 the signal that killed it."""
     killed: str | None
-    """The state that the rank was in when it was killed from here; None where it was not."""
+    """The state that the rank was in when it was killed from here; None if it was not."""
     words: LastWords | None
 
     @property
@@ -98,7 +98,7 @@ def endings_of(codes: Mapping[int, int | None], killed: Mapping[int, str], folde
 
 
 def memory_kills() -> int | None:
-    """Returns how many processes the kernel has killed since it began because memory was short; None where it does
+    """Returns how many processes the kernel has killed since it began because memory was short; None if it does
     not say."""
     try:
         match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
@@ -260,7 +260,7 @@ class RankProcess(Protocol):
     """The process of a rank, on this machine or on another."""
 
     killed: str | None
-    """The state that the process was in when `kill` ended it; None where it was not."""
+    """The state that the process was in when `kill` ended it; None if it was not."""
 
     @property
     def sentinel(self) -> int:

@@ -143,7 +143,7 @@ def _serve(task: Task, folder: Path, number: int) -> None:
 
 @contextlib.contextmanager
 def _servers(task: Task, ranks: Ranks, folder: Path) -> Iterator[Servers | None]:
-    """Returns the servers of the embedding tables; None where ranks hold them."""
+    """Returns the servers of the embedding tables; None if ranks hold them."""
     if not task.strategy.servers:
         yield None
         return
@@ -162,7 +162,7 @@ def _servers(task: Task, ranks: Ranks, folder: Path) -> Iterator[Servers | None]
 
 
 def _say_why(error: Exception, folder: Path, rank: int | None) -> None:
-    """Says why the rank ends, to the driver first, then to the log; `rank` is given where there are several."""
+    """Says why the rank ends, to the driver first, then to the log; `rank` is given if there are several."""
     lack = out_of_memory(error)
     cause = lack or error
     needed, limit = needed_and_limit(cause)

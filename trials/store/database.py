@@ -54,7 +54,7 @@ VERSION = sa.Table(
 
 
 def check_version(connection: sa.Connection, tables: sa.MetaData, url: str) -> str | None:
-    """Returns the version of a database's tables; None where it has no ledger.
+    """Returns the version of a database's tables; None if it has no ledger.
 
     Args:
         connection: to the database.

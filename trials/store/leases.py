@@ -95,7 +95,7 @@ class Leases:
         return [other for other in others if now - self._seen[other.id][1] >= SILENT_SECONDS]
 
     def bury(self, connection: sa.Connection, dead: Driver) -> tuple[int, ...] | None:
-        """Removes a driver and returns the numbers of the trials that it ran; None where it lives after all, or
+        """Removes a driver and returns the numbers of the trials that it ran; None if it lives after all, or
         another driver was first."""
         as_seen = (DRIVERS.c.id == dead.id) & (DRIVERS.c.beats == dead.beats)
         # locked first: what it would still take meanwhile waits, and is refused
@@ -124,7 +124,7 @@ class Leases:
         """Takes the lease of a trial that this driver runs, or lets go of one that has ended.
 
         Raises:
-            TakenForDeadError: where this driver may not write any more.
+            TakenForDeadError: if this driver may not write any more.
         """
         self.check(connection)
         if running:
@@ -138,7 +138,7 @@ class Leases:
         """Checks that this driver lives for the others too, and keeps it so until the transaction ends.
 
         Raises:
-            TakenForDeadError: where it does not.
+            TakenForDeadError: if it does not.
         """
         mine = sa.select(DRIVERS.c.id).where(DRIVERS.c.id == self.driver)
         if connection.execute(mine.with_for_update(read=True, key_share=True)).first() is None:

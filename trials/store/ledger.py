@@ -184,14 +184,14 @@ class Ledger:
 
     @patient
     def revision(self) -> int:
-        """Returns the number of commits of the study's drivers; 0 where it has one driver."""
+        """Returns the number of commits of the study's drivers; 0 if it has one driver."""
         query = sa.select(STUDIES.c.revision).where(STUDIES.c.name == self.study)
         with self.database.transaction() as connection:
             return int(connection.scalar(query) or 0)
 
     @patient
     def changes(self, since: int) -> Changes | None:
-        """Returns what the study's drivers have committed since a revision; None where nothing was."""
+        """Returns what the study's drivers have committed since a revision; None if nothing was."""
         its = sa.select(STUDIES.c.revision, STUDIES.c.facts).where(STUDIES.c.name == self.study)
         newer = (TRIALS.c.study == self.study) & (TRIALS.c.revision > since)
         with self.database.reading() as connection:
@@ -210,7 +210,7 @@ class Ledger:
     def bury(self, dead: Driver, lost: Callable[[TrialRecord], TrialRecord]) -> tuple[TrialRecord, ...]:
         """Removes a driver that is dead; the trials that it ran become what `lost` makes of them, and are free.
 
-        Returns these trials; none where the driver lives after all, or another one was first.
+        Returns these trials; none if the driver lives after all, or another one was first.
         """
         assert self.leases is not None, "the study has one driver"
         with self.database.transaction() as connection:
@@ -390,7 +390,7 @@ class Ledger:
     def _write_plan(
         self, connection: sa.Connection, record: TrialRecord, plan: PlanSummary | None
     ) -> str | None:
-        """Returns the id of the plan's row: equal plans of a job are one row. None where nothing was planned."""
+        """Returns the id of the plan's row: equal plans of a job are one row. None if nothing was planned."""
         if plan is None:
             return None
         identity = fingerprint([record.job.fingerprint, self._cluster, plan.model_dump_json()])

@@ -49,7 +49,7 @@ def read_weights(path: Path) -> Weights:
 
 
 def read_optimizer_state(path: Path) -> Weights:
-    """Reads the optimizer state that is beside a file's weights; empty where there is none.
+    """Reads the optimizer state that is beside a file's weights; empty if there is none.
 
     Raises:
         UserError: when the file is missing or damaged.
@@ -103,7 +103,7 @@ def named_tensor(weights: Mapping[str, Tensor], name: str, path: Path) -> Tensor
     """Returns the tensor of a file that has this name.
 
     Raises:
-        UserError: where the file has none.
+        UserError: if the file has none.
     """
     if name not in weights:
         raise UserError(f"{path}: has no tensor {name!r}.")
@@ -240,7 +240,7 @@ def apply_changes(weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) ->
     """Makes of weights, in place, what they became.
 
     Raises:
-        UserError: where the changes are of another model, or of another state of this one; then nothing was
+        UserError: if the changes are of another model, or of another state of this one; then nothing was
             changed.
     """
     _check(weights, found)

@@ -196,8 +196,8 @@ class IndexedReader(FileSystemReader):
         """What the checkpoint holds, in DCP's own classes.
 
         Raises:
-            OSError: where there is no index.
-            ValueError: where the index is not one of ours.
+            OSError: if there is no index.
+            ValueError: if the index is not one of ours.
         """
         index = CheckpointIndex.model_validate_json((Path(self.path) / INDEX).read_bytes())
         places = {
@@ -273,8 +273,8 @@ def written_hashes(folder: Path) -> dict[str, str]:
     """Hashes of the files that rank 0 wrote into a checkpoint, by name.
 
     Raises:
-        OSError: where there is no manifest.
-        ValueError: where it is damaged.
+        OSError: if there is no manifest.
+        ValueError: if it is damaged.
     """
     return _HASHES.validate_json((folder / MANIFEST).read_bytes(), strict=True)
 
@@ -309,7 +309,7 @@ def newest_whole(folder: Path) -> tuple[int, Path]:
     after; of a process that looks by itself.
 
     Raises:
-        UserError: where there is none.
+        UserError: if there is none.
     """
     for path in checkpoints_in(folder):
         if damage(path, Ranks()) is None:

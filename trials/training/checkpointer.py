@@ -165,7 +165,7 @@ class Checkpoints:
         """The checkpoints of a training of `job`.
 
         Args:
-            folder: where they are kept; None where none are wanted.
+            folder: where they are kept; None if none are wanted.
             job: what is trained.
             ranks: the ranks that train it.
             seconds: seconds of training that may be lost.
@@ -175,7 +175,7 @@ class Checkpoints:
         self.count, self.seconds = 0, 0.0
         """Number of checkpoints made so far, and the seconds that they took."""
         self.newest_steps = 0
-        """Number of steps that the newest one is made after; 0 where there is none."""
+        """Number of steps that the newest one is made after; 0 if there is none."""
 
     def due(self, *, evaluated: bool) -> bool:
         """Tells whether to make a checkpoint now, by rank 0's clock; a collective."""
@@ -225,7 +225,7 @@ class Checkpoints:
     def restore(
         self, step: Resumable, average: Average | None = None
     ) -> tuple[TrainingState, Weights | None] | None:
-        """Puts the newest checkpoint into a fresh step and the random number generators; None where there is none.
+        """Puts the newest checkpoint into a fresh step and the random number generators; None if there is none.
 
         One that is not as it was written is said in the log and removed, and the one before takes its place;
         without one before, training begins anew.
@@ -237,7 +237,7 @@ class Checkpoints:
         its own.
 
         Raises:
-            UserError: where the checkpoint is another job's, or cannot be read though it is as it was written.
+            UserError: if the checkpoint is another job's, or cannot be read though it is as it was written.
         """
         newest = self._newest_whole()
         if newest is None:
@@ -460,7 +460,7 @@ def optimizer_state(step: Resumable, steps: int, ranks: Ranks) -> Weights:
 
 
 def put_back(step: Resumable, saved: Weights, ranks: Ranks) -> None:
-    """Puts optimizer state, which the first rank has, into a step that has the weights already; does nothing where
+    """Puts optimizer state, which the first rank has, into a step that has the weights already; does nothing if
     there is none. A collective."""
     if ranks.world > 1:
         given: list[Weights] = [saved]

@@ -155,7 +155,7 @@ def _results(layer: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
 
 
 def _astray(eager: dict[str, Tensor], compiled: dict[str, Tensor]) -> str | None:
-    """Says what is another, and by how much; None where nothing is."""
+    """Says what is another, and by how much; None if nothing is."""
     lengths = {name: float(each.float().norm()) for name, each in eager.items()}
     small = SMALL_SHARE * sum(length**2 for name, length in lengths.items() if name != "outputs") ** 0.5
     for name, length in lengths.items():

@@ -96,7 +96,7 @@ class DistributedStep:
             strategy: how the dense part is held; `fully_shard` needs a process group on one rank too.
             ranks: the ranks of the default process group.
             cluster: the cluster for which tables are placed and gradients cut into buckets; None for this machine.
-            servers: those that hold the tables; None where ranks do.
+            servers: those that hold the tables; None if ranks do.
             where: this process's device.
             evaluation_rows: rows of this rank that go forward at once in an evaluation; None: no more than a
                 micro-batch if memory is limited, else `rows_at_once`.
@@ -235,7 +235,7 @@ class DistributedStep:
 
     @property
     def cache_use(self) -> CacheUse | None:
-        """What the cache of tables that lie below the device has done so far; None where there is none."""
+        """What the cache of tables that lie below the device has done so far; None if there is none."""
         return self._tables.cache_use if isinstance(self._tables, CachedTables) else None
 
     def ahead(self, batch: Batch) -> None:
@@ -245,7 +245,7 @@ class DistributedStep:
 
     @property
     def staleness(self) -> dict[int, int] | None:
-        """How often the rows of a batch lacked the updates of so many steps; None where ranks hold the tables."""
+        """How often the rows of a batch lacked the updates of so many steps; None if ranks hold the tables."""
         return self._served.staleness if self._served is not None else None
 
     def begin_pass(self) -> None:
@@ -352,7 +352,7 @@ class DistributedStep:
             self._growing.restored()
 
     def save_tables(self, folder: Path) -> None:
-        """Has servers write their tables into a folder, where there are servers; a collective."""
+        """Has servers write their tables into a folder, if there are servers; a collective."""
         if self._served is not None:
             self._served.settle()
             all_agree(self._ranks, True)  # all have settled
@@ -393,7 +393,7 @@ def _with_examples_for_all(strategy: Strategy, batch_size: int, ranks: Ranks) ->
 
 
 def _cluster(cluster: Cluster | None, ranks: Ranks) -> Cluster:
-    """Returns the cluster with these ranks; where none is given, rank 0's of this machine, so that all place
+    """Returns the cluster with these ranks; if none is given, rank 0's of this machine, so that all place
     tables alike."""
     if cluster is None:
         measured = [this_machine() if ranks.first else None]

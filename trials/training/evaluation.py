@@ -82,7 +82,7 @@ def logits_over_ranks(
     Args:
         score: logit_B of examples on this process's device; every rank calls it equally often.
         split: the rows, the same on all ranks.
-        ranks: the ranks, with a process group where there are several.
+        ranks: the ranks, with a process group if there are several.
         batch_size: rows of a rank that go forward at a time, at most.
         data: which part of the rows this rank reads, where several ranks read the same; of these the first ones
             of all have the logits.

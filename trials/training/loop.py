@@ -108,13 +108,13 @@ class _Run:
     best_weights: Weights | None = None
     average: WeightAverage | None = None
     servers: Servers | None = None
-    """Those that hold the tables; None where ranks do."""
+    """Those that hold the tables; None if ranks do."""
     done: Losses = Losses(0.0, 0, 0)  # noqa: RUF009
     """What the last batch came to, of a rank that trains on its own."""
     own: OwnTime | None = None
-    """Measures what this rank takes itself; None where no others wait for it, or a device does the work."""
+    """Measures what this rank takes itself; None if no others wait for it, or a device does the work."""
     stragglers: Stragglers | None = None
-    """Judges what all ranks take; None where nothing is measured."""
+    """Judges what all ranks take; None if nothing is measured."""
     own_since: int = 0
     """Examples that were done when the stretch began that is measured now."""
     limit: TimeLimit = field(default_factory=lambda: TimeLimit(None, ONE_RANK, 0))
@@ -204,7 +204,7 @@ def train(
         cluster: the cluster for which the job was planned.
         evaluation_rows: rows of a rank that go forward at once in an evaluation, by the plan.
         ends_at: Unix time at which training is stopped, with an evaluation; None for no limit.
-        servers: those that hold the tables; None where ranks do. Of ranks that train on their own
+        servers: those that hold the tables; None if ranks do. Of ranks that train on their own
             (`training.tables.synchrony=async`) the first calls this, as if it were alone, and the others `assist`.
         resume_from: a folder for checkpoints. Where there is one, training goes on from it, and tells the
             evaluations it had once more; new ones are made in it, and removed when the training has ended.
@@ -477,7 +477,7 @@ def _of_refit(run: _Run) -> tuple[Metrics, bool]:
 
 
 def _judge(run: _Run, point: CurvePoint) -> bool:
-    """Keeps the best weights, lowers learning rates on a plateau; returns True where training should end, as a
+    """Keeps the best weights, lowers learning rates on a plateau; returns True if training should end, as a
     refit does at its only evaluation."""
     state, config = run.state, run.job.training
     state.curve.append(point)
@@ -502,7 +502,7 @@ def _weights_of(run: _Run, point: CurvePoint) -> AbstractContextManager[None]:
 
 
 def _note_loss(run: _Run, loss: Tensor) -> bool:
-    """Notes a loss; returns True where losses were checked."""
+    """Notes a loss; returns True if losses were checked."""
     run.losses.append(loss)
     if len(run.losses) < FINITE_CHECK_STEPS:
         return False

@@ -138,7 +138,7 @@ def _is_lack_of_memory(error: BaseException) -> bool:
 
 
 def needed_and_limit(error: BaseException) -> tuple[int | None, int | None]:
-    """Returns the bytes needed when memory was lacking, and what the rank may hold; None where unknown."""
+    """Returns the bytes needed when memory was lacking, and what the rank may hold; None if unknown."""
     if isinstance(error, MemoryLimitError):
         return error.needed_bytes, error.limit_bytes
     tried = SIZE.search(str(error))

@@ -35,7 +35,7 @@ def join(ranks: Ranks, folder: Path, address: str | None, *, seconds: float) -> 
 
     Args:
         ranks: where this process stands.
-        folder: the trial's directory, seen by all ranks; used where there is no address.
+        folder: the trial's directory, seen by all ranks; used if there is no address.
         address: where the ranks of several machines meet.
         seconds: time after which a collective that waits for a rank fails; also for this call.
     """
@@ -61,7 +61,7 @@ def meeting_of_servers(folder: Path, address: str | None, *, makes: bool) -> Any
     """Returns the store through which ranks and servers of tables find each other.
 
     Args:
-        folder: the trial's directory, seen by all; used where there is no address.
+        folder: the trial's directory, seen by all; used if there is no address.
         address: where the ranks of several machines meet.
         makes: whether this process makes the store at that address; the first rank of a process group has made it.
     """

@@ -80,7 +80,7 @@ def train_once(
     `goes_on` is called after each.
 
     Raises:
-        DivergenceError: where a loss or a weight is not finite.
+        DivergenceError: if a loss or a weight is not finite.
     """
     assert job.training.batch_size is not None
     data = ranks.data_part(step.strategy.pipeline)
@@ -134,7 +134,7 @@ def score_ahead(
         goes_on: is called after each step.
 
     Raises:
-        DivergenceError: where a loss or a weight is not finite.
+        DivergenceError: if a loss or a weight is not finite.
         UserError: for weights of another model, or a log that cannot be cut so.
     """
     assert job.period is not None

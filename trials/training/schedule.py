@@ -73,7 +73,7 @@ class Turn(NamedTuple):
     """A step, an evaluation, or both."""
 
     batch: Batch | None
-    """The batch to train on, on this process's device; None where others have trained on what is evaluated."""
+    """The batch to train on, on this process's device; None if others have trained on what is evaluated."""
     following: Batch | None
     """The batch of the next turn, where it is known."""
     steps: int
@@ -160,7 +160,7 @@ def handed_out(
         done: tells what the last batch came to.
 
     Raises:
-        DivergenceError: where the loss of a rank is not finite.
+        DivergenceError: if the loss of a rank is not finite.
     """
     assert config.batch_size is not None
     numbered, of_last, evaluated = batches.by_number(), Losses(0.0, 0, 0), state.steps

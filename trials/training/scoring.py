@@ -71,7 +71,7 @@ def score(
     keep: Keep | None = None,
     goes_on: Callable[[], None] = lambda: None,
 ) -> Metrics:
-    """Returns metrics on a split of the log, the same on all ranks; a collective where there are several.
+    """Returns metrics on a split of the log, the same on all ranks; a collective if there are several.
 
     Args:
         job: the job, resolved.
@@ -82,7 +82,7 @@ def score(
         strategy: how the model is held.
         cluster: the cluster for which tables are placed.
         evaluation_rows: rows of a rank that are scored at once, by the plan.
-        servers: those that hold the tables, with these weights; None where ranks do.
+        servers: those that hold the tables, with these weights; None if ranks do.
         keep: is given the logits of all rows, on the first rank.
         goes_on: is called after each step, where periods are trained on once they are scored.
 

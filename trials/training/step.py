@@ -258,14 +258,14 @@ class Step(Resumable, Protocol):
 
     @property
     def cache_use(self) -> CacheUse | None:
-        """What the cache of tables that lie below the device has done so far; None where there is none."""
+        """What the cache of tables that lie below the device has done so far; None if there is none."""
 
     def ahead(self, batch: Batch) -> None:
         """Is told, before a step, the batch that comes after its own, whose rows may be fetched meanwhile."""
 
     @property
     def staleness(self) -> dict[int, int] | None:
-        """How often the rows of a batch lacked the updates of so many steps; None where no servers hold tables."""
+        """How often the rows of a batch lacked the updates of so many steps; None if no servers hold tables."""
 
     def begin_pass(self) -> None:
         """Is called before the first step of each pass."""

@@ -81,7 +81,7 @@ class Stragglers:
         return found
 
     def _times(self, rank: int) -> float | None:
-        """Returns how many times as long as the others a rank took in this interval; None where it is not slow, or
+        """Returns how many times as long as the others a rank took in this interval; None if it is not slow, or
         has no others to be compared with."""
         others = [
             own
@@ -95,7 +95,7 @@ class Stragglers:
 
 
 def like_ranks(ranks: Ranks, strategy: Strategy) -> list[int]:
-    """Returns, for each rank, which others have the same work: those of its stage where there are pipelines, as
+    """Returns, for each rank, which others have the same work: those of its stage if there are pipelines, as
     stages differ in their layers; else all."""
     return [ranks._replace(rank=rank).stage(strategy.pipeline) for rank in range(ranks.world)]
 

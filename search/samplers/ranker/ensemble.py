@@ -62,7 +62,7 @@ class Pairs:
     logit_LR: np.ndarray
     """Logit of the probability that the row's candidate ends below the column's."""
     weight_LR: np.ndarray
-    """Weight of the pair; 0 where the trainings say nothing about it."""
+    """Weight of the pair; 0 if the trainings say nothing about it."""
 
 
 PairsAmong = Callable[[np.ndarray, np.ndarray], Pairs]
@@ -112,7 +112,7 @@ class Ranker:
     held_out: np.ndarray
     """Rows of the candidates that the ranker did not learn from."""
     loss: float
-    """Mean cross-entropy over the pairs of a candidate held out, of which some are drawn where there are many, and
+    """Mean cross-entropy over the pairs of a candidate held out, of which some are drawn if there are many, and
     one that was learned from."""
 
     def scores(self, x_NF: np.ndarray) -> np.ndarray:
@@ -203,7 +203,7 @@ CURVE_SLOPES = (0.0, 2.0)
 
 
 def final_ne(record: TrialRecord) -> float | None:
-    """NE at the end of a training; infinite where it diverged, None where it has not ended so far."""
+    """NE at the end of a training; infinite where it diverged, None if it has not ended so far."""
     if record.result.outcome is Outcome.DIVERGED:
         return math.inf
     if record.result.outcome is not Outcome.COMPLETED or record.result.validation is None:
@@ -360,7 +360,7 @@ def _spread(ne_R: np.ndarray) -> float:
 
 
 def _mean_of(value_ER: np.ndarray, held_out_ER: np.ndarray) -> np.ndarray:
-    """Mean over the members that a candidate was kept from; NaN where there is no such member."""
+    """Mean over the members that a candidate was kept from; NaN if there is no such member."""
     count_R = held_out_ER.sum(axis=0)
     total_R = (value_ER * held_out_ER).sum(axis=0)
     return np.where(count_R > 0, total_R / np.maximum(count_R, 1), np.nan)

@@ -106,9 +106,9 @@ class Description:
     """Named numbers of one candidate."""
 
     shares: dict[str, float] = field(default_factory=dict)
-    """How many there are of a thing; 0 where there is none."""
+    """How many there are of a thing; 0 if there is none."""
     sizes: dict[str, float] = field(default_factory=dict)
-    """How large a thing is; unknown where there is none."""
+    """How large a thing is; unknown if there is none."""
 
 
 class KeptDescription:
@@ -366,7 +366,7 @@ def observations_of(context: SamplerContext) -> Observations:
 
 
 def _known(context: SamplerContext, number: int) -> KnownPoint | None:
-    """What is known of the proposal with this number, worked out once; None where its point gives no model."""
+    """What is known of the proposal with this number, worked out once; None if its point gives no model."""
     if number not in context.kept:
         point = context.points[number]
         priced = context.pricer.price(point)
@@ -379,7 +379,7 @@ def _known(context: SamplerContext, number: int) -> KnownPoint | None:
 
 def _first_that_fits(drawn: Iterable[DrawnPoint], pricer: CandidatePricer, rng: random.Random) -> Point:
     """The first drawn point that fits. Where none of many does, the first of all, which the plan then refuses or
-    which takes long; where nothing new is drawn, any point: the study counts how often that happens, and ends."""
+    which takes long; if nothing new is drawn, any point: the study counts how often that happens, and ends."""
     first, began = None, time.monotonic()
     # where an axis is a range new points never end, and of one architecture, which is tuned, none may fit
     for drawn_point in islice(drawn, MOST_TRIED):

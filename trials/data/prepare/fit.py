@@ -66,7 +66,7 @@ class ValueCounts:
 
 
 def repeats(count_R: NDArray[np.int64]) -> tuple[float, ...]:
-    """Returns `Table.repeats` of a table whose rows (R) occur so often; empty where none does."""
+    """Returns `Table.repeats` of a table whose rows (R) occur so often; empty if none does."""
     descending = np.sort(count_R)[::-1]
     if not len(descending) or not descending[0]:
         return ()
@@ -132,7 +132,7 @@ class Quantiles:
             self._keep_least()
 
     def buckets(self) -> Buckets | None:
-        """Returns the buckets between the quantiles; None where the values do not vary."""
+        """Returns the buckets between the quantiles; None if the values do not vary."""
         if self._drawn.shape[1] > SAMPLE:
             self._keep_least()
         buckets = quantile_buckets(self._drawn[1], self._most)

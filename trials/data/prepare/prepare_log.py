@@ -165,7 +165,7 @@ def _decided(request: Request, staged: Staged) -> tuple[LogSchema, str]:
 
 
 def _ne_floors(totals: Mapping[str, ClickTotals]) -> dict[str, float] | None:
-    """Returns NE floors by split; None where a true probability is missing."""
+    """Returns NE floors by split; None if a true probability is missing."""
     floors = {name: clicks.ne_floor for name, clicks in totals.items()}
     return floors if all(math.isfinite(floor) for floor in floors.values()) else None
 

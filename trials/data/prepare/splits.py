@@ -105,7 +105,7 @@ def named_splits(
 ) -> NDArray[np.uint8]:
     """Returns the split of consecutive rows of a file as the rule's lists say; others are train, or `OPEN`.
 
-    `values`: of the column whose values the rule lists; None where it lists files, or nothing.
+    `values`: of the column whose values the rule lists; None if it lists files, or nothing.
     """
     rest = TRAIN if rule.by in ("files", "column") else OPEN
     listed = dict.fromkeys(rule.names("validation"), VALIDATION) | dict.fromkeys(rule.names("test"), TEST)

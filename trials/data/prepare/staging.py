@@ -25,7 +25,7 @@ from trials.data.raw.sources import estimate_rows
 from trials.data.raw.typed import LabelReader, type_labelled
 
 Progress = Callable[[str, int, int | None], None]
-"""A function that is called with a step's name, rows done, and about how many there are (None where unknown)."""
+"""A function that is called with a step's name, rows done, and about how many there are (None if unknown)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

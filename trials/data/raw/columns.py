@@ -97,7 +97,7 @@ def from_bytes(raw: bytes) -> str:
 
 
 def clean(values: pa.Array, marks: Sequence[str] = MISSING_MARKS) -> pa.Array:
-    """Returns trimmed strings in one spelling (`spelled`), null where a mark says missing."""
+    """Returns trimmed strings in one spelling (`spelled`), null if a mark says missing."""
     values = spelled(pc.utf8_trim_whitespace(values))
     missing = pc.is_in(values, pa.array(marks, pa.string()))
     return pc.if_else(missing, pa.scalar(None, pa.string()), values)
@@ -391,7 +391,7 @@ def _zone_ms(zones: pa.Array) -> Stamps:
 
 
 def _whole(digits: pa.Array) -> Stamps:
-    """Returns whole numbers, 0 where there are no digits."""
+    """Returns whole numbers, 0 if there are no digits."""
     digits = pc.if_else(pc.equal(digits.fill_null(""), ""), "0", digits)
     return _filled(digits.cast(pa.int64()))
 

@@ -41,7 +41,7 @@ class RawBatch:
 
     table: pa.RecordBatch
     source: RawFile | None = None
-    """File that the batch is from; None where it comes from no file."""
+    """File that the batch is from; None if it comes from no file."""
     first_row: int = 0
     """Number of the batch's first row in the file; skipped rows are not counted."""
 

@@ -163,7 +163,7 @@ TRAIN = ("train", "training", "trn")
 VALIDATION = ("validation", "valid", "val", "dev", "development")
 TEST = ("test", "testing", "tst", "holdout", "hold_out")
 EVALUATION = ("eval", "evaluation")
-"""Values that are validation where nothing else is, else test."""
+"""Values that are validation if nothing else is, else test."""
 _KNOWN = frozenset((*TRAIN, *VALIDATION, *TEST, *EVALUATION))
 WHERE = "in schema.yaml (`dhen-search prepare LOG --out DIR` writes it)"
 
@@ -175,7 +175,7 @@ class FoundSplit:
     name: str
     judged: JudgedColumn
     rule: SplitRule | None
-    """Rule that splits by it; None where the split is only offered."""
+    """Rule that splits by it; None if the split is only offered."""
     sentence: str
     """Sentence on what was decided, and how to have it otherwise."""
 

@@ -38,7 +38,7 @@ class StudyThere(NamedTuple):
     log: str
     """Fingerprint of the prepared log."""
     get_log: Callable[[], PreparedLog] | None
-    """How a host gets the log for itself, once for all its ranks; None where it must be in `log_directory`."""
+    """How a host gets the log for itself, once for all its ranks; None if it must be in `log_directory`."""
     mark: str
     """A file in the run's directory."""
     mark_text: str
@@ -54,7 +54,7 @@ class HostFacts(NamedTuple):
     """Number of CUDA devices; None for a machine that trains on its CPU."""
     asks_for_token: bool
     objection: str | None
-    """Why the study cannot train there; None where it can."""
+    """Why the study cannot train there; None if it can."""
 
 
 class RankEnded(NamedTuple):
@@ -64,7 +64,7 @@ class RankEnded(NamedTuple):
     rank: int
     exitcode: int
     killed: str | None
-    """The state that the rank was in when it was killed on the driver's word; None where it ended by itself."""
+    """The state that the rank was in when it was killed on the driver's word; None if it ended by itself."""
 
 
 class Started(NamedTuple):
@@ -107,7 +107,7 @@ class Agent:
         """Gets the study's log for this host, where it is not in its cache yet; ranks then read this one.
 
         Returns:
-            Why it cannot be had; None where it is there.
+            Why it cannot be had; None if it is there.
         """
         assert study.get_log is not None
         try:
@@ -211,7 +211,7 @@ def _note_memory_kill(run: Started, rank: int, process: LocalRank) -> None:
 
 
 def _objection(study: StudyThere) -> str | None:
-    """Returns why this host cannot train for the study; None where it can."""
+    """Returns why this host cannot train for the study; None if it can."""
     path = Path(study.log_directory)
     try:
         if study.get_log is None and PreparedLog.open(path).fingerprint != study.log:

@@ -181,7 +181,7 @@ class Hosts:
         Args:
             log: the log, as it is here.
             directory: the run's directory, which all hosts see.
-            get_log: has each host get the log for itself; None where all see the one that is here.
+            get_log: has each host get the log for itself; None if all see the one that is here.
         """
         mark = directory.absolute() / MARK
         self._study = StudyThere(
@@ -205,7 +205,7 @@ class Hosts:
         """Checks that there are enough nodes for a candidate.
 
         Raises:
-            UserError: where fewer nodes can train than it needs.
+            UserError: if fewer nodes can train than it needs.
         """
         nodes = [member.node for member in self.ready() if member.node.gpus >= wanted.gpus]
         cpus = sorted((node.cpus for node in nodes), reverse=True)
@@ -264,7 +264,7 @@ class Hosts:
         return time.monotonic() < self._avoided.get(member.node.id, 0.0)
 
     def objection(self, facts: HostFacts) -> str | None:
-        """Returns why a host cannot take part; None where it can."""
+        """Returns why a host cannot take part; None if it can."""
         for name, version in versions_here().items():
             other_version = facts.versions.get(name)
             if other_version != version:

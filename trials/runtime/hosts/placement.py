@@ -106,7 +106,7 @@ class Place(NamedTuple):
     node: str
     """Id of its Ray node."""
     devices: tuple[str, ...]
-    """Ids of its CUDA devices that are reserved; empty where none are."""
+    """Ids of its CUDA devices that are reserved; empty if none are."""
 
 
 class Devices:
@@ -126,7 +126,7 @@ class Reservation:
         """Asks the head for what is wanted on some of `nodes`.
 
         Raises:
-            UserError: where the head does not answer.
+            UserError: if the head does not answer.
         """
         from ray.util.placement_group import placement_group
 
@@ -146,10 +146,10 @@ class Reservation:
         self.idle_since: float | None = None
 
     def places(self) -> tuple[Place, ...] | None:
-        """Returns the hosts, in the order of their ranks; None where they are not reserved yet.
+        """Returns the hosts, in the order of their ranks; None if they are not reserved yet.
 
         Raises:
-            UserError: where the head does not answer.
+            UserError: if the head does not answer.
         """
         import ray
         from ray.util.placement_group import placement_group_table
@@ -203,7 +203,7 @@ class Reservations:
         """Returns a reservation of what is wanted on these nodes, kept or new; it need not be there yet.
 
         Raises:
-            UserError: where the head does not answer.
+            UserError: if the head does not answer.
         """
         for reservation in self._idle:
             places = reservation.places()

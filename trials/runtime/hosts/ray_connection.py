@@ -70,7 +70,7 @@ class Head:
         """Returns what the head answers to a question, a call of Ray's.
 
         Raises:
-            HeadGoneError: where it does not answer, and at once for each question after that.
+            HeadGoneError: if it does not answer, and at once for each question after that.
         """
         if self._gone is not None:
             raise self._gone
@@ -222,7 +222,7 @@ def _connected(launcher: str) -> Iterator[Head]:
 
 
 def free_on_nodes() -> dict[str, dict[str, float]]:
-    """Returns what nobody has reserved of each node (`CPU`, `GPU`), by the node's id; empty where Ray does not
+    """Returns what nobody has reserved of each node (`CPU`, `GPU`), by the node's id; empty if Ray does not
     say, as through its client."""
     from ray._private.state import available_resources_per_node
 
@@ -241,7 +241,7 @@ def _running(launcher: str) -> str:
     """Returns the address of the cluster that RAY_ADDRESS names, else of the one that was started on this machine.
 
     Raises:
-        UserError: where there is none.
+        UserError: if there is none.
     """
     from ray._private.services import get_ray_address_from_environment
 
@@ -255,7 +255,7 @@ def _check_reached(launcher: str, address: str) -> None:
     """Checks that somebody listens there: Ray itself would try for minutes.
 
     Raises:
-        UserError: where nobody does, or the address is none.
+        UserError: if nobody does, or the address is none.
     """
     try:
         place = host_and_port(address.removeprefix(RAY_CLIENT))
@@ -287,7 +287,7 @@ def versions_here() -> dict[str, str]:
 
 @cache
 def devices_here() -> int | None:
-    """Returns the number of CUDA devices; None where ranks train on the CPU."""
+    """Returns the number of CUDA devices; None if ranks train on the CPU."""
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else None

@@ -209,7 +209,7 @@ class HostsRun:
         return fast if len(fast) >= self._wanted.hosts and waits else ready.keys()
 
     def _slow(self, slow: SlowRank) -> SlowRank:
-        """Says where a slow rank is, and moves the candidate where there is room without its host."""
+        """Says where a slow rank is, and moves the candidate if there is room without its host."""
         host = next(host for host in range(self._task.hosts) if slow.rank in self._ranks_of(host))
         member, ranks = self._members[host], self._ranks_of(host)
         devices = self._devices[host]
@@ -247,7 +247,7 @@ class HostsRun:
         return able >= wanted.hosts
 
     def _reserved(self, ready: Set[str]) -> tuple[Place, ...] | None:
-        """Returns the places of the ranks; None where they are not reserved yet."""
+        """Returns the places of the ranks; None if they are not reserved yet."""
         if self._reservation is not None:
             places = self._reservation.places()
             some_left = bool(self._reservation.nodes - ready)

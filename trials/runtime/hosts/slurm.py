@@ -67,7 +67,7 @@ class JobCluster:
             node: the name of this process's.
 
         Raises:
-            UserError: where the head does not start.
+            UserError: if the head does not start.
         """
         self.address = f"{_address_of(node)}:{PORTS[int(os.environ[JOB]) % len(PORTS)]}"
         self._nodes = nodes
@@ -89,7 +89,7 @@ class JobCluster:
         """Waits until all nodes of the job are nodes of the cluster; `alive` counts these.
 
         Raises:
-            UserError: where they do not start.
+            UserError: if they do not start.
         """
         self._wait(lambda: alive() >= len(self._nodes), f"nodes {', '.join(self._nodes)}")
 

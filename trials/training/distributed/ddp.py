@@ -152,7 +152,7 @@ class DDPEngine:
             self.clip.of_own_gradients(self._one_bit.group)
 
     def average_whole(self) -> None:
-        """Averages the gradients of all micro-batches over ranks, where nothing has before."""
+        """Averages the gradients of all micro-batches over ranks, if nothing has before."""
 
     def is_finite(self) -> bool:
         """See `Engine`."""

@@ -64,7 +64,7 @@ class GivenEmbeddings(nn.Module):
 
 
 def take_tables(model: nn.Module) -> Tables | None:
-    """Takes the tables out of the model, where `GivenEmbeddings` stands in for them; None where the log has no
+    """Takes the tables out of the model, where `GivenEmbeddings` stands in for them; None if the log has no
     ids."""
     features = model.features
     assert isinstance(features, FeatureProcessing)
@@ -75,7 +75,7 @@ def take_tables(model: nn.Module) -> Tables | None:
 
 
 def take_growing(model: nn.Module) -> GrowingRows | None:
-    """Takes the rows of growing tables out of the model, which is given rows from then on; None where there are
+    """Takes the rows of growing tables out of the model, which is given rows from then on; None if there are
     none."""
     features = model.features
     assert isinstance(features, FeatureProcessing)

@@ -113,7 +113,7 @@ def parallelize(
         where: the device that zero_offload takes the model to; by default the one that it is on. Other strategies
             take a model that is there.
         bucket_bytes: bytes of gradients that dp and zero1 reduce at a time.
-        replicate: what dp wraps a model in where there are several ranks, given the bytes of a bucket and the
+        replicate: what dp wraps a model in if there are several ranks, given the bytes of a bucket and the
             process group of the ranks.
         total_examples: those of all passes, which decide when one-bit Adam and PowerSGD begin.
     """

@@ -222,7 +222,7 @@ class PipelineLookups:
         self._rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
 
     def part(self, examples: int) -> slice:
-        """Returns which of the pipeline's examples this rank looks up: all of them where there are fewer than
+        """Returns which of the pipeline's examples this rank looks up: all of them if there are fewer than
         ranks."""
         if examples < self._ranks:
             return slice(0, examples)

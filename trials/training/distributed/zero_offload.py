@@ -89,7 +89,7 @@ class _Gradient:
         return gradient
 
     def _add(self) -> None:
-        """Adds what has arrived to the sum; it begins the sum where nothing was added so far."""
+        """Adds what has arrived to the sum; it begins the sum if nothing was added so far."""
         if not self._waiting:
             return
         if self._copied is not None:

@@ -31,7 +31,7 @@ class Block(NamedTuple):
         return f"{self.table}.{self.first_column}-{self.first_column + self.columns}"
 
     def shared_columns(self, block: Block) -> tuple[int, int]:
-        """Returns the first and one past the last column that both parts have; empty where the second is not above
+        """Returns the first and one past the last column that both parts have; empty if the second is not above
         the first."""
         if self.table != block.table:
             return 0, 0

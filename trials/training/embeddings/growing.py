@@ -177,7 +177,7 @@ class GrowingTables:
 
     @torch.no_grad()
     def admit(self, batch: FeatureBatch, time: int | None = None) -> tuple[FeatureBatch, Begun | None]:
-        """Returns a batch of this rank with rows in place of keys, and the rows that begin anew, None where there
+        """Returns a batch of this rank with rows in place of keys, and the rows that begin anew, None if there
         are none; a collective. `time` is the newest time stamp of all ranks' parts of the batch."""
         assert batch.keys is not None
         with on_host():
@@ -245,7 +245,7 @@ class GrowingTables:
         since the last halving begin anew.
 
         Args:
-            counted: the state of the tables with all keys; empty where nothing was counted.
+            counted: the state of the tables with all keys; empty if nothing was counted.
             places: rows here, and the rows that their keys have there.
         """
         own = self.state()
@@ -318,7 +318,7 @@ class GrowingTables:
                 self._take_back(number, taken[self._seen_at[taken] <= now - time])
 
     def _begin(self, key_N: Tensor, number_N: Tensor, times_N: Tensor | None) -> Begun | None:
-        """Gives rows to keys that have none and occurred often enough; None where there are none such."""
+        """Gives rows to keys that have none and occurred often enough; None if there are none such."""
         once, inverse, times = torch.unique(key_N, return_inverse=True, return_counts=True)
         if times_N is not None:
             times = torch.zeros_like(once).index_add_(0, inverse, times_N)
@@ -449,7 +449,7 @@ def begin_rows(held: Iterable[HeldBlock], begun: Begun | None, scale: float = 1.
 
 
 def growing_rows(model: nn.Module) -> GrowingRows | None:
-    """Returns the rows of a model's growing tables; None where it has none."""
+    """Returns the rows of a model's growing tables; None if it has none."""
     return next((module for module in model.modules() if isinstance(module, GrowingRows)), None)
 
 

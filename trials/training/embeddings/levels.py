@@ -110,7 +110,7 @@ class RowCache:
         """Brings in the rows that a batch reads; duplicates do no harm.
 
         Raises:
-            UserError: where the cache has too few rows for the batch.
+            UserError: if the cache has too few rows for the batch.
         """
         self._batch += 1
         self._occurred_R.index_add_(0, row_N, torch.ones_like(row_N, dtype=torch.int32))
@@ -199,7 +199,7 @@ def on_ssd(tensor: Tensor) -> Tensor:
     the process ends, in whatever way. Rows that are not in memory are read one by one.
 
     Raises:
-        OSError: where there is no space for it, before anything is written.
+        OSError: if there is no space for it, before anything is written.
     """
     if tensor.numel() == 0:  # of several servers one may have no row of a small table
         return tensor

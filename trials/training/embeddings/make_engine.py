@@ -37,7 +37,7 @@ def table_engine(
     level: TableLevel = "device",
     cached_rows: Sequence[int] = (),
 ) -> TableEngine | None:
-    """Returns the engine for so many ranks; None where a model has no tables.
+    """Returns the engine for so many ranks; None if a model has no tables.
 
     Args:
         tables: taken over, and alike on all ranks.

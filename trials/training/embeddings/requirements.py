@@ -42,7 +42,7 @@ def check_torchrec() -> None:
     """Checks that what tables over several ranks need is installed.
 
     Raises:
-        UserError: where it is not.
+        UserError: if it is not.
     """
     for package in ("torchrec", "fbgemm_gpu"):
         if find_spec(package) is None:

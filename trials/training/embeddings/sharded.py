@@ -292,7 +292,7 @@ def import_torchrec() -> None:
     """Imports TorchRec and FBGEMM, for `import_module` to find.
 
     Raises:
-        UserError: where they are missing or broken, with the command that installs them.
+        UserError: if they are missing or broken, with the command that installs them.
     """
     with warnings.catch_warnings():
         for message in KNOWN_WARNINGS:

@@ -356,7 +356,7 @@ class ChangedWeights:
         Args:
             servers: the servers, which number matrices in this order.
             tables: the tables of each matrix, by its name.
-            growing: what is known of growing ones; None where there are none.
+            growing: what is known of growing ones; None if there are none.
         """
         self._servers, self._growing = servers, growing
         self._places = {name: list[_Place]() for name in tables}

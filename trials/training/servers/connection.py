@@ -79,7 +79,7 @@ class Connection:
         """Sends a message; `to_another` in its place to a server that has come back meanwhile.
 
         Raises:
-            LinkBrokenError: where the server is gone, and does not come back.
+            LinkBrokenError: if the server is gone, and does not come back.
         """
         self._asked = message
         while True:
@@ -97,7 +97,7 @@ class Connection:
         """Returns the answer to what was sent last; a server that has come back is asked again.
 
         Raises:
-            LinkBrokenError: where the server is gone, and does not come back.
+            LinkBrokenError: if the server is gone, and does not come back.
         """
         while True:
             if self._asked_after != self.restarts:
@@ -115,8 +115,8 @@ class Connection:
         message is taken or until one comes. The thread that waits for it is left behind then.
 
         Raises:
-            LinkBrokenError: where the server is gone.
-            _AnotherCalledError: where another has taken its place, and was called.
+            LinkBrokenError: if the server is gone.
+            _AnotherCalledError: if another has taken its place, and was called.
         """
         if not self._comes_back and self._watch is None:
             return call()

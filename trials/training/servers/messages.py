@@ -98,7 +98,7 @@ class Link:
         """Waits for the other end, which makes a link of the same name at the same time.
 
         Raises:
-            LinkBrokenError: where the other end does not come.
+            LinkBrokenError: if the other end does not come.
         """
         self._peer = 0 if server else 1
         # of its own: a store that waits for one peer lets nobody else ask it
@@ -111,7 +111,7 @@ class Link:
         """Sends a message; returns once its buffers may be written to again.
 
         Raises:
-            LinkBrokenError: where the other end is gone.
+            LinkBrokenError: if the other end is gone.
         """
         tensors = message.tensors
         assert len(tensors) <= MOST_TENSORS
@@ -131,7 +131,7 @@ class Link:
         """Returns the next message from the other end.
 
         Raises:
-            LinkBrokenError: where the other end is gone.
+            LinkBrokenError: if the other end is gone.
         """
         header = torch.empty(HEADER, dtype=torch.int64)
         with _broken_is_said(self._name):
@@ -169,7 +169,7 @@ def _room(dtype: torch.dtype, shape: Sequence[int]) -> int:
 
 
 def _packed(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Returns all tensors in one buffer of bytes; nothing where they have no numbers."""
+    """Returns all tensors in one buffer of bytes; nothing if they have no numbers."""
     size = sum(_room(tensor.dtype, tensor.shape) for tensor in tensors)
     if not size:
         return []
@@ -251,7 +251,7 @@ def growing_shares(
     """Returns the server's share of each growing table, in the order of `rows`.
 
     Raises:
-        UserError: where a table has fewer rows than there are servers.
+        UserError: if a table has fewer rows than there are servers.
     """
     starts = {
         table.name: (name, start)

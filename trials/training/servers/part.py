@@ -47,7 +47,7 @@ class ChangedRows:
 
         Args:
             rows: the number of rows of each matrix.
-            key_R: the key of each growing row; None where no table grows.
+            key_R: the key of each growing row; None if no table grows.
         """
         self._is_changed = {name: torch.ones(count, dtype=torch.bool) for name, count in rows.items()}
         self._told_key_R = None if key_R is None else ~key_R
@@ -164,7 +164,7 @@ class ServerPart:
         Args:
             tables: with the server's rows of fresh ones (`dhen.inputs.growing.part_of_tables`); without any
                 where weights are given.
-            rows: which keys have which rows so far; None where no table grows.
+            rows: which keys have which rows so far; None if no table grows.
             schema: the tables', as the model holds them.
             config: resolved.
             share: which server this is.
@@ -175,7 +175,7 @@ class ServerPart:
                 (`trials.training.embeddings.blocks`, `GrowingTables.state`); None for fresh ones.
 
         Raises:
-            UserError: where a growing table has fewer rows than there are servers.
+            UserError: if a growing table has fewer rows than there are servers.
         """
         self._share, self._level, self._seed = share, level, torch.initial_seed()
         turns = workers if config.tables.synchrony == "semi" else 1
@@ -313,7 +313,7 @@ class ServerPart:
         count occurrences anew.
 
         Raises:
-            UserError: where files are missing or damaged.
+            UserError: if files are missing or damaged.
         """
         files = _files(folder)
         saved, self._changed = len(files), None
@@ -405,7 +405,7 @@ class ServerPart:
         among all.
 
         Args:
-            key_R: the key of each row, as all servers' rows are numbered; 0 where it is free.
+            key_R: the key of each row, as all servers' rows are numbered; 0 if it is free.
             rows_of: returns rows of a matrix, by its name, as all are numbered.
             counts: what one process has counted of all keys, to go on from; None or empty to count anew.
         """

@@ -296,7 +296,7 @@ class Server:
         steps.
 
         Raises:
-            UserError: where files are missing or damaged.
+            UserError: if files are missing or damaged.
         """
         self._take_over(folder)
         self._synchrony.begin(steps)
@@ -312,7 +312,7 @@ class Server:
             restarts: how often the server was started anew before.
 
         Raises:
-            WorkerLostError: where one is gone that the others cannot go on without.
+            WorkerLostError: if one is gone that the others cannot go on without.
         """
         calls, numbers = Calls(store, self._share.server, restarts), itertools.count()
         while self._lost is None and not self._is_done():

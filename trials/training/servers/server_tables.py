@@ -82,7 +82,7 @@ class ServerTables:
 
         Args:
             tables: the model's, best without rows; those are the servers'.
-            growing: what is known of growing ones, the rows of keys apart; None where there are none.
+            growing: what is known of growing ones, the rows of keys apart; None if there are none.
             config: resolved.
             servers: the servers, which have made the same weights from the same seed.
             where: this process's device.
