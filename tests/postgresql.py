@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tools import POSTGRES as USER
-from tools import tool
+from tools import program, tool
 
 SECONDS = "60"
 
@@ -45,10 +45,10 @@ class Server:
         done = self._run("psql", "-h", self._folder, "-U", USER, "-d", "postgres", "-At", "-c", query)
         return done.splitlines()
 
-    def _run(self, program: str, *words: object) -> str:
-        command = [f"{self._programs}/{program}", *map(str, words)]
+    def _run(self, name: str, *words: object) -> str:
+        command = [f"{self._programs}/{name}", *map(str, words)]
         if os.geteuid() == 0:
-            command = ["runuser", "-u", USER, "--", *command]
+            command = [str(program("runuser")), "-u", USER, "--", *command]
         # output into a file: the server keeps what it inherits open
         with tempfile.TemporaryFile() as said:
             code = subprocess.run(

@@ -42,7 +42,7 @@ def test_it_runs_and_prints_what_it_is_about(program: Path, tmp_path: Path) -> N
 
 def test_the_readme_lists_every_file() -> None:
     readme = (FOLDER / "README.md").read_text()
-    for path in FOLDER.iterdir():
+    for path in filter(Path.is_file, FOLDER.iterdir()):
         assert path.name == "README.md" or path.name in readme or path.suffix == ".jsonl", path
 
 

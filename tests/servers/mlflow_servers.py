@@ -62,6 +62,7 @@ def _server(command: list[str], health: str, variables: Mapping[str, str]) -> It
     """A process that ends with all its children; in an environment whose commands are those of this Python."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     quiet = {"PATH": path, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    quiet["PYTHONDONTWRITEBYTECODE"] = "1"  # beside the code of a model that is served from its store
     process = subprocess.Popen(
         [*GUARDED, *command],
         stdin=subprocess.PIPE,
