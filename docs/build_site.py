@@ -2,7 +2,7 @@
 
 Documents are copied as they lie in the repository, so a relative link means the same on a code host and on
 the site; what else they link to comes along. The generator is Zensical, which reads `mkdocs.yml`
-(docs/decisions/0043-the-guide.md says why).
+(docs/decisions/0035-the-guide.md says why).
 """
 
 from __future__ import annotations

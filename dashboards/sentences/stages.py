@@ -26,7 +26,7 @@ MOST_SEEDS = 5
 
 TRAININGS_TO_BEGIN_WITH = 12
 """Minutes, in trainings of the baseline, that leave its tuning and a few candidates their time: at most half is
-the baseline's, and half of the rest at least the search's (docs/decisions/0029-minutes.md)."""
+the baseline's, and half of the rest at least the search's (docs/decisions/0027-minutes.md)."""
 SPENT_ON = {
     TrialKind.BASELINE: "the baseline",
     TrialKind.CANDIDATE: "candidates",

@@ -1,4 +1,4 @@
-"""A study widens its space where its best networks sit on an edge of it (docs/decisions/0030-growing-spaces.md).
+"""A study widens its space where its best networks sit on an edge of it (docs/decisions/0021-spaces.md).
 
 Every few candidates it looks at the best by NE and at the front. Where they sit at an end of an ordered axis,
 the axis goes on by one step, if a candidate beyond the end fits the memory, serving and the budget: the best

@@ -241,7 +241,7 @@ def _proven_axes(space: Space, proven: Mapping[str, Any]) -> Point:
 # A line is read, its network is built on the meta device, it is compared with all trials and planned for the
 # study's cluster. What fails is answered with the reason, and the study goes on; no trial and no budget is spent
 # on it. A line is answered once: its key is in the trial that it became, or in the study's refusals
-# (docs/decisions/0028-proposals.md).
+# (docs/decisions/0023-proposals.md).
 
 LOG = logging.getLogger(__name__)
 

@@ -140,7 +140,7 @@ class Gate:
 
 
 class MlflowPages:
-    """An ASGI app: what `mlflow server` would serve of a study's store, once there is one (decision 42)."""
+    """An ASGI app: what `mlflow server` would serve of a study's store, once there is one (decision 32)."""
 
     def __init__(self, directory: Path | None) -> None:
         """Loads nothing yet; `directory` is the study's run directory, if it is on this machine."""

@@ -4,7 +4,7 @@ A trial is run by the driver that has its lease. What to train next is decided b
 the turn, from what all drivers have committed; so several propose what one would have proposed, and a number
 or a proposal is never taken twice. What is no work for two, the end of a study above all, is for the driver
 that has the lead. Leases go with their driver (`trials.store.leases`): what one leaves, another takes up
-(docs/decisions/0051-many-drivers.md).
+(docs/decisions/0012-the-ledger-and-its-drivers.md).
 """
 
 from __future__ import annotations

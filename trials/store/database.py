@@ -35,7 +35,7 @@ from trials.store.user_cache import DiskFullError, free_space
 # The version stands in the database, in a table of its own name, since MLflow and Optuna, which may have the
 # same database, use Alembic's default name. Alembic takes a third of a second to import, so it is asked only
 # where there is something to migrate: a ledger that is up to date costs a few queries, and a new one is made as
-# it is now (docs/decisions/0051-many-drivers.md).
+# it is now (docs/decisions/0012-the-ledger-and-its-drivers.md).
 
 VERSION_TABLE = "dhen_alembic_version"
 REVISIONS = ("0005",)

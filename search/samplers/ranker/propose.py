@@ -232,7 +232,7 @@ def _gathered(named_numbers: Iterable[Mapping[str, float]]) -> dict[str, list[fl
 
 FEWEST_TIMED = 8
 """Number of measured candidates from which on a time is expected of others
-(docs/decisions/0019-serving-limits.md): an assumption, not measured."""
+(docs/decisions/0018-serving-limits.md): an assumption, not measured."""
 PENALTY = 1.0
 """Penalty on the squared weights of standardised features, over the squared error of a candidate: an assumption,
 not measured."""
