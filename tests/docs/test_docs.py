@@ -127,5 +127,5 @@ def test_settings_in_files_exist(name: str) -> None:
 
 def test_the_guide_names_all_that_may_differ_when_a_study_is_resumed() -> None:
     text = (ROOT / "docs/guide/searching.md").read_text()
-    (paragraph,) = [each for each in text.split("\n\n") if each.startswith("A study may be resumed with")]
+    (paragraph,) = [each for each in text.split("\n\n") if each.startswith("You can resume a study")]
     assert set(re.findall(r"`(\w+)`", paragraph)) == BUDGET_KEYS
