@@ -172,8 +172,8 @@ def _read(
             record = StudyRecord.model_validate(head).replace(
                 created_at=facts.get("created"),
                 comparisons=ledger.comparisons(),
-                ablations=ledger.analyses.ablations(),
-                slices=ledger.analyses.slices(),
+                ablations=ledger.ablations(),
+                slices=ledger.slices(),
             )
             noted_at = float(facts.get(NOTED_AT, math.inf))
         retrainings = ledger.retrainings()

@@ -195,8 +195,8 @@ def _put_together(
     )
     head = settings.head.replace(
         comparisons=ledger.comparisons(),
-        ablations=ledger.analyses.ablations(),
-        slices=ledger.analyses.slices(),
+        ablations=ledger.ablations(),
+        slices=ledger.slices(),
     )
     retrainings = [cut_short(trial) for trial in ledger.retrainings()]
     clock = clock or StudyClock()

@@ -46,7 +46,7 @@ def command(directory: Path, how: str, seeds: int, as_json: bool) -> None:
     with finished_study(directory, console) as study:
         trial = picked(study.record, how)
         ablation = _ablation(study, trial, seeds)
-        study.ledger.analyses.keep(ablation)
+        study.ledger.keep_analysis(ablation)
     if as_json:
         click.echo(ablation.model_dump_json(indent=1))
         return

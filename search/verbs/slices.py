@@ -110,7 +110,7 @@ def _keep(directory: Path, column_slices: Slices) -> None:
     try:
         url, name = database_url(directory, config.storage), study_name(directory, config.name)
         with contextlib.closing(Ledger(url, name)) as ledger:
-            ledger.analyses.keep(column_slices)
+            ledger.keep_analysis(column_slices)
     except UserError as error:
         click.echo(f"The slices are not kept for the report: {error}", err=True)
 

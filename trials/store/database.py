@@ -14,10 +14,10 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
-import sqlalchemy.orm
+import sqlalchemy.orm  # whole before there are threads: queries ask what another one has imported of it
 from sqlalchemy.exc import (
     ArgumentError,
     DatabaseError,
@@ -39,7 +39,7 @@ from trials.store.user_cache import DiskFullError, free_space
 
 VERSION_TABLE = "dhen_alembic_version"
 REVISIONS = ("0005",)
-"""All versions of the tables, the newest last; each has a file in `trials/storage/migrations/versions`. Versions
+"""All versions of the tables, the newest last; each has a file in `trials/store/migrations/versions`. Versions
 below the first were never released."""
 MIGRATIONS = Path(__file__).parent / "migrations"
 SCHEMA_LOCK = 0x6468656E
@@ -99,7 +99,11 @@ def bring_up_to_date(connection: sa.Connection, tables: sa.MetaData, url: str) -
     """
     if check_version(connection, tables, url) == REVISIONS[-1]:
         return
-    _one_at_a_time(connection)
+    # other processes that would make tables wait until the transaction ends
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    else:
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(SCHEMA_LOCK)))
     version = check_version(connection, tables, url)
     if version is None:
         tables.create_all(connection)
@@ -117,17 +121,6 @@ def migrate(connection: sa.Connection) -> None:
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     command.upgrade(config, "head")
-
-
-def _one_at_a_time(connection: sa.Connection) -> None:
-    """Lets other processes that would make tables wait until the transaction ends."""
-    if connection.dialect.name == "sqlite":
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-    else:
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(SCHEMA_LOCK)))
-
-
-# whole before there are threads: queries ask what another one has imported of it, as MLflow's store does
 
 
 # Waiting for a database server that is away: what a driver would commit, it commits once the server answers.
@@ -192,7 +185,8 @@ class Database:
                     f"use SQLite (sqlite:////path/study.db) or PostgreSQL (postgresql://user@host/studies)."
                 )
             if self._engine.dialect.name == "sqlite":
-                sa.event.listen(self._engine, "connect", _with_foreign_keys)
+                foreign_keys = "PRAGMA foreign_keys = ON"
+                sa.event.listen(self._engine, "connect", lambda made, _: made.execute(foreign_keys))
             try:
                 with self._engine.begin() as connection:
                     if create:
@@ -275,17 +269,13 @@ class Database:
         try:
             yield
         except (SQLAlchemyError, ModuleNotFoundError) as error:
+            broken = isinstance(error, OperationalError | InterfaceError) or (
+                isinstance(error, DBAPIError) and error.connection_invalidated
+            )
             kind = DiskFullError if _is_full(self.url, _reason(error)) else UserError
-            if kind is UserError and self._is_gone(error):
-                kind = ServerGoneError
+            if kind is UserError and broken and self.takes_several_drivers:
+                kind = ServerGoneError  # which has answered before
             raise kind(trouble(self.url, error)) from None
-
-    def _is_gone(self, error: Exception) -> bool:
-        """Tells whether a server, which has answered before, does not any more."""
-        broken = isinstance(error, OperationalError | InterfaceError) or (
-            isinstance(error, DBAPIError) and error.connection_invalidated
-        )
-        return broken and self.takes_several_drivers
 
 
 def sqlite_url(path: Path) -> str:
@@ -300,14 +290,15 @@ def same_database(first_url: str, second_url: str) -> bool:
 
 def trouble(url: str, error: Exception) -> str:
     """Says what is wrong with a database, and what would work."""
-    reason = _reason(error)
+    reason, path = _reason(error), sqlite_file(url)
     if "locked" in reason:
         remedy = "another process holds it: wait for that to end, or stop it"
     elif _is_full(url, reason):
-        remedy = f"free some disk space and run the same command again: finished trials are safe{_free(url)}"
+        free = f". {free_space(path).removesuffix('.')}" if path is not None else ""
+        remedy = f"free some disk space and run the same command again: finished trials are safe{free}"
     elif any(words in reason for words in FOREIGN):
         remedy = "its tables are those of another version or another program: name another database"
-    elif "readonly" in reason and (path := sqlite_file(url)) is not None and not path.exists():
+    elif "readonly" in reason and path is not None and not path.exists():
         remedy = "it was moved or deleted meanwhile: put it back, or run the command again"
     elif "readonly" in reason:
         remedy = "it cannot be written: check the permissions of the file and its folder"
@@ -335,11 +326,6 @@ def _is_full(url: str, reason: str) -> bool:
     if path is None or not path.parent.exists() or "locked" in reason:
         return False
     return "disk I/O error" in reason or shutil.disk_usage(path.parent).free < PAGE_BYTES
-
-
-def _free(url: str) -> str:
-    path = sqlite_file(url)
-    return f". {free_space(path).removesuffix('.')}" if path is not None else ""
 
 
 def sqlite_file(url: str) -> Path | None:
@@ -385,10 +371,6 @@ def engine_options(url: str) -> dict[str, Any]:
     }
 
 
-def _with_foreign_keys(connection: Any, _: object) -> None:
-    connection.execute("PRAGMA foreign_keys = ON")
-
-
 def _normal(url: str) -> str:
     """Returns the URL, with a SQLite file by its real path, and a server without who asks it and how."""
     try:
@@ -408,24 +390,18 @@ PAUSE_SECONDS = 0.5
 """Seconds between two tries."""
 
 
-class _HasDatabase(Protocol):
-    @property
-    def database(self) -> Database: ...
-
-
-S = TypeVar("S", bound=_HasDatabase)
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def patient(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+def patient(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
     """Makes a method, which is one transaction that may be done twice, wait for a server that is away.
 
-    It waits as long as its database's `patience_seconds` say, and then raises what it always raised.
+    It waits as long as `patience_seconds` of its object's `database`, and then raises what it always raised.
     """
 
     @functools.wraps(method)
-    def waits(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def waits(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
         began: float | None = None
         while True:
             try:

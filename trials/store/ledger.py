@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from dhen.values import Value, fingerprint
 from trials.records.findings import Ablation, Slices
@@ -29,6 +29,8 @@ from trials.store.schema import (
     BRIEF,
     CLUSTERS,
     COMPARISONS,
+    DETAILS,
+    IN_TABLES,
     JOBS,
     LOGS,
     METADATA,
@@ -39,47 +41,11 @@ from trials.store.schema import (
     TRIALS,
     WHOLE,
     Columns,
-    job_columns,
-    plan_columns,
     read_job,
-    read_plans,
-    read_record,
-    trial_columns,
 )
 
-# Ablations and slices of a study's winners in the ledger: the last of each trial, and of each column.
-
 ABLATION, SLICES = "ablation", "slices"
-"""Kinds of analyses."""
-
-
-class Analyses:
-    """What was worked out of one study's winners."""
-
-    def __init__(self, database: Database, study: str) -> None:
-        self._database, self._study = database, study
-
-    def keep(self, analysis: Ablation | Slices) -> None:
-        """Writes an analysis, in place of an earlier one of the same trial and the same column."""
-        kind, column = (SLICES, analysis.column) if isinstance(analysis, Slices) else (ABLATION, "")
-        key = {"study": self._study, "kind": kind, "trial": analysis.trial, "column": column}
-        with self._database.transaction() as connection:
-            self._database.upsert(connection, ANALYSES, **key, analysis=analysis.model_dump_json())
-
-    def ablations(self) -> tuple[Ablation, ...]:
-        """Returns the ablations, by number of the trial."""
-        with self._database.record_errors():
-            return tuple(Ablation.model_validate_json(text) for text in self._kept(ABLATION))
-
-    def slices(self) -> tuple[Slices, ...]:
-        """Returns the slices, by number of the trial and column."""
-        with self._database.record_errors():
-            return tuple(Slices.model_validate_json(text) for text in self._kept(SLICES))
-
-    def _kept(self, kind: str) -> list[str]:
-        query = sa.select(ANALYSES.c.analysis).where(ANALYSES.c.study == self._study, ANALYSES.c.kind == kind)
-        with self._database.transaction() as connection:
-            return list(connection.scalars(query.order_by(ANALYSES.c.trial, ANALYSES.c.column)))
+"""Kinds of analyses of a study's winners: the last ablation of each trial, the last slices of each column."""
 
 
 class Setting(Value):
@@ -121,8 +87,6 @@ class Ledger:
         self.study = study
         self.url = url
         self.database = Database(url, METADATA, create=create)
-        self.analyses = Analyses(self.database, study)
-        """Ablations and slices of the study's winners."""
         self._setting: Setting | None = None
         self._cluster = ""
         self._written: set[str] = set()
@@ -277,6 +241,8 @@ class Ledger:
             self._write_job(connection, record.job)
         plan = self._write_plan(connection, record, record.plan.summary)
         attempt_plans = [self._write_plan(connection, record, attempt.plan) for attempt in record.attempts]
+        *earlier, last = record.result.curve or (None,)
+        in_short = record.with_result(curve=(last,)) if earlier else record
         self.database.upsert(
             connection,
             TRIALS,
@@ -287,16 +253,16 @@ class Ledger:
             kind=record.kind.value,
             outcome=record.result.outcome.value,
             revision=revision,
-            **trial_columns(record),
+            record=in_short.model_dump_json(exclude=IN_TABLES | {"point": True}),
+            point=to_json(record.point).decode(),
+            curve=to_json(earlier).decode(),
         )
         of_trial = (ATTEMPTS.c.study == self.study) & (ATTEMPTS.c.trial == record.number)
         connection.execute(sa.delete(ATTEMPTS).where(of_trial))
         key = {"study": self.study, "trial": record.number}
         rows = [
-            key | {"position": position} | attempt.to_dict() | {"plan": attempt_plan}
-            for position, (attempt, attempt_plan) in enumerate(
-                zip(record.attempts, attempt_plans, strict=True)
-            )
+            key | {"position": position} | attempt.to_dict() | {"plan": attempt_plans[position]}
+            for position, attempt in enumerate(record.attempts)
         ]
         if rows:
             connection.execute(sa.insert(ATTEMPTS), rows)
@@ -373,6 +339,28 @@ class Ledger:
         with self.database.transaction() as connection:
             return int(connection.execute(query).scalar_one())
 
+    def keep_analysis(self, analysis: Ablation | Slices) -> None:
+        """Writes an analysis, in place of an earlier one of the same trial and the same column."""
+        kind, column = (SLICES, analysis.column) if isinstance(analysis, Slices) else (ABLATION, "")
+        key = {"study": self.study, "kind": kind, "trial": analysis.trial, "column": column}
+        with self.database.transaction() as connection:
+            self.database.upsert(connection, ANALYSES, **key, analysis=analysis.model_dump_json())
+
+    def ablations(self) -> tuple[Ablation, ...]:
+        """Returns the ablations of the study's winners, by number of the trial."""
+        with self.database.record_errors():
+            return tuple(Ablation.model_validate_json(text) for text in self._analyses(ABLATION))
+
+    def slices(self) -> tuple[Slices, ...]:
+        """Returns the slices of the study's winners, by number of the trial and column."""
+        with self.database.record_errors():
+            return tuple(Slices.model_validate_json(text) for text in self._analyses(SLICES))
+
+    def _analyses(self, kind: str) -> list[str]:
+        query = sa.select(ANALYSES.c.analysis).where(ANALYSES.c.study == self.study, ANALYSES.c.kind == kind)
+        with self.database.transaction() as connection:
+            return list(connection.scalars(query.order_by(ANALYSES.c.trial, ANALYSES.c.column)))
+
     def _write_job(self, connection: sa.Connection, job: JobSummary) -> None:
         if job.fingerprint in self._written:
             return
@@ -384,7 +372,8 @@ class Ledger:
             log=self._setting.log,
             seed=job.seed,
             version=self._setting.version,
-            **job_columns(job),
+            summary=job.model_dump_json(exclude={"cost"}),
+            cost=to_json(job.cost).decode(),
         )
 
     def _write_plan(
@@ -406,7 +395,8 @@ class Ledger:
             fits=plan.fits,
             predicted_peak_bytes=plan.peak_bytes,
             predicted_step_seconds=plan.whole_step_seconds,
-            **plan_columns(plan),
+            plan=plan.model_dump_json(exclude=DETAILS),
+            details=plan.model_dump_json(include=DETAILS),
         )
         return identity
 
@@ -415,51 +405,43 @@ def read_trials(
     connection: sa.Connection, condition: sa.ColumnElement[bool], columns: Columns = WHOLE
 ) -> dict[tuple[str, int], TrialRecord]:
     """Returns trials put together again, by study and number, in that order."""
-    trials = sa.select(TRIALS.c.study, TRIALS.c.number, TRIALS.c.job, TRIALS.c.plan, *columns).where(
-        condition
-    )
+    key = (TRIALS.c.study, TRIALS.c.number)
+    trials = sa.select(*key, TRIALS.c.job, TRIALS.c.plan, *columns).where(condition)
     trials = trials.outerjoin(JOBS, TRIALS.c.job == JOBS.c.fingerprint)
     trials = trials.outerjoin(PLANS, TRIALS.c.plan == PLANS.c.id)
-    with no_garbage_collection():
-        rows = connection.execute(trials.order_by(TRIALS.c.study, TRIALS.c.number)).all()
-        texts = {plan: (text, details) for _, _, _, plan, *_, text, details in rows if plan is not None}
-        plans = read_plans(texts | _replaced_plans(connection, condition, columns[-2:]))
-        tried = _attempts(connection, condition, plans)
-        return {
-            (study, number): read_record(
-                *(record, point, curve),
-                attempts=tuple(tried.get((study, number), ())),
-                job=None if job is None else read_job(summary, cost),
-                plan=plans.get(plan),
-            )
-            for study, number, job, plan, record, point, curve, summary, cost, *_ in rows
-        }
-
-
-_ITS_ATTEMPTS = (TRIALS.c.study == ATTEMPTS.c.study) & (TRIALS.c.number == ATTEMPTS.c.trial)
-
-
-def _replaced_plans(
-    connection: sa.Connection, condition: sa.ColumnElement[bool], columns: Columns
-) -> dict[str, tuple[str, str | None]]:
-    """Returns the columns of plans of attempts that another attempt's plan has replaced, by id."""
-    plans = sa.select(PLANS.c.id, *columns).join(ATTEMPTS, ATTEMPTS.c.plan == PLANS.c.id)
-    plans = plans.join(TRIALS, _ITS_ATTEMPTS).where(condition, ATTEMPTS.c.plan != TRIALS.c.plan)
-    return {plan: (text, details) for plan, text, details in connection.execute(plans)}
-
-
-def _attempts(
-    connection: sa.Connection, condition: sa.ColumnElement[bool], plans: Mapping[str, PlanSummary]
-) -> dict[tuple[str, int], list[Attempt]]:
-    """Returns the attempts of trials in order, by study and number of the trial."""
+    its_attempts = (TRIALS.c.study == ATTEMPTS.c.study) & (TRIALS.c.number == ATTEMPTS.c.trial)
+    # plans of attempts that another attempt's plan has replaced
+    replaced = sa.select(PLANS.c.id, *columns[-2:]).join(ATTEMPTS, ATTEMPTS.c.plan == PLANS.c.id)
+    replaced = replaced.join(TRIALS, its_attempts).where(condition, ATTEMPTS.c.plan != TRIALS.c.plan)
     names = tuple(name for name in Attempt.model_fields if name != "plan")
-    columns = (ATTEMPTS.c.study, ATTEMPTS.c.trial, ATTEMPTS.c.plan, *(ATTEMPTS.c[name] for name in names))
-    query = sa.select(*columns).join(TRIALS, _ITS_ATTEMPTS).where(condition).order_by(ATTEMPTS.c.position)
-    tried: dict[tuple[str, int], list[Attempt]] = {}
-    for study, number, plan, *values in connection.execute(query).all():
-        attempt = Attempt(**dict(zip(names, values, strict=True)), plan=plans.get(plan))
-        tried.setdefault((study, number), []).append(attempt)
-    return tried
+    attempts = sa.select(*key, ATTEMPTS.c.plan, *(ATTEMPTS.c[name] for name in names))
+    attempts = attempts.join(TRIALS, its_attempts).where(condition).order_by(ATTEMPTS.c.position)
+    with no_garbage_collection():
+        rows = connection.execute(trials.order_by(*key)).all()
+        texts = {plan: (text, details) for _, _, _, plan, *_, text, details in rows if plan is not None}
+        texts |= {plan: (text, details) for plan, text, details in connection.execute(replaced)}
+        parsed = {  # equal plans once
+            each: PlanSummary.model_validate(from_json(each[0]) | (from_json(each[1]) if each[1] else {}))
+            for each in set(texts.values())
+        }
+        plans = {plan: parsed[each] for plan, each in texts.items()}
+        tried: dict[tuple[str, int], list[Attempt]] = {}
+        for study, number, plan, *values in connection.execute(attempts).all():
+            attempt = Attempt(**dict(zip(names, values, strict=True)), plan=plans.get(plan))
+            tried.setdefault((study, number), []).append(attempt)
+        found: dict[tuple[str, int], TrialRecord] = {}
+        for study, number, job, plan, record, point, curve, summary, cost, *_ in rows:
+            data = from_json(record) | {"attempts": tuple(tried.get((study, number), ()))}
+            if point is not None:
+                data["point"] = from_json(point)
+            if curve is not None:
+                data["result"]["curve"] = from_json(curve) + data["result"]["curve"]
+            if job is not None:
+                data["job"] = read_job(summary, cost)
+            if plan is not None:
+                data["plan"]["summary"] = plans[plan]
+            found[study, number] = TrialRecord.model_validate(data)
+    return found
 
 
 # Which studies a database holds, and a cheap answer to whether one of them has changed.
@@ -520,9 +502,8 @@ class Studies:
         """
         running = (TRIALS.c.study == study) & (TRIALS.c.outcome == Outcome.RUNNING.value)
         with self._database.transaction() as connection:
-            return tuple(
-                connection.scalars(sa.select(TRIALS.c.number).where(running).order_by(TRIALS.c.number))
-            )
+            numbers = sa.select(TRIALS.c.number).where(running).order_by(TRIALS.c.number)
+            return tuple(connection.scalars(numbers))
 
     def version(self, study: str) -> str:
         """Returns a text that is another one after every commit to the study; others may change it, too.

@@ -8,13 +8,12 @@ by.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
-from trials.records.trial_record import Attempt, JobSummary, PlanSummary, TrialKind, TrialRecord
+from trials.records.trial_record import TrialKind
 
 METADATA = sa.MetaData()
 _STUDY = sa.String(255)
@@ -229,64 +228,7 @@ DETAILS = {"memory_bytes", "step_seconds", "peak_at", "reason", "rejected", "oth
 """Keys of a plan that stand in its column `details`."""
 
 
-def trial_columns(record: TrialRecord) -> dict[str, str]:
-    """Returns a trial's columns `record`, `point` and `curve`."""
-    *earlier, last = record.result.curve or (None,)
-    in_short = record.with_result(curve=(last,)) if earlier else record
-    return {
-        "record": in_short.model_dump_json(exclude=IN_TABLES | {"point": True}),
-        "point": _json(record.point),
-        "curve": _json(earlier),
-    }
-
-
-def job_columns(job: JobSummary) -> dict[str, str]:
-    """Returns a job's columns `summary` and `cost`."""
-    return {"summary": job.model_dump_json(exclude={"cost"}), "cost": _json(job.cost)}
-
-
-def plan_columns(plan: PlanSummary) -> dict[str, str]:
-    """Returns a plan's columns `plan` and `details`."""
-    return {"plan": plan.model_dump_json(exclude=DETAILS), "details": plan.model_dump_json(include=DETAILS)}
-
-
-def read_record(
-    record: str,
-    point: str | None,
-    curve: str | None,
-    *,
-    job: dict[str, Any] | None,
-    plan: PlanSummary | None,
-    attempts: tuple[Attempt, ...],
-) -> TrialRecord:
-    """Returns a trial put together again of its columns and of what stands in other tables."""
-    data = from_json(record) | {"attempts": attempts}
-    if point is not None:
-        data["point"] = from_json(point)
-    if curve is not None:
-        data["result"]["curve"] = from_json(curve) + data["result"]["curve"]
-    if job is not None:
-        data["job"] = job
-    if plan is not None:
-        data["plan"]["summary"] = plan
-    return TrialRecord.model_validate(data)
-
-
 def read_job(summary: str, cost: str | None) -> dict[str, Any]:
     """Returns the data of a `JobSummary`."""
     data: dict[str, Any] = from_json(summary)
     return data if cost is None else data | {"cost": from_json(cost)}
-
-
-def read_plans(columns: Mapping[str, tuple[str, str | None]]) -> dict[str, PlanSummary]:
-    """Returns plans of their columns `plan` and `details`, by id; equal ones are parsed once."""
-    plans = {
-        each: PlanSummary.model_validate(from_json(plan) | (from_json(details) if details else {}))
-        for each in set(columns.values())
-        for plan, details in (each,)
-    }
-    return {identity: plans[each] for identity, each in columns.items()}
-
-
-def _json(value: Any) -> str:
-    return to_json(value).decode()

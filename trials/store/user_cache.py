@@ -156,9 +156,8 @@ def locked(target: Path, *, seconds: float = math.inf) -> Iterator[None]:
         try:
             yield
         finally:
-            path.unlink(
-                missing_ok=True
-            )  # before the release: who waits for a removed file asks for a new one
+            # before the release: who waits for a removed file asks for a new one
+            path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -179,7 +178,7 @@ def built(target: Path, needed_bytes: int) -> Iterator[Path]:
         with atomic_folder(target) as partial:
             yield partial
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in NO_SPACE:
             raise _no_space(target.parent, needed_bytes) from None
         raise
 

@@ -139,7 +139,9 @@ def adopt_weights(model: nn.Module, path: Path, *, mapped: bool) -> None:
     Raises:
         UserError: when the file is missing, damaged, or of another model.
     """
-    weights = _mapped(path) if mapped else _in_memory(path)
+    weights = _mapped(path) if mapped else read_weights(path)
+    if not mapped:  # safetensors maps a file's weights as it reads them
+        weights = {name: tensor.clone() for name, tensor in weights.items()}
     _load(model, weights, path, assign=True)
 
 
@@ -149,11 +151,6 @@ def _load(model: nn.Module, weights: Weights, path: Path, *, assign: bool) -> No
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: the weights are of another model: {reason}") from None
-
-
-def _in_memory(path: Path) -> Weights:
-    """Returns copies of a file's weights, which safetensors maps as it reads them."""
-    return {name: tensor.clone() for name, tensor in read_weights(path).items()}
 
 
 def _mapped(path: Path) -> Weights:
@@ -243,14 +240,25 @@ def apply_changes(weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) ->
         UserError: if the changes are of another model, or of another state of this one; then nothing was
             changed.
     """
-    _check(weights, found)
+    for key, changed in found.items():
+        name, _, part = key.partition("@")
+        target = weights.get(name)
+        if target is None or (not part and target.shape != changed.shape):
+            raise UserError(f"the increment changes {name}, which the bundle's model has not in this form.")
+        if part == "rows":
+            values = found.get(f"{name}{VALUES}")
+            fits = values is not None and values.shape == (len(changed), *target.shape[1:])
+            if not fits or (len(changed) and not 0 <= int(changed.min()) <= int(changed.max()) < len(target)):
+                raise UserError(f"the increment changes rows of {name} that the bundle's model has not.")
+        if part == "gone" and not bool(torch.isin(changed, target).all()):
+            raise UserError(f"the increment takes rows from ids that have none in the bundle ({name}).")
     with torch.no_grad():
         for name, tensor in weights.items():
             if name in found:
                 tensor.copy_(found[name])
             elif f"{name}{ROWS}" in found:
-                rows, values = found[f"{name}{ROWS}"], found[f"{name}{VALUES}"]
-                tensor[rows.to(tensor.device)] = values.to(tensor.device)
+                rows = found[f"{name}{ROWS}"].to(tensor.device)
+                tensor[rows] = found[f"{name}{VALUES}"].to(tensor.device)
 
 
 def without_rows(old_R: Tensor, new_R: Tensor) -> Tensor:
@@ -272,21 +280,6 @@ def _changed(old: Tensor, new: Tensor) -> Tensor:
         return torch.empty(0, dtype=torch.int64)
     differ = old.contiguous().view(bits) != new.contiguous().view(bits)
     return differ.view(rows, -1).any(dim=1).nonzero().squeeze(1)
-
-
-def _check(weights: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    for key, tensor in found.items():
-        name, _, part = key.partition("@")
-        target = weights.get(name)
-        if target is None or (not part and target.shape != tensor.shape):
-            raise UserError(f"the increment changes {name}, which the bundle's model has not in this form.")
-        if part == "rows":
-            values = found.get(f"{name}{VALUES}")
-            fits = values is not None and values.shape == (len(tensor), *target.shape[1:])
-            if not fits or (len(tensor) and not 0 <= int(tensor.min()) <= int(tensor.max()) < len(target)):
-                raise UserError(f"the increment changes rows of {name} that the bundle's model has not.")
-        if part == "gone" and not bool(torch.isin(tensor, target).all()):
-            raise UserError(f"the increment takes rows from ids that have none in the bundle ({name}).")
 
 
 # Logits of a split on disk: an array of NumPy, whole or not there, with a digest behind it that is checked when

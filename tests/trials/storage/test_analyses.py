@@ -48,20 +48,20 @@ def slices(trial: int, column: str, *seeds: int) -> Slices:
 def test_analyses_come_back_as_they_were(ledger: Ledger) -> None:
     kept = [slices(2, "site", 1), slices(1, "site", 1), slices(1, "hour", 1)]
     for each in (ablation(2, 1), ablation(1, 1), *kept):
-        ledger.analyses.keep(each)
-    assert ledger.analyses.ablations() == (ablation(1, 1), ablation(2, 1))
-    assert ledger.analyses.slices() == (kept[2], kept[1], kept[0])
+        ledger.keep_analysis(each)
+    assert ledger.ablations() == (ablation(1, 1), ablation(2, 1))
+    assert ledger.slices() == (kept[2], kept[1], kept[0])
 
 
 def test_the_last_one_of_a_trial_and_a_column_stays(ledger: Ledger) -> None:
     for seeds in ((1,), (1, 2)):
-        ledger.analyses.keep(ablation(1, *seeds))
-        ledger.analyses.keep(slices(1, "site", *seeds))
-    assert [each.seeds for each in ledger.analyses.ablations()] == [(1, 2)]
-    assert [each.seeds for each in ledger.analyses.slices()] == [(1, 2)]
+        ledger.keep_analysis(ablation(1, *seeds))
+        ledger.keep_analysis(slices(1, "site", *seeds))
+    assert [each.seeds for each in ledger.ablations()] == [(1, 2)]
+    assert [each.seeds for each in ledger.slices()] == [(1, 2)]
 
 
 def test_studies_of_one_database_have_their_own(ledger: Ledger) -> None:
-    ledger.analyses.keep(ablation(1, 1))
+    ledger.keep_analysis(ablation(1, 1))
     other = Ledger(ledger.url, "b")
-    assert (other.analyses.ablations(), other.analyses.slices()) == ((), ())
+    assert (other.ablations(), other.slices()) == ((), ())

@@ -244,11 +244,11 @@ def test_what_is_no_database(tmp_path: Path) -> None:
         ("dhen_plan.plan", "replace(plan, 'true', 'tsue')", Ledger.trials),
         ("dhen_study.facts", "replace(facts, ':', ';')", Ledger.facts),
         ("dhen_study.facts", "'7'", Ledger.facts),
-        ("dhen_analysis.analysis", "replace(analysis, ':', ';')", lambda ledger: ledger.analyses.slices()),
+        ("dhen_analysis.analysis", "replace(analysis, ':', ';')", lambda ledger: ledger.slices()),
         (
             "dhen_analysis.analysis",
             "replace(analysis, 'trial', 'tsial')",
-            lambda ledger: ledger.analyses.slices(),
+            lambda ledger: ledger.slices(),
         ),
     ],
 )
@@ -260,7 +260,7 @@ def test_a_damaged_value_is_said_in_words(
     ledger.settle(SETTING)
     ledger.change_facts(lambda facts: {"created": "now"})
     ledger.save(trained(0))
-    ledger.analyses.keep(Slices(trial=0, column="site", seeds=(), slices=()))
+    ledger.keep_analysis(Slices(trial=0, column="site", seeds=(), slices=()))
     ledger.close()
     table, _, name = column.partition(".")
     with closing(sqlite3.connect(path)) as connection, connection:
