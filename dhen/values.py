@@ -17,7 +17,7 @@ from types import NoneType
 from typing import Annotated, Any, Self, TypeVar, get_args
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from dhen.errors import UserError, unknown_name
@@ -50,6 +50,11 @@ class Value(BaseModel):
         # fields alone: a value's `__dict__` also has the properties that it caches
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         return type(self).model_validate({**fields, **changes})
+
+
+def omitted(default: Any, **constraints: Any) -> Any:
+    """A field that plain data leaves out where it has its default, as all data did before there was the field."""
+    return Field(default=default, exclude_if=lambda value: value == default, **constraints)
 
 
 V = TypeVar("V", bound=BaseModel)

@@ -9,7 +9,7 @@ from dhen.errors import UserError
 from search.selection import Selection, Standing, eligible, judged
 from trials.records.events import Progress
 from trials.records.findings import Choice
-from trials.records.study_record import Comparison, StudyRecord, covered_seconds, networks_of
+from trials.records.study_record import Comparison, StudyRecord, covered_seconds
 from trials.records.trial_record import MADE_OF_WINNERS, Outcome, TrialKind, TrialRecord
 
 Observer = Callable[["StudyState"], None]
@@ -156,7 +156,11 @@ class StudyState:
 
     def networks(self, trial: TrialRecord) -> tuple[TrialRecord, ...]:
         """The networks that a trial consists of: the members of an average, or the trial itself."""
-        return networks_of(trial, self.trials.__getitem__, self.retrainings.__getitem__)
+        members = (
+            *(self.trials[number] for number in trial.origin.members),
+            *(self.retrainings[number] for number in trial.origin.retrained_members),
+        )
+        return members or (trial,)
 
     def require_baseline(self) -> TrialRecord:
         """The best of the baseline's own trials.

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
 from dhen.schema import Growing, node_names
-from dhen.values import Value
+from dhen.values import Value, omitted
 
 DecimalMark = Literal[".", ","]
 POINT: DecimalMark = "."
@@ -40,24 +40,8 @@ CYCLES: tuple[Cycle, ...] = ("hour_of_day", "day_of_week")
 
 
 MISSING_MARKS = (
-    *(
-        "",
-        "NA",
-        "N/A",
-        "n/a",
-        "<NA>",
-        "NaN",
-        "nan",
-        "-NaN",
-        "-nan",
-        "NULL",
-        "Null",
-        "null",
-        "(null)",
-        "None",
-        "none",
-        "nil",
-    ),
+    *("", "NA", "N/A", "n/a", "<NA>", "NaN", "nan", "-NaN", "-nan"),
+    *("NULL", "Null", "null", "(null)", "None", "none", "nil"),
     *("?", "\\N", "#N/A", "#NA", "#N/A N/A", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
     *("#NULL!", "#DIV/0!", "#VALUE!", "#REF!", "#NAME?", "#NUM!"),
 )
@@ -69,9 +53,9 @@ class WrittenColumn(Value):
 
     role: str
     """What the column is for."""
-    missing: tuple[str, ...] = Field(default=(), exclude_if=lambda marks: not marks)
+    missing: tuple[str, ...] = omitted(())
     """Text that is a missing value in this column, beside the usual marks (empty, NA, null, #N/A ...)."""
-    not_missing: tuple[str, ...] = Field(default=(), exclude_if=lambda marks: not marks)
+    not_missing: tuple[str, ...] = omitted(())
     """Usual marks that are values in this column, such as NA among codes of countries."""
 
     @property
@@ -88,10 +72,10 @@ class LabelColumn(Value):
     """What the column is for."""
     positive: str | None = None
     """The value that counts as 1; null if it is obvious (1, true, yes, click ...)."""
-    where: str | None = Field(default=None, exclude_if=lambda rule: rule is None)
+    where: str | None = omitted(None)
     """A comparison with a number or a word, such as `>=4` or `!=canceled` (operators: >=, >, <=, <, ==, !=): the
     label is 1 for the rows whose value fulfils it."""
-    share: Literal["count", "rate"] | None = Field(default=None, exclude_if=lambda share: share is None)
+    share: Literal["count", "rate"] | None = omitted(None)
     """count: the column counts clicks among as many impressions as the weight column has; rate: it is a click
     rate or a probability. Either way a row becomes two, with label 1 and label 0, which share its weight (1 if no
     column has it) so."""
@@ -125,10 +109,10 @@ FIXED = TableKind()
 MIN_COUNT = 2
 
 
-def _fixed_or_growing(column: CategoricalColumn | MultiHotColumn) -> None:
+def _fixed_or_growing(column: Any) -> Any:
     """Checks that nothing is said of fixed rows where a table grows."""
     if column.table.growing is None:
-        return
+        return column
     if column.hash_buckets not in ("auto", None):
         raise ValueError(
             f"a growing table is not hashed into buckets (hash_buckets: {column.hash_buckets}): give its "
@@ -139,6 +123,7 @@ def _fixed_or_growing(column: CategoricalColumn | MultiHotColumn) -> None:
             f"a growing table has no min_count (received {column.min_count}): its `admit_after` says how often a "
             "value occurs before it has a row"
         )
+    return column
 
 
 class CategoricalColumn(WrittenColumn):
@@ -152,14 +137,11 @@ class CategoricalColumn(WrittenColumn):
     """How values become rows of the table: a number N hashes them into N rows; null keeps a vocabulary of any
     size; auto keeps a vocabulary unless more than 5 million values reach `min_count`, and then hashes into
     4,194,304 rows."""
-    table: TableKind = Field(default=FIXED, exclude_if=lambda table: table == FIXED)
+    table: TableKind = omitted(FIXED)
     """Kind of the table, such as `{growing: {capacity: 1000000, admit_after: 2, evict: lfu, ttl: null}}`; fixed
     rows where left out."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        _fixed_or_growing(self)
-        return self
+    _check = model_validator(mode="after")(_fixed_or_growing)
 
 
 class MultiHotColumn(WrittenColumn):
@@ -169,19 +151,16 @@ class MultiHotColumn(WrittenColumn):
     """What the column is for."""
     separator: str | None = Field(default=None, min_length=1)
     """Text between the values of a text column; null for a column of lists (Parquet)."""
-    weight_mark: str | None = Field(default=None, min_length=1, exclude_if=lambda mark: mark is None)
+    weight_mark: str | None = omitted(None, min_length=1)
     """Text between a value and its weight, such as the colon of `a:0.5|b:0.2`; weights are left out."""
     min_count: int = Field(default=MIN_COUNT, ge=1)
     """Least count of a value, as for a categorical column; every value of a bag counts."""
     hash_buckets: Literal["auto"] | Annotated[int, Field(ge=1)] | None = "auto"
     """How values become rows of the table, as for a categorical column."""
-    table: TableKind = Field(default=FIXED, exclude_if=lambda table: table == FIXED)
+    table: TableKind = omitted(FIXED)
     """Kind of the table, as for a categorical column; left out: fixed rows."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        _fixed_or_growing(self)
-        return self
+    _check = model_validator(mode="after")(_fixed_or_growing)
 
 
 class NumericColumn(WrittenColumn):
@@ -195,20 +174,20 @@ class NumericColumn(WrittenColumn):
     buckets: Annotated[int, Field(ge=2)] | None = None
     """Largest number of buckets, which are quantiles of the training rows, for a further embedding table
     `COLUMN__bucket`; null: no such table."""
-    decimal: DecimalMark = Field(default=POINT, exclude_if=lambda mark: mark == POINT)
+    decimal: DecimalMark = omitted(POINT)
     """Mark before the decimals of a number that is written as text; with a comma the point may group thousands:
     1.234,50."""
-    thousands: str = Field(default="", exclude_if=lambda mark: not mark)
+    thousands: str = omitted("")
     """Mark that groups thousands, such as the comma of 1,234.50."""
-    prefix: str = Field(default="", exclude_if=lambda text: not text)
+    prefix: str = omitted("")
     """Text before the number, such as $."""
-    suffix: str = Field(default="", exclude_if=lambda text: not text)
+    suffix: str = omitted("")
     """Text after the number, such as % or EUR."""
-    multipliers: bool = Field(default=False, exclude_if=lambda read: not read)
+    multipliers: bool = omitted(False)
     """Whether k, M and B after a number multiply it: 12k is 12000."""
-    bounds: bool = Field(default=False, exclude_if=lambda read: not read)
+    bounds: bool = omitted(False)
     """Whether bounds are read as their number: >20, <=20 and 20+ are 20."""
-    days_before: StampFormat | None = Field(default=None, exclude_if=lambda form: form is None)
+    days_before: StampFormat | None = omitted(None)
     """Format of a time stamp, of which the number of days before the event is the input; null for a number."""
 
 
@@ -222,11 +201,11 @@ class TimestampColumn(WrittenColumn):
     """How the time is written: 31.12.2026 and 31/12/2026 17:05:09 are day_first, 12/31/2026 5:05 PM is
     month_first, 10/Nov/2026:13:55:36 +0000 and Nov 10, 2026 are month_name. Columns that Parquet types as time
     stamps need none. With `month` and `day` it is a year."""
-    month: str | None = Field(default=None, exclude_if=lambda name: name is None)
+    month: str | None = omitted(None)
     """Column of the month, if this one holds the year alone."""
-    day: str | None = Field(default=None, exclude_if=lambda name: name is None)
+    day: str | None = omitted(None)
     """Column of the day of the month, beside `month`."""
-    time: str | None = Field(default=None, exclude_if=lambda name: name is None)
+    time: str | None = omitted(None)
     """Column of the time of day, if this one holds the date alone."""
     derive: tuple[Cycle, ...] = CYCLES
     """Categorical tables made from it; a table is left out where the training rows do not span its cycle."""
@@ -283,17 +262,7 @@ Column = (
     | SplitColumn
     | IgnoredColumn
 )
-ROLES: dict[str, type[Column]] = {
-    "label": LabelColumn,
-    "categorical": CategoricalColumn,
-    "multi_hot": MultiHotColumn,
-    "numeric": NumericColumn,
-    "timestamp": TimestampColumn,
-    "weight": WeightColumn,
-    "oracle": OracleColumn,
-    "split": SplitColumn,
-    "ignore": IgnoredColumn,
-}
+ROLES: dict[str, type[Column]] = {kind.model_fields["role"].default: kind for kind in get_args(Column)}
 TableColumn = CategoricalColumn | MultiHotColumn
 
 
@@ -469,7 +438,7 @@ class LogSchema(Value):
     """Which rows are train, validation and test."""
     negative_sampling_rate: float = Field(default=1.0, gt=0.0, le=1.0)
     """The fraction of negatives that were kept when the log was written; 1 when all were."""
-    csv: GivenDialect = Field(default=UNSAID, exclude_if=lambda csv: csv == UNSAID)
+    csv: GivenDialect = omitted(UNSAID)
     """How text files of the log are written, if it is not with commas, double quotes and a header."""
 
     @model_validator(mode="after")
@@ -512,10 +481,6 @@ class LogSchema(Value):
                 )
         if not self.tables and not self.numeric:
             raise ValueError("no column is a feature; give one the role categorical, multi_hot or numeric")
-        self._check_derived_names()
-        return self
-
-    def _check_derived_names(self) -> None:
         clashes = [cycle for cycle in self.cycles if cycle in self.tables]
         if clashes:
             raise ValueError(
@@ -533,6 +498,7 @@ class LogSchema(Value):
                         f"{derived} is the name of a table of {name}'s buckets: ignore it, or give {name} no "
                         "`buckets`"
                     )
+        return self
 
     def of_rows(self) -> dict[str, Any]:
         """Returns the schema as plain data without `csv`: equal for equal rows, however they are written."""
@@ -601,9 +567,7 @@ class LogSchema(Value):
     @cached_property
     def categorical(self) -> dict[str, CategoricalColumn]:
         """Categorical columns by name."""
-        return {
-            name: column for name, column in self.columns.items() if isinstance(column, CategoricalColumn)
-        }
+        return {name: each for name, each in self.columns.items() if isinstance(each, CategoricalColumn)}
 
     @cached_property
     def multi_hot(self) -> dict[str, MultiHotColumn]:

@@ -11,7 +11,7 @@ from typing import IO, Annotated, Literal, NamedTuple
 from pydantic import Field, TypeAdapter, ValidationError
 
 from dhen.errors import UserError
-from dhen.values import Value
+from dhen.values import Value, omitted
 from trials.records.serving_limits import ForwardTime
 from trials.records.trial_record import CurvePoint, Measured, Metrics
 
@@ -80,10 +80,10 @@ class Progress(Value):
     total_examples: int
     """Training examples at most (early stopping may end before)."""
     seconds: float
-    unsaved_steps: int | None = Field(default=None, exclude_if=lambda steps: steps is None)
+    unsaved_steps: int | None = omitted(None)
     """Number of steps since the newest checkpoint, or since the beginning, whose updates would be lost with a
     server of tables; None if no servers hold them."""
-    lost_steps: int | None = Field(default=None, exclude_if=lambda steps: steps is None)
+    lost_steps: int | None = omitted(None)
     """Number of steps whose updates were lost so far, see `Measured.lost_steps`; None if none were."""
 
 
@@ -187,9 +187,9 @@ class Failed(Value):
     """Whether that was because a host left, which says nothing of memory."""
     stopped: bool = False
     """Whether a rank was stopped by a signal (SIGSTOP), and found by its silence: worth another try."""
-    of_server: bool = Field(default=False, exclude_if=lambda yes: not yes)
+    of_server: bool = omitted(False)
     """Whether it was a server of tables that failed, which says nothing of the ranks' memory."""
-    slow: bool = Field(default=False, exclude_if=lambda yes: not yes)
+    slow: bool = omitted(False)
     """Whether the ranks were ended to go on elsewhere, because one of them was slow."""
     disk_full: bool = False
     """Whether a file could not be written for want of space: the trial goes on once there is some."""
@@ -223,7 +223,10 @@ class EventWriter:
     """Appends events to a file, each handed to the operating system as it is written."""
 
     def __init__(self, path: Path) -> None:
-        _drop_unfinished_line(path)
+        if path.exists():
+            # the rest of an event for which there was no space: what is written next would be a part of it
+            with path.open("rb+") as file:
+                file.truncate(file.read().rfind(b"\n") + 1)
         self._file: IO[str] = path.open("a", encoding="utf-8", buffering=1)
 
     def __call__(self, event: Event) -> None:
@@ -257,21 +260,13 @@ class EventReader:
             data = file.read()
         complete_lines = data[: data.rfind(b"\n") + 1]
         self._position += len(complete_lines)
-        return [self._event(number, line) for number, line in enumerate(complete_lines.splitlines(), 1)]
-
-    def _event(self, number: int, line: bytes) -> Event:
-        try:
-            return _ADAPTER.validate_json(line)
-        except ValidationError as error:
-            raise UserError(
-                f"{self._path}: line {number} of what was appended is no event ({error.errors()[0]['msg']}); "
-                "the file was damaged, or is another version's."
-            ) from None
-
-
-def _drop_unfinished_line(path: Path) -> None:
-    """Cuts off the rest of an event for which there was no space: what is written next would be a part of it."""
-    if not path.exists():
-        return
-    with path.open("rb+") as file:
-        file.truncate(file.read().rfind(b"\n") + 1)
+        events = []
+        for number, line in enumerate(complete_lines.splitlines(), 1):
+            try:
+                events.append(_ADAPTER.validate_json(line))
+            except ValidationError as error:
+                raise UserError(
+                    f"{self._path}: line {number} of what was appended is no event ({error.errors()[0]['msg']}); "
+                    "the file was damaged, or is another version's."
+                ) from None
+        return events

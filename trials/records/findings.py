@@ -1,7 +1,4 @@
-"""Ordered axis: a setting that a study varied from less to more, so that its candidates may sit at an end of it.
-
-It is part of a study's record, so that readers know the ends without knowing the space.
-"""
+"""What a study finds: what winners are made of and where they are better, what is chosen, ends of ordered axes."""
 
 from __future__ import annotations
 
@@ -172,7 +169,8 @@ NEAR_END = 0.05
 
 
 class OrderedAxis(Value):
-    """An axis of numbers, or of the widths of an MLP, with its ends."""
+    """An axis of numbers, or of the widths of an MLP, that a study varied from less to more, with its ends;
+    readers of its record know the ends without knowing the space."""
 
     name: str
     """Name of the axis in points: `layer.dlrm.mlp`."""
@@ -206,7 +204,18 @@ class OrderedAxis(Value):
         has no meaning in it, or waits for the tuning stage."""
         if self.tuned_last and trial.origin.tuned_from is None:
             return None
-        settings = self._settings(trial)
+        layers = trial.job.model.get("layers") or []
+        settings: dict[str, Any] | None = None  # the plain data of the trial's job in which the setting is
+        if self.part == "training":
+            settings = trial.job.training or None
+        elif self.part == "depth" and layers:
+            settings = {self.key: len(layers)}
+        elif self.part == "model" and layers:
+            settings = trial.job.model
+        elif self.layer is not None and self.layer < len(layers):
+            layer = layers[self.layer]
+            of_kind = (module for module in layer.get("modules", ()) if module["kind"] == self.kind)
+            settings = layer if self.kind is None else next(of_kind, None)
         if settings is None:
             return None
         value = settings.get(self.key, self.default)
@@ -233,20 +242,3 @@ class OrderedAxis(Value):
     def ends(self) -> tuple[Setting, Setting]:
         """The lowest and the highest value."""
         return (self.values[0], self.values[-1]) if self.values else (self.low, self.high)
-
-    def _settings(self, trial: TrialRecord) -> dict[str, Any] | None:
-        """The plain data of a trial's job in which the setting is found."""
-        layers = trial.job.model.get("layers") or []
-        if self.part == "training":
-            return trial.job.training or None
-        if not layers:
-            return None
-        if self.part == "depth":
-            return {self.key: len(layers)}
-        if self.part == "model":
-            return trial.job.model
-        assert self.layer is not None
-        layer = layers[self.layer] if self.layer < len(layers) else None
-        if layer is None or self.kind is None:
-            return layer
-        return next((module for module in layer["modules"] if module["kind"] == self.kind), None)

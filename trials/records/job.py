@@ -14,7 +14,7 @@ from dhen.config import ModelConfig
 from dhen.errors import UserError
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema
-from dhen.values import Value, fingerprint, without_removed
+from dhen.values import Value, fingerprint, omitted, without_removed
 from trials.records.trial_record import Refit
 
 STEPS_PER_PASS, MIN_BATCH, MAX_BATCH = 640, 256, 4096
@@ -126,7 +126,7 @@ class TrainingConfig(Value):
     """Learning rate of row-wise Adagrad, which trains the embedding tables."""
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's decoupled decay of the dense part."""
-    clip_norm: float | None = Field(default=None, gt=0, exclude_if=lambda norm: norm is None)
+    clip_norm: float | None = omitted(None, gt=0)
     """Largest norm of the dense part's gradients: where the Euclidean norm of all of them together, as of one
     vector, is larger, they are multiplied by `clip_norm` / norm (arXiv 1211.5063). By default they stay as they
     are. Embedding tables are left out, of the norm and of the clipping: row-wise Adagrad divides their gradients
@@ -136,7 +136,7 @@ class TrainingConfig(Value):
     table_decay: float = Field(default=0.0, ge=0, le=1)
     """Decoupled decay of whole tables: at every step each row, looked up or not, is multiplied by
     1 - embedding_learning_rate * table_decay. This is exact, although only rows looked up are touched."""
-    frequency_decay: float = Field(default=0.0, ge=0, exclude_if=lambda decay: decay == 0)
+    frequency_decay: float = omitted(0.0, ge=0)
     """L2 regularisation of the embeddings that examples look up, divided by the number of training rows that have
     their id (after arXiv 1706.06978, equation 6): over a pass all embeddings decay alike, in a step rare ones
     most. It keeps rare ids from being learnt by heart, so that further passes help where they did not
@@ -158,7 +158,7 @@ class TrainingConfig(Value):
     """Learning rates between plateaus: constant, or falling to zero over all passes, linearly or as half a
     cosine (arXiv 1608.03983, equation 5, without restarts). Auto: linear for a single pass, constant
     otherwise (early stopping cuts several passes short)."""
-    weight_average: int = Field(default=0, ge=0, exclude_if=lambda evaluations: evaluations == 0)
+    weight_average: int = omitted(0, ge=0)
     """Number of the latest evaluations whose weights are averaged (arXiv 2209.14981): 0 (none), or 2 or more.
     At each evaluation the mean of their weights is tried too, and the better of the two counts and is kept.
     It keeps as many copies of the weights in the host's memory."""
@@ -178,16 +178,14 @@ class TrainingConfig(Value):
     warmup_examples: int = Field(default=0, ge=0)
     """Training examples over which the dense learning rate rises linearly to its value (arXiv 1706.02677,
     2.2)."""
-    warmup_share: float = Field(default=0.0, ge=0, le=1, exclude_if=lambda share: share == 0)
+    warmup_share: float = omitted(0.0, ge=0, le=1)
     """The warm-up of `warmup_examples` as a share of all passes instead, so that one value suits logs of any
     length; give one of the two."""
-    optimizer: Literal["adamw", "onebit_adam"] = Field(
-        default="adamw", exclude_if=lambda optimizer: optimizer == "adamw"
-    )
+    optimizer: Literal["adamw", "onebit_adam"] = omitted("adamw")
     """Optimizer of the dense part: AdamW, or one-bit Adam (arXiv 2102.02888), which is AdamW until the variance is
     steady and then sends one bit per number each way in place of gradients. It changes results, also on one rank,
     which compresses as if there were several. It needs `dp` or `zero1`."""
-    power_sgd_rank: int = Field(default=0, ge=0, exclude_if=lambda rank: not rank)
+    power_sgd_rank: int = omitted(0, ge=0)
     """Columns of the two narrow matrices as whose product a matrix's gradient is averaged over ranks (PowerSGD,
     arXiv 1905.13727), after a tenth of all steps; 0 averages gradients as they are. It changes results, and needs
     `dp`; one rank averages nothing."""
@@ -203,14 +201,14 @@ class TrainingConfig(Value):
     """Precision in which gradients of the dense part are sent between ranks and added up. Auto: that of
     `precision`, which needs no conversion. With fp32 under a `precision` of bf16, twice the bytes are sent
     and sums lose no further digits."""
-    delayed_update: bool = Field(default=False, exclude_if=lambda delayed: not delayed)
+    delayed_update: bool = omitted(False)
     """Whether the dense part's update goes on while the next step runs, which computes with the weights of the
     update before (ZeRO-Offload's delayed parameter update, arXiv 2101.06840, section 5.2). It changes results.
     Only the strategy `zero_offload` can do it. The first 40 updates are not delayed, as training is unstable
     early. Every 25th step, and every evaluation, waits for the update."""
-    tables: TablesConfig = Field(default=LOCAL_TABLES, exclude_if=lambda tables: tables == LOCAL_TABLES)
+    tables: TablesConfig = omitted(LOCAL_TABLES)
     """Whether embedding tables are on servers, and how far a rank may go on without the updates of others."""
-    train_fraction: float = Field(default=1.0, gt=0, le=1, exclude_if=lambda fraction: fraction == 1.0)
+    train_fraction: float = omitted(1.0, gt=0, le=1)
     """Share of the training rows that is trained on: the last ones in the log's order, which are the latest
     and closest to what is predicted. Vocabularies and statistics stay those of all rows. Defaults of batch
     size, passes and learning rates stay those for all rows, so that a ranking of models carries over; the
@@ -242,75 +240,51 @@ class TrainingConfig(Value):
         return value
 
     @model_validator(mode="after")
-    def _one_warmup(self) -> Self:
+    def _check(self) -> Self:
         if self.warmup_share and self.warmup_examples:
             raise ValueError(
                 f"warmup_examples={self.warmup_examples} and warmup_share={self.warmup_share} say the same "
                 f"thing twice; give one of them"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _servers_can_train(self) -> Self:
-        if not self.tables.on_servers:
-            return self
-        beside = {
+        alone = self.tables.synchrony == "async"
+        own_gradients = "compresses what ranks average, and here each pushes its own gradients"
+        beside_servers = {
             f"weight_average={self.weight_average}": (
                 self.weight_average > 0,
                 "keeps copies of whole tables, which one rank would have to hold",
             ),
+            f"optimizer={self.optimizer}": (alone and self.optimizer != "adamw", own_gradients),
+            f"power_sgd_rank={self.power_sgd_rank}": (alone and self.power_sgd_rank > 0, own_gradients),
+            "delayed_update=true": (alone and self.delayed_update, "is of an update on the rank's host"),
         }
-        if self.tables.synchrony == "async":
-            beside |= {
-                f"optimizer={self.optimizer}": (
-                    self.optimizer != "adamw",
-                    "compresses what ranks average, and here each pushes its own gradients",
-                ),
-                f"power_sgd_rank={self.power_sgd_rank}": (
-                    self.power_sgd_rank > 0,
-                    "compresses what ranks average, and here each pushes its own gradients",
-                ),
-                "delayed_update=true": (self.delayed_update, "is of an update on the rank's host"),
-            }
-        for setting, (given, why) in beside.items():
-            if given:
+        for setting, (given, why) in beside_servers.items():
+            if given and self.tables.on_servers:
                 raise ValueError(
                     f"{setting} {why}, and under tables.synchrony={self.tables.synchrony} servers hold what is "
                     "updated; leave one of the two out"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _one_bit_is_wanted(self) -> Self:
-        if self.optimizer == "adamw":
-            return self
-        if self.optimizer_precision != "fp32":
+        if self.optimizer != "adamw" and self.optimizer_precision != "fp32":
             raise ValueError(
                 f"optimizer_precision={self.optimizer_precision} rounds moments, in which "
                 f"optimizer=onebit_adam keeps what its compression loses; give optimizer_precision=fp32, or "
                 f"optimizer=adamw"
             )
-        if self.delayed_update:
+        if self.optimizer != "adamw" and self.delayed_update:
             raise ValueError(
                 "delayed_update=true is of zero_offload, which updates by AdamW on the host, and "
                 "optimizer=onebit_adam updates on the device; leave one of them out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _power_sgd_is_wanted(self) -> Self:
-        if not self.power_sgd_rank:
-            return self
-        beside = [
-            *(["optimizer=onebit_adam"] if self.optimizer != "adamw" else []),
-            *(["delayed_update=true"] if self.delayed_update else []),
-            *(["all_reduce_precision"] if self.all_reduce_precision not in ("auto", self.precision) else []),
-        ]
-        if beside:
-            raise ValueError(
-                f"power_sgd_rank={self.power_sgd_rank} says how gradients are sent, and {beside[0]} does too; "
-                "leave one of them out"
-            )
+        beside_power_sgd = {
+            "optimizer=onebit_adam": self.optimizer != "adamw",
+            "delayed_update=true": self.delayed_update,
+            "all_reduce_precision": self.all_reduce_precision not in ("auto", self.precision),
+        }
+        for setting, differs in beside_power_sgd.items():
+            if differs and self.power_sgd_rank:
+                raise ValueError(
+                    f"power_sgd_rank={self.power_sgd_rank} says how gradients are sent, and {setting} does too; "
+                    "leave one of them out"
+                )
         return self
 
     def resolved(self, train_rows: int, precision: Literal["fp32", "bf16"]) -> TrainingConfig:
@@ -358,11 +332,10 @@ class TrainingConfig(Value):
         return self.learning_rate * math.pow(times, SCALING_EXPONENTS[self.learning_rate_scaling])
 
 
-def _model(value: Any) -> Any:
-    return parse_model(value, "model") if isinstance(value, dict) else value
-
-
-AnyModel = Annotated[SerializeAsAny[ModelConfig], BeforeValidator(_model)]
+AnyModel = Annotated[
+    SerializeAsAny[ModelConfig],
+    BeforeValidator(lambda value: parse_model(value, "model") if isinstance(value, dict) else value),
+]
 """A model configuration of any family, parsed from plain data."""
 
 
@@ -377,15 +350,15 @@ class Job(Value):
     seed: int = Field(ge=0)
     """Seed of the initial weights, the order of examples and dropout."""
     version: int = TRAINING_VERSION
-    origin: int | None = Field(default=None, gt=0, exclude_if=lambda rows: rows is None)
+    origin: int | None = omitted(None, gt=0)
     """Number of the training rows, the first ones, that are trained on as if the log had ended there; the rows
     after them stand for validation (`trials.data.log_views`). None: the whole log."""
-    refit: Refit | None = Field(default=None, exclude_if=lambda refit: refit is None)
+    refit: Refit | None = omitted(None)
     """How long training on the rows of training and validation together goes on (`trials.data.log_views`); None:
     validation is no part of what is trained on, and says when training ends."""
-    teacher: str | None = Field(default=None, exclude_if=lambda teacher: teacher is None)
+    teacher: str | None = omitted(None)
     """Fingerprint of the average that has softened the labels (`trials.data.log_views`); None: the log's own."""
-    period: str | None = Field(default=None, exclude_if=lambda length: length is None)
+    period: str | None = omitted(None)
     """Length of the periods in which validation and test are gone through, each scored before it is trained on
     (`trials.training.progressive`); None: the trained weights score them as they are."""
 

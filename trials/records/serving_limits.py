@@ -44,17 +44,17 @@ class ServingConfig(Value):
     @property
     def limited(self) -> bool:
         """Whether there is any limit."""
-        return any(limit is not None for limit in (self.max_ms, self.max_bytes, self.max_flops))
+        return self.limits != ""
 
     @property
     def limits(self) -> str:
         """The limits in words: `max_ms=5, max_bytes=100 MiB`."""
-        size = byte_words(self.max_bytes) if self.max_bytes is not None else None
-        limits = {"max_ms": self.max_ms, "max_bytes": size, "max_flops": self.max_flops}
-        stated = {key: limit for key, limit in limits.items() if limit is not None}
-        return ", ".join(
-            f"{key}={limit if isinstance(limit, str) else _number(limit)}" for key, limit in stated.items()
-        )
+        words = {
+            "max_ms": None if self.max_ms is None else _number(self.max_ms),
+            "max_bytes": None if self.max_bytes is None else byte_words(self.max_bytes),
+            "max_flops": None if self.max_flops is None else _number(self.max_flops),
+        }
+        return ", ".join(f"{key}={limit}" for key, limit in words.items() if limit is not None)
 
     @property
     def request(self) -> str:

@@ -25,7 +25,7 @@ from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from dhen.values import Value
+from dhen.values import Value, omitted
 from trials.cluster.cluster import parse_bytes
 
 Dense = Literal["dp", "zero1", "zero2", "zero_offload", "shard_grad_op", "hsdp", "fsdp"]
@@ -72,7 +72,7 @@ RECOMPUTED: dict[Checkpointing, slice] = {
 class Strategy(Value):
     """One way to hold a model while it trains."""
 
-    tensor: int = Field(default=1, ge=1, exclude_if=lambda degree: degree == 1)
+    tensor: int = omitted(1, ge=1)
     """Tensor parallel degree: number of neighbouring ranks that split wide modules among them and see one part of
     the batch (`trials.training.distributed.tensor_parallel`); `dense` says how the others, the data ranks, hold
     the rest."""
@@ -82,18 +82,18 @@ class Strategy(Value):
     """Activation checkpointing by layer: every second layer (selective) or every layer (full) is recomputed."""
     offload: bool = False
     """Whether sharded parameters, gradients and optimizer state live in host memory (`CPUOffloadPolicy`)."""
-    tables: TableLevel = Field(default="device", exclude_if=lambda level: level == "device")
+    tables: TableLevel = omitted("device")
     """Level of storage on which embedding tables lie with their optimizer's state; below the device it has a
     cache of their rows."""
-    table_cache: int = Field(default=0, ge=0, exclude_if=lambda size: not size)
+    table_cache: int = omitted(0, ge=0)
     """Size of that cache in KiB; 0 if there is none, or where its size follows from the memory that is left."""
-    servers: int = Field(default=0, ge=0, exclude_if=lambda servers: not servers)
+    servers: int = omitted(0, ge=0)
     """Number of servers that hold the embedding tables, in processes of their own; 0 if the ranks hold them."""
-    server_level: ServerLevel = Field(default="memory", exclude_if=lambda level: level == "memory")
+    server_level: ServerLevel = omitted("memory")
     """Level of storage on which servers have the tables."""
-    pipeline: int = Field(default=1, ge=1, exclude_if=lambda ranks: ranks == 1)
+    pipeline: int = omitted(1, ge=1)
     """Number of ranks that have the model's layers one after another; data parallelism is over the others."""
-    schedule: Schedule = Field(default="1f1b", exclude_if=lambda schedule: schedule == "1f1b")
+    schedule: Schedule = omitted("1f1b")
     """Order in which these ranks take micro-batches; of no meaning for one."""
     micro_batches: int = Field(default=1, gt=0)
     """Number of parts of a rank's batch that go forward and backward one after another before the update."""
@@ -105,13 +105,9 @@ class Strategy(Value):
     gradients would have to stay whole."""
 
     @model_validator(mode="after")
-    def _caches_what_lies_below(self) -> Strategy:
+    def _check(self) -> Strategy:
         if self.table_cache and self.tables == "device":
             raise ValueError("tables on the device need no cache")
-        return self
-
-    @model_validator(mode="after")
-    def _servers_have_rows(self) -> Strategy:
         if self.server_level != "memory" and not self.servers:
             raise ValueError(f"there are no servers whose {self.server_level} could have the tables")
         if self.servers and (self.tables != "device" or self.model_parallel):
@@ -120,24 +116,23 @@ class Strategy(Value):
                 f"{SERVERS}{self.servers} hold the tables of ranks that have the whole dense part each, or a "
                 f"shard of it; leave {beside} out, or the servers"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _stages_can_be_held(self) -> Strategy:
-        if self.pipeline == 1:
-            if self.schedule != "1f1b":
-                raise ValueError(f"schedule {self.schedule} is one of a pipeline; give pipeline2 or more")
-            return self
-        beside = [
-            *([self.dense] if self.dense not in MODEL_PARALLEL else []),
-            *(["cpu_offload"] if self.offload else []),
-            *([f"{self.tables}{TABLES}"] if self.tables != "device" else []),
-            *(["no_sync"] if self.no_sync else []),
-        ]
-        if beside:
+        if self.pipeline == 1 and self.schedule != "1f1b":
+            raise ValueError(f"schedule {self.schedule} is one of a pipeline; give pipeline2 or more")
+        beside_stages = {
+            self.dense: self.dense not in MODEL_PARALLEL,
+            "cpu_offload": self.offload,
+            f"{self.tables}{TABLES}": self.tables != "device",
+            "no_sync": self.no_sync,
+        }
+        for technique, given in beside_stages.items():
+            if given and self.pipeline > 1:
+                raise ValueError(
+                    f"{technique} does not hold the stages of a pipeline; {' and '.join(MODEL_PARALLEL)} do, with "
+                    "or without activation checkpointing"
+                )
+        if self.tensor > 1 and self.dense not in MODEL_PARALLEL:
             raise ValueError(
-                f"{beside[0]} does not hold the stages of a pipeline; {' and '.join(MODEL_PARALLEL)} do, with or "
-                "without activation checkpointing"
+                f"{TENSOR}{self.tensor} stands beside {' or '.join(MODEL_PARALLEL)} alone, not {self.dense}"
             )
         return self
 
@@ -162,38 +157,10 @@ class Strategy(Value):
         """Number of stages that each rank of a pipeline has."""
         return CHUNKS_PER_RANK[self.schedule]
 
-    @model_validator(mode="after")
-    def _splits_what_is_whole(self) -> Strategy:
-        if self.tensor > 1 and self.dense not in MODEL_PARALLEL:
-            raise ValueError(
-                f"{TENSOR}{self.tensor} stands beside {' or '.join(MODEL_PARALLEL)} alone, not {self.dense}"
-            )
-        return self
-
     @cached_property
     def techniques(self) -> tuple[str, ...]:
         """The techniques that the strategy consists of; plain DP is the empty set."""
-        return self._techniques(sized=True, in_micro_batches=True)
-
-    @cached_property
-    def name(self) -> str:
-        """The techniques joined by `+`, as in records and tags: `dp`, `fsdp+full_checkpointing`; `no_sync` comes
-        last."""
-        return self._joined(self.techniques, no_sync=self.no_sync)
-
-    @cached_property
-    def unsized_name(self) -> str:
-        """The name without the size of a cache, which is every model's own."""
-        return self._joined(self._techniques(sized=False, in_micro_batches=True), no_sync=self.no_sync)
-
-    @cached_property
-    def held_as(self) -> str:
-        """The name without micro-batches and the size of a cache: two strategies hold the model in the same way
-        where these are equal."""
-        return self._joined(self._techniques(sized=False, in_micro_batches=False), no_sync=False)
-
-    def _techniques(self, *, sized: bool, in_micro_batches: bool) -> tuple[str, ...]:
-        size = f"={self.table_cache}KiB" if sized and self.table_cache else ""
+        size = f"={self.table_cache}KiB" if self.table_cache else ""
         on_level = f"={self.server_level}" if self.server_level != "memory" else ""
         schedule = f"={self.schedule}" if self.schedule != "1f1b" else ""
         words = (
@@ -204,13 +171,27 @@ class Strategy(Value):
             "cpu_offload" if self.offload else "",
             f"{SERVERS}{self.servers}{on_level}" if self.servers else "",
             f"{self.tables}{TABLES}{size}" if self.tables != "device" else "",
-            f"micro_batches={self.micro_batches}" if in_micro_batches and self.micro_batches > 1 else "",
+            f"micro_batches={self.micro_batches}" if self.micro_batches > 1 else "",
         )
         return tuple(filter(None, words))
 
-    def _joined(self, techniques: tuple[str, ...], *, no_sync: bool) -> str:
-        words = ("dp", *techniques) if self.dense == "dp" and not self.model_parallel else techniques
-        return "+".join((*words, "no_sync") if no_sync else words)
+    @cached_property
+    def name(self) -> str:
+        """The techniques joined by `+`, as in records and tags: `dp`, `fsdp+full_checkpointing`; `no_sync` comes
+        last."""
+        dense = ["dp"] if self.dense == "dp" and not self.model_parallel else []
+        return "+".join([*dense, *self.techniques, *(["no_sync"] if self.no_sync else [])])
+
+    @cached_property
+    def unsized_name(self) -> str:
+        """The name without the size of a cache, which is every model's own."""
+        return self.replace(table_cache=0).name
+
+    @cached_property
+    def held_as(self) -> str:
+        """The name without micro-batches and the size of a cache: two strategies hold the model in the same way
+        where these are equal."""
+        return self.replace(table_cache=0, micro_batches=1, no_sync=False).name
 
     @property
     def updated_on_host(self) -> bool:
@@ -260,11 +241,9 @@ def named(name: str) -> Strategy:
     return Strategy.model_validate(fields)
 
 
-def _canonical(name: object) -> object:
-    return named(name).name if isinstance(name, str) else name
-
-
-StrategyName = Annotated[str, BeforeValidator(_canonical)]
+StrategyName = Annotated[
+    str, BeforeValidator(lambda name: named(name).name if isinstance(name, str) else name)
+]
 """A strategy's name as `Strategy.name` has it, from a name whose techniques stand in any order."""
 
 

@@ -6,14 +6,14 @@ It is made from the ledger; reports, figures, the MLflow log and exports are mad
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cached_property
 
 from pydantic import Field
 
-from dhen.values import Value
+from dhen.values import Value, omitted
 from trials.records.findings import Ablation, Better, Choice, OrderedAxis, Setting, Slices
 from trials.records.serving_limits import Limits, ServingConfig
 from trials.records.trial_record import MADE_OF_WINNERS, Curve, Metrics, Outcome, TrialKind, TrialRecord
@@ -48,7 +48,7 @@ class Comparison(Value):
     """The smallest difference that would have been found in 80 % of such comparisons."""
     better: Better
     """Whether the winner is better than the baseline, by the adjusted p at 5 %."""
-    refit: bool = Field(default=False, exclude_if=lambda refit: not refit)
+    refit: bool = omitted(False)
     """Says whether both were trained on the rows of training and validation together, as winners are that are
     trained once more."""
 
@@ -95,9 +95,9 @@ class LogSummary(Value):
     """Lowest reachable NE by split, where the log carries the true probabilities (the demo log does)."""
     columns: dict[str, str] = Field(default_factory=dict, exclude_if=lambda columns: not columns)
     """Role by name of each column; empty for a log that an older version has summed up."""
-    findings: tuple[ColumnFinding, ...] = Field(default=(), exclude_if=lambda findings: not findings)
+    findings: tuple[ColumnFinding, ...] = omitted(())
     """Why columns have their roles, in the log's order; none if a person wrote the schema."""
-    notes: tuple[str, ...] = Field(default=(), exclude_if=lambda notes: not notes)
+    notes: tuple[str, ...] = omitted(())
     """Sentences on what was decided or noticed when the log was prepared, the most important first."""
 
 
@@ -111,7 +111,7 @@ class ClusterSummary(Value):
     """Memory of one rank in bytes."""
     verified: bool
     """Whether its numbers were measured on it; false for data sheets."""
-    shapes: tuple[str, ...] = Field(default=(), exclude_if=lambda shapes: not shapes)
+    shapes: tuple[str, ...] = omitted(())
     """Shapes that candidates may have, the least first, if there are several (`ranks=1x1,1x2`); `hosts` and
     `gpus_per_host` are those of the least."""
 
@@ -174,10 +174,10 @@ class FoundPasses(Value):
     """Lowest NE of the baseline on validation within all passes that it was allowed to have."""
     lowest_after: float | None = None
     """Number of passes after which the baseline had it."""
-    falling: int | None = Field(default=None, exclude_if=lambda passes: passes is None)
+    falling: int | None = omitted(None)
     """Number of passes over which learning rates fall to zero in trainings that do not have constant ones; None
     where falling ones were not tried, or not better."""
-    falling_ne: float | None = Field(default=None, exclude_if=lambda ne: ne is None)
+    falling_ne: float | None = omitted(None)
     """Lowest NE of the baseline on validation where they fall."""
     decays: dict[str, float] = Field(default_factory=dict)
     """Decays of embeddings, by name of the training setting, with which several passes helped; all trainings have
@@ -253,20 +253,6 @@ class GrownAxis(Value):
     """Point of the first candidate beyond the end before: the best one at that end, with the axis moved on."""
     earlier: str | None = None
     """Directory of the earlier study (`warm_start`) that has widened the axis; None if this one has."""
-
-
-def networks_of(
-    trial: TrialRecord,
-    trial_with: Callable[[int], TrialRecord],
-    retraining_with: Callable[[int], TrialRecord],
-) -> tuple[TrialRecord, ...]:
-    """Returns the networks that a trial consists of: the members of an average, or the trial itself.
-
-    `trial_with` and `retraining_with` find a record by its number; retrainings are numbered apart from trials.
-    """
-    origin = trial.origin
-    members = (*map(trial_with, origin.members), *map(retraining_with, origin.retrained_members))
-    return members or (trial,)
 
 
 class StudyRecord(Value):
@@ -382,7 +368,9 @@ class StudyRecord(Value):
 
     def networks(self, trial: TrialRecord) -> tuple[TrialRecord, ...]:
         """Returns the networks that a trial consists of: the members of an average, or the trial itself."""
-        return networks_of(trial, self.trial, self.retraining)
+        origin = trial.origin
+        members = (*map(self.trial, origin.members), *map(self.retraining, origin.retrained_members))
+        return members or (trial,)
 
     def exported_networks(self, trial: TrialRecord) -> tuple[TrialRecord, ...]:
         """Returns the networks that a trial's bundle has: those that were trained once more on the rows of
@@ -403,13 +391,8 @@ class StudyRecord(Value):
     @cached_property
     def candidates(self) -> tuple[TrialRecord, ...]:
         """All trials except those of the baseline's own tuning and the front's second trainings on all rows."""
-        return tuple(
-            [
-                trial
-                for trial in self.trials
-                if trial.kind is TrialKind.CANDIDATE and trial.origin.promoted_from is None
-            ]
-        )
+        candidates = [trial for trial in self.trials if trial.kind is TrialKind.CANDIDATE]
+        return tuple([trial for trial in candidates if trial.origin.promoted_from is None])
 
     @cached_property
     def ended_candidates(self) -> int:
@@ -444,23 +427,22 @@ class StudyRecord(Value):
 def covered_seconds(trials: Iterable[TrialRecord]) -> float:
     """Returns the seconds of wall clock during which at least one of these trials ran, until now."""
     now = datetime.now(UTC).timestamp()
-    spans = sorted(span for trial in trials if (span := _span(trial, now)))
+    spans = list[tuple[float, float]]()
+    for trial in trials:
+        started_at, result = trial.origin.started_at, trial.result
+        if started_at is None:
+            continue
+        start = datetime.fromisoformat(started_at).timestamp()
+        if result.outcome is not Outcome.RUNNING and result.seconds:
+            spans.append((start, start + result.seconds))
+        elif result.outcome is Outcome.RUNNING and not trial.attempts:
+            # else it was cut short and goes on: since its first attempt the study may have been away
+            spans.append((start, max(start, now)))
     total, covered = 0.0, 0.0
-    for start, end in spans:
+    for start, end in sorted(spans):
         total += max(0.0, end - max(start, covered))
         covered = max(covered, end)
     return total
-
-
-def _span(trial: TrialRecord, now: float) -> tuple[float, float] | None:
-    """Returns start and end of a trial in seconds since 1970; None for one that was cut short, which will run
-    again, and for one that goes on: since its first attempt the study may have been away."""
-    if trial.origin.started_at is None:
-        return None
-    start, seconds = datetime.fromisoformat(trial.origin.started_at).timestamp(), trial.result.seconds
-    if trial.result.outcome is Outcome.RUNNING:
-        return None if trial.attempts else (start, max(start, now))
-    return (start, start + seconds) if seconds else None
 
 
 def relative_ne_percent(ne: float, baseline_ne: float) -> float:

@@ -7,7 +7,7 @@ that a next attempt replaces, a job that is written to a table are one field eac
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any, overload
 
@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, GetCoreSchemaHandler, field_validator, m
 from pydantic_core import CoreSchema, core_schema
 
 from dhen.cost import CostRow, shared, table_bytes
-from dhen.values import Value
+from dhen.values import Value, omitted
 from trials.records.strategy import named
 
 MOST_EXAMPLES = 2**53
@@ -107,10 +107,10 @@ class CurvePoint(Value):
     seconds: float
     """Seconds since training began, evaluation included."""
     validation: Metrics
-    averaged: bool = Field(default=False, exclude_if=lambda averaged: not averaged)
+    averaged: bool = omitted(False)
     """Whether the metrics are of the mean of the last evaluations' weights, being better than the weights
     themselves."""
-    clipped: float | None = Field(default=None, exclude_if=lambda share: share is None)
+    clipped: float | None = omitted(None)
     """Share of the steps since the point before whose gradients were clipped; None without
     `training.clip_norm`."""
 
@@ -128,7 +128,13 @@ class Curve(Sequence[CurvePoint]):
         """A curve of points, ascending in examples."""
         self._numbers = array("d")
         for point in points:
-            self._numbers.extend(_numbers_of(point))
+            quality, clipped = point.validation, _NOT_CLIPPED if point.clipped is None else point.clipped
+            numbers = (
+                *(point.examples, point.epoch, point.train_loss, point.learning_rate, point.seconds),
+                *(quality.ne, quality.log_loss, quality.auc, quality.calibration, quality.examples),
+                *(point.averaged, clipped),
+            )
+            self._numbers.extend(numbers)
 
     @property
     def examples(self) -> list[int]:
@@ -156,11 +162,21 @@ class Curve(Sequence[CurvePoint]):
             for place in places:
                 part._numbers += self._numbers[place * _WIDTH : (place + 1) * _WIDTH]
             return part
-        return _point_of(self._numbers[places * _WIDTH : (places + 1) * _WIDTH])
-
-    def __iter__(self) -> Iterator[CurvePoint]:
-        for start in range(0, len(self._numbers), _WIDTH):
-            yield _point_of(self._numbers[start : start + _WIDTH])
+        numbers = self._numbers[places * _WIDTH : (places + 1) * _WIDTH]
+        examples, epoch, train_loss, learning_rate, seconds, *quality, averaged, clipped = numbers
+        ne, log_loss, auc, calibration, rows = quality
+        return CurvePoint(
+            examples=int(examples),
+            epoch=epoch,
+            train_loss=train_loss,
+            learning_rate=learning_rate,
+            seconds=seconds,
+            validation=Metrics(
+                ne=ne, log_loss=log_loss, auc=auc, calibration=calibration, examples=int(rows)
+            ),
+            averaged=bool(averaged),
+            clipped=None if clipped == _NOT_CLIPPED else clipped,
+        )
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, tuple):
@@ -191,42 +207,18 @@ _WIDTH, _NE, _NOT_CLIPPED = 12, 5, -1.0
 nothing is clipped."""
 
 
-def _numbers_of(point: CurvePoint) -> tuple[float, ...]:
-    quality, clipped = point.validation, point.clipped
-    return (
-        *(point.examples, point.epoch, point.train_loss, point.learning_rate, point.seconds),
-        *(quality.ne, quality.log_loss, quality.auc, quality.calibration, quality.examples),
-        *(point.averaged, _NOT_CLIPPED if clipped is None else clipped),
-    )
-
-
-def _point_of(numbers: Sequence[float]) -> CurvePoint:
-    examples, epoch, train_loss, learning_rate, seconds, *quality, averaged, clipped = numbers
-    ne, log_loss, auc, calibration, rows = quality
-    return CurvePoint(
-        examples=int(examples),
-        epoch=epoch,
-        train_loss=train_loss,
-        learning_rate=learning_rate,
-        seconds=seconds,
-        validation=Metrics(ne=ne, log_loss=log_loss, auc=auc, calibration=calibration, examples=int(rows)),
-        averaged=bool(averaged),
-        clipped=None if clipped == _NOT_CLIPPED else clipped,
-    )
-
-
 class Refit(Value):
     """How long a training on the rows of training and validation together goes on: as an earlier training, on
     training rows alone, had come to its best. No rows are left that could tell it."""
 
     evaluations: int = Field(gt=0)
     """Number of the best evaluation, from 1 on; evaluations lie at the same shares of the passes."""
-    lowered_after: tuple[int, ...] = Field(default=(), exclude_if=lambda numbers: not numbers)
+    lowered_after: tuple[int, ...] = omitted(())
     """Numbers of the evaluations before it after which learning rates were lowered."""
-    evaluate_every: int | None = Field(default=None, gt=0, exclude_if=lambda examples: examples is None)
+    evaluate_every: int | None = omitted(None, gt=0)
     """Number of examples from one of them to the next, where the rows of validation make it another than the
     training's."""
-    weight_average: int | None = Field(default=None, ge=2, exclude_if=lambda weights: weights is None)
+    weight_average: int | None = omitted(None, ge=2)
     """Number of the last evaluations whose weights' mean is kept, where the training has none
     (`weight_average`)."""
 
@@ -239,16 +231,12 @@ class Refit(Value):
                 best = number
             else:
                 lowered.append(number + 1)
-        return cls(
-            evaluations=best + 1,
-            lowered_after=tuple(number for number in lowered if number <= best),
-        )
+        return cls(evaluations=best + 1, lowered_after=tuple(number for number in lowered if number <= best))
 
 
 class JobSummary(Value):
     """What a trial trains, as its record keeps it (`trials.records.job.Job` is the whole of it). Empty if
-    the trial's
-    point gives no model."""
+    the trial's point gives no model."""
 
     fingerprint: str = ""
     """Identity of the job: equal fingerprints are the same training run."""
@@ -271,13 +259,13 @@ class JobSummary(Value):
     table_bytes: int | None = None
     """Size of the embedding tables as training stores them (`dhen.cost.table_bytes`). It follows from the fields
     above; an average, which has no training of its own, says the sum over its networks."""
-    origin: int | None = Field(default=None, exclude_if=lambda rows: rows is None)
+    origin: int | None = omitted(None)
     """Number of the training rows that it is trained on as if the log had ended there; None: the whole log."""
-    refit: Refit | None = Field(default=None, exclude_if=lambda refit: refit is None)
+    refit: Refit | None = omitted(None)
     """How long it is trained on the rows of training and validation together; None: on those of training alone."""
-    teacher: str | None = Field(default=None, exclude_if=lambda teacher: teacher is None)
+    teacher: str | None = omitted(None)
     """Fingerprint of the average that has softened the labels; None: they are the log's."""
-    period: str | None = Field(default=None, exclude_if=lambda length: length is None)
+    period: str | None = omitted(None)
     """Length of the periods of validation and test, each scored before it is trained on; None: they are scored by
     the trained weights as they are."""
 
@@ -308,9 +296,9 @@ class RejectedStrategy(Value):
     items: dict[str, int] = Field(default_factory=dict, exclude_if=lambda items: not items)
     """Predicted bytes by item, of the peak on the fullest rank, without those that are 0; kept of one strategy of
     each way to hold the model, and empty for others and in records of older versions."""
-    reason: str = Field(default="", exclude_if=lambda reason: not reason)
+    reason: str = omitted("")
     """What the strategy needs and what takes most, in a sentence; kept where items are."""
-    step_seconds: float | None = Field(default=None, exclude_if=lambda seconds: seconds is None)
+    step_seconds: float | None = omitted(None)
     """Predicted seconds of a step; kept where items are."""
 
     @property
@@ -324,10 +312,10 @@ class PlanSummary(Value):
 
     strategy: str | None
     """The strategy chosen; if nothing fits, the one that lacks least; None: the tables alone do not fit."""
-    ranks: str | None = Field(default=None, exclude_if=lambda ranks: ranks is None)
+    ranks: str | None = omitted(None)
     """Shape that the plan is for: hosts x ranks per host, such as 2x4; None in records of older versions, where
     all trials have the study's one shape."""
-    other_shapes: tuple[str, ...] = Field(default=(), exclude_if=lambda sentences: not sentences)
+    other_shapes: tuple[str, ...] = omitted(())
     """Of each other shape that was tried (`ranks=1x1,1x2`), why it does not do, in a sentence."""
     fits: bool
     """Whether any strategy fits."""
@@ -341,7 +329,7 @@ class PlanSummary(Value):
     """The moment of the peak."""
     step_seconds: dict[str, float] = Field(default_factory=dict)
     """Predicted seconds of a step, by item; `hidden` is to be taken off."""
-    table_hit_rate: float | None = Field(default=None, exclude_if=lambda rate: rate is None)
+    table_hit_rate: float | None = omitted(None)
     """Predicted share of the ids looked up whose row is in the cache, where tables lie below the device."""
     reason: str = ""
     """Why the strategy was chosen, or what it lacks, in a sentence."""
@@ -387,7 +375,7 @@ class TrialPlan(Value):
     technique: str | None = "dp"
     """Strategy for the study's cluster, by name (`dp`, `zero1`, `fsdp+full_checkpointing`); None: nothing fits.
     After an attempt that ran out of memory, the strategy of the next one."""
-    ranks: str | None = Field(default=None, exclude_if=lambda ranks: ranks is None)
+    ranks: str | None = omitted(None)
     """Shape that the trial is to be trained in: hosts x ranks per host, such as 2x4; None: the study's one, where
     nothing was planned or by an older version."""
     peak_bytes: int | None = None
@@ -427,17 +415,17 @@ class Measured(Value):
     """Seconds of training, evaluation excluded."""
     evaluate_seconds: float | None = None
     """Seconds of evaluation."""
-    table_hit_rate: float | None = Field(default=None, exclude_if=lambda rate: rate is None)
+    table_hit_rate: float | None = omitted(None)
     """Share of the ids looked up in training whose row was in the cache on the device, where tables lie below."""
-    table_rows_copied: float | None = Field(default=None, exclude_if=lambda rows: rows is None)
+    table_rows_copied: float | None = omitted(None)
     """Rows copied to the cache and from it, per training step."""
-    staleness: dict[int, int] | None = Field(default=None, exclude_if=lambda counts: counts is None)
+    staleness: dict[int, int] | None = omitted(None)
     """How often the rows of a batch lacked the updates of so many earlier steps, where servers hold the tables;
     under `synchrony=async`, how often so many other batches were handed out while one was trained on."""
-    lost_steps: int | None = Field(default=None, exclude_if=lambda steps: steps is None)
+    lost_steps: int | None = omitted(None)
     """Number of steps whose updates were lost, where servers hold the tables: of some rows with a server that was
     killed and came back from what it had saved, or of a whole batch with a rank on its own that was killed."""
-    cut_after: int | None = Field(default=None, exclude_if=lambda examples: examples is None)
+    cut_after: int | None = omitted(None)
     """Number of examples after which the training was stopped, since its part of the study's minutes was over;
     None if it came to its own end."""
 
@@ -609,21 +597,21 @@ class Origin(Value):
     """Number of the trial of this study whose result this one shares (the same job)."""
     reused_from_study: StudyTrial | None = None
     """The trial of another study whose result stands here; nothing was trained."""
-    trained_for_weights: bool = Field(default=False, exclude_if=lambda wanted: not wanted)
+    trained_for_weights: bool = omitted(False)
     """Says whether it had a result and won, and is trained here after all, since its weights were gone."""
     members: tuple[int, ...] = ()
     """For an average: numbers of the trials whose predictions it is the mean of."""
     retrained_members: tuple[int, ...] = ()
     """For an average: numbers of the retrainings whose predictions it also is the mean of."""
-    distilled_from: int | None = Field(default=None, exclude_if=lambda number: number is None)
+    distilled_from: int | None = omitted(None)
     """For a network that learnt from an average: number of the candidate whose network it is."""
-    teacher: int | None = Field(default=None, exclude_if=lambda number: number is None)
+    teacher: int | None = omitted(None)
     """For a network that learnt from an average: number of that average."""
     of: int | None = None
     """For a retraining: number of the trial whose network, or whose network in part, it is."""
     removed: str | None = None
     """For a retraining of an ablation: what was taken out of the network (`layer 1`, `layer 0: attention`)."""
-    proposal: Proposal | None = Field(default=None, exclude_if=lambda proposal: proposal is None)
+    proposal: Proposal | None = omitted(None)
     """For a candidate that a person or a program proposed: what was proposed, by whom and why."""
 
 
