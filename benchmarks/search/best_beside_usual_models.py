@@ -68,7 +68,11 @@ Start = Callable[[PreparedLog, Path], Trainer]
 
 def arrays(log: PreparedLog, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     part = log.split(split)
-    return np.asarray(part.categorical), np.asarray(part.numeric), np.asarray(part.labels, dtype=np.float64)
+    return (
+        np.asarray(part.inputs.categorical),
+        np.asarray(part.inputs.numeric),
+        np.asarray(part.labels, dtype=np.float64),
+    )
 
 
 def logistic_regression(log: PreparedLog) -> Model:

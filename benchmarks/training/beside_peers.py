@@ -188,7 +188,8 @@ def _write_splits(log: PreparedLog, folder: Path, kind: str) -> None:
     for name in SPLITS:
         split = log.split(name)
         columns = {
-            f"c{i}": np.ascontiguousarray(split.categorical[:, i]) for i in range(split.categorical.shape[1])
+            f"c{i}": np.ascontiguousarray(split.inputs.categorical[:, i])
+            for i in range(split.inputs.categorical.shape[1])
         }
         columns["label"] = split.labels.astype(np.int32)  # FuxiCTR stacks columns: one type keeps them int32
         if kind == "npz":

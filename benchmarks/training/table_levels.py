@@ -30,7 +30,7 @@ from dhen.model import build_model
 from dhen.schema import FeatureSchema, Table
 from trials.cluster.this_machine import this_machine
 from trials.data.loader import Batch
-from trials.data.prepare.fit import repeats
+from trials.data.prepare.fit import repeats_of
 from trials.planner.pricing import Pricing
 from trials.planner.table_memory import hits_of
 from trials.records.job import Job, TrainingConfig
@@ -167,7 +167,7 @@ def _counted(job: Job, exponent: float, count: int) -> Iterator[Table]:
     drawn = [batch.features.ids_BT.numpy() for batch in _batches(job, exponent, count)]
     for place, table in enumerate(job.features.tables):
         ids = np.concatenate([ids_BT[:, place] for ids_BT in drawn])
-        yield table.replace(repeats=repeats(np.bincount(ids, minlength=table.rows)))
+        yield table.replace(repeats=repeats_of(np.bincount(ids, minlength=table.rows)))
 
 
 def _step(job: Job, strategy: Strategy) -> DistributedStep:

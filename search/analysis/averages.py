@@ -209,7 +209,10 @@ def choose(
     p_SN = np.stack([corrected_probability(read_logits(logits(network)), rate) for network in pool])
     flops_S = np.array([network.job.flops for network in pool], dtype=np.float64)
     averages = chosen_averages(
-        np.where(clicked_N, p_SN, 1.0 - p_SN), example_weights(rows, rate), flops_S, most=most
+        np.where(clicked_N, p_SN, 1.0 - p_SN),
+        example_weights(rows.labels, rows.weight, rate),
+        flops_S,
+        most=most,
     )
     sets = ([pool[index] for index in average.members] for average in averages)
     return [tuple(sorted(networks, key=_sort_key)) for networks in sets]

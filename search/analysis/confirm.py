@@ -126,7 +126,7 @@ class BlockLosses:
 
     def ne(self, records: BySeed, seeds: Iterable[int]) -> float:
         """NE on test, the mean over seeds."""
-        weights = example_weights(self._split, self._rate)
+        weights = example_weights(self._split.labels, self._split.weight, self._rate)
         rows = float(self._split.rows if weights is None else weights.sum())
         base_rate = float(np.average(self._split.labels, weights=weights))
         return float(self(records, seeds).sum(axis=1).mean()) / rows / entropy(base_rate)

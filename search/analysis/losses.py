@@ -48,7 +48,7 @@ def groups_of(log: PreparedLog, split: Split, column: str, most: int) -> Groups:
     if column in ids:
         return _by_value(log, column, ids[column], most)
     if column in log.schema.numeric:
-        return _by_tenth(log.encoding.numbers(column, np.asarray(split.numeric)))
+        return _by_tenth(log.encoding.numbers(column, np.asarray(split.inputs.numeric)))
     columns = ", ".join((*ids, *log.schema.numeric))
     raise UserError(f"--column {column!r}: expected a categorical or numeric column of the log: {columns}.")
 
@@ -56,7 +56,7 @@ def groups_of(log: PreparedLog, split: Split, column: str, most: int) -> Groups:
 def categorical_ids(log: PreparedLog, split: Split) -> dict[str, NDArray[np.integer[Any]]]:
     """Views of the rows' ids (N) by categorical column, in the log's order; of growing tables the keys."""
     columns: dict[str, NDArray[np.integer[Any]]] = {
-        table.name: np.asarray(split.categorical[:, index])
+        table.name: np.asarray(split.inputs.categorical[:, index])
         for index, table in enumerate(log.features.categorical)
     }
     keys, tables = split.inputs.keys, log.features.categorical
@@ -164,7 +164,7 @@ def block_sums(logits: Sequence[Path], split: Split, rate: float, blocks: Blocks
     """
     member_logits = [read_logits(file) for file in logits]
     assert all(len(logit_N) == split.rows for logit_N in member_logits)
-    weights = example_weights(split, rate)
+    weights = example_weights(split.labels, split.weight, rate)
     sums_K = np.zeros(blocks.count)
     for first in range(0, split.rows, ROWS_AT_ONCE):
         rows = slice(first, first + ROWS_AT_ONCE)

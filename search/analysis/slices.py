@@ -57,7 +57,7 @@ class _Sums:
         self.names, self.blocked_by = groups.names, blocks.by
         self._rate = log.schema.negative_sampling_rate
         self._label_N = np.asarray(split.labels)
-        weights = example_weights(split, self._rate)
+        weights = example_weights(split.labels, split.weight, self._rate)
         self._weight_N = np.ones(split.rows) if weights is None else weights
         self._shape = len(groups.names), blocks.count
         self._cell_N = groups.group_N.astype(np.int64) * blocks.count + blocks.block_N

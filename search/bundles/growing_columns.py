@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
@@ -33,12 +34,12 @@ from trials.data.log_schema import FIXED, MIN_COUNT, Column, LogSchema, TableKin
 from trials.data.read_options import GivenGrowing
 from trials.data.vocabulary import (
     FIRST_ID,
+    HASH,
     MISSING_ID,
     MISSING_KEY,
     UNKNOWN_ID,
-    AnyVocabulary,
     Hashes,
-    HashVocabulary,
+    Vocabulary,
 )
 from trials.optim.adamw import embedding_tables
 from trials.store.weights import KEYS, adopt_weights, save_weights
@@ -83,7 +84,7 @@ def _encoding(bundle: Bundle, network: nn.Module, model: ModelConfig, growing: G
         if name not in schema.tables:
             raise unknown_name("categorical or multi_hot column", name, schema.tables)
     columns: dict[str, Column] = dict(schema.columns)
-    vocabularies: dict[str, AnyVocabulary] = dict(encoding.vocabularies)
+    vocabularies = dict(encoding.vocabularies)
     for name, column in schema.tables.items():
         rule = schema.growing(name)
         if name in wanted and rule is None:
@@ -92,7 +93,7 @@ def _encoding(bundle: Bundle, network: nn.Module, model: ModelConfig, growing: G
             del vocabularies[name]
         elif name not in wanted and rule is not None:
             columns[name] = column.replace(table=FIXED, min_count=rule.admit_after)
-            vocabularies[name] = HashVocabulary(_hashes(network, name))
+            vocabularies[name] = Vocabulary(pa.table({HASH: _hashes(network, name)}))
     if growing != GivenGrowing(columns=wanted) and all(map(schema.growing, wanted)):
         raise UserError(
             "growing: a capacity and rules are for columns that begin to grow, and none of growing.columns does; "

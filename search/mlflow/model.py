@@ -33,7 +33,6 @@ from search.mlflow.store import (
     store_uri,
 )
 from trials.data.encoding import Encoding
-from trials.data.vocabulary import Vocabulary
 from trials.records.study_record import relative_ne_percent
 
 if TYPE_CHECKING:
@@ -212,7 +211,7 @@ def _usual_value(encoding: Encoding, name: str) -> Any:
         at_mean = np.zeros((1, len(encoding.features.numeric)), dtype=np.float32)
         return float(encoding.numbers(name, at_mean)[0])
     vocabulary = encoding.vocabularies.get(name)
-    if not isinstance(vocabulary, Vocabulary) or not len(vocabulary):
+    if vocabulary is None or vocabulary.values is None or not len(vocabulary):
         return None
     value, column = vocabulary.values[0].as_py(), schema.multi_hot.get(name)
     return value if column is None or column.separator is not None else [value]

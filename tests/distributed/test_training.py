@@ -199,7 +199,7 @@ def exact_metrics(log: PreparedLog, ranks: Ranks) -> dict[str, Any]:
         return features.numeric_BK.sum(dim=1).round(decimals=1)
 
     split = log.split("validation")
-    logit_N = torch.from_numpy(np.array(split.numeric)).sum(dim=1).round(decimals=1).double()
+    logit_N = torch.from_numpy(np.array(split.inputs.numeric)).sum(dim=1).round(decimals=1).double()
     expected = evaluate_predictions(logit_N.sigmoid().numpy(), np.asarray(split.labels, dtype=np.float64))
     mine = metrics_over_ranks(logits_over_ranks(score, split, ranks), split, log, ranks)
     every = [None] * ranks.world

@@ -42,16 +42,15 @@ def encode_rows(
             f"{log.describe()}: the columns {', '.join(map(repr, absent))} are missing, which the model "
             f"needs; the log has {', '.join(log.columns)}."
         )
-    batches = read_batches(log, inputs, BadRows(skip=False), encoding.schema.marks)
-    return _encoded(batches, encoding, batch_size)
 
+    def encoded() -> Iterator[EncodedRows]:  # the files are checked at once, and read when rows are asked for
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for batch in read_batches(log, inputs, BadRows(skip=False), encoding.schema.marks):
+                rows = _encode(batch, encoding, pool)
+                for start in range(0, rows.rows, batch_size):
+                    yield rows.slice(start, min(start + batch_size, rows.rows))
 
-def _encoded(batches: Iterator[RawBatch], encoding: Encoding, batch_size: int) -> Iterator[EncodedRows]:
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for batch in batches:
-            rows = _encode(batch, encoding, pool)
-            for start in range(0, rows.rows, batch_size):
-                yield rows.slice(start, min(start + batch_size, rows.rows))
+    return encoded()
 
 
 def transform(table: pa.RecordBatch, encoding: Encoding) -> EncodedRows:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,18 +26,17 @@ from dhen.errors import UserError
 from dhen.schema import FeatureSchema, Table
 from dhen.values import PathBelow, Value, fingerprint, load_json, parse
 from trials.data.log_schema import LogSchema
-from trials.data.raw.columns import Codes, cycle_of
+from trials.data.raw.columns import Codes, codes_of, cycle_of
 from trials.data.schema_yaml import read_schema, schema_to_yaml
 from trials.data.vocabulary import (
     FIRST_ID,
     MISSING_ID,
     MISSING_KEY,
     UNKNOWN_ID,
-    AnyVocabulary,
     Buckets,
+    Vocabulary,
     hash64,
     hashed_ids,
-    load_vocabulary,
 )
 
 # Encoded rows: the inputs of a model for N examples, as arrays (torch-free twin of `FeatureBatch`).
@@ -99,22 +98,21 @@ class EncodedRows:
 
     def take(self, rows: NDArray[np.int64]) -> EncodedRows:
         """Returns the given examples, in the order given (copied)."""
-        return EncodedRows(
-            categorical=np.take(self.categorical, rows, axis=0),
-            bags=tuple(bags.take(rows) for bags in self.bags),
-            numeric=np.take(self.numeric, rows, axis=0),
-            keys=None if self.keys is None else np.take(self.keys, rows, axis=0),
-            share=None if self.share is None else np.take(self.share, rows, axis=0),
-        )
+        bags = tuple(bags.take(rows) for bags in self.bags)
+        return self._each(lambda array: np.take(array, rows, axis=0), bags)
 
     def slice(self, first: int, last: int) -> EncodedRows:
         """Returns examples first to last - 1 (views where possible)."""
+        bags = tuple(bags.slice(first, last) for bags in self.bags)
+        return self._each(lambda array: array[first:last], bags)
+
+    def _each(self, rows_of: Callable[[NDArray[Any]], NDArray[Any]], bags: tuple[Bags, ...]) -> EncodedRows:
         return EncodedRows(
-            categorical=self.categorical[first:last],
-            bags=tuple(bags.slice(first, last) for bags in self.bags),
-            numeric=self.numeric[first:last],
-            keys=None if self.keys is None else self.keys[first:last],
-            share=None if self.share is None else self.share[first:last],
+            categorical=rows_of(self.categorical),
+            bags=bags,
+            numeric=rows_of(self.numeric),
+            keys=None if self.keys is None else rows_of(self.keys),
+            share=None if self.share is None else rows_of(self.share),
         )
 
     @staticmethod
@@ -152,13 +150,12 @@ class NumericScale(Value):
 
     def apply(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
         """Returns standardised values (N), 0 where missing."""
-        z = (transformed(values, self.transform) - self.mean) / self.std
+        z = (self.transformed(values) - self.mean) / self.std
         return np.clip(np.nan_to_num(z, nan=0.0), -CLIP, CLIP).astype(np.float32)
 
-    def odd_shares(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
-        """Returns how far values (N) are from even towards odd beginnings of buckets, after the transformation."""
-        assert self.buckets is not None
-        return self.buckets.odd_shares(values, lambda numbers: transformed(numbers, self.transform))
+    def transformed(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Returns values (N) before standardisation."""
+        return transformed(values, self.transform)
 
     def undo(self, z: NDArray[np.float32]) -> NDArray[np.float64]:
         """Returns the values (N) as the log has them, from standardised ones."""
@@ -182,69 +179,42 @@ def transformed(values: NDArray[np.float64], transform: str) -> NDArray[np.float
     return np.sign(values) * np.log1p(np.abs(values)) if transform == "log" else values
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Encoding:
     """A fitted schema. Equal fingerprints encode equal rows alike."""
 
-    def __init__(
-        self,
-        *,
-        schema: LogSchema,
-        vocabularies: Mapping[str, AnyVocabulary],
-        scales: Mapping[str, NumericScale],
-        mean_ids: Mapping[str, float],
-        repeats: Mapping[str, tuple[float, ...]],
-    ) -> None:
-        """Takes what `fit` found.
-
-        Args:
-            schema: the schema, with every `hash_buckets` resolved to a number or None, and only the derived tables
-                kept.
-            vocabularies: vocabularies by column, for tables that are not hashed.
-            scales: scales by numeric column; with buckets where the schema has them.
-            mean_ids: mean number of ids per example, by multi-hot column.
-            repeats: what `Table.repeats` is, by column whose values were counted.
-        """
-        self.schema = schema
-        self._vocabularies = dict(vocabularies)
-        self._scales = dict(scales)
-        self._mean_ids, self._repeats = dict(mean_ids), dict(repeats)
+    schema: LogSchema
+    """The schema, with every `hash_buckets` resolved to a number or None, and only the derived tables kept."""
+    vocabularies: Mapping[str, Vocabulary]
+    """Vocabularies by column, of tables that are not hashed."""
+    scales: Mapping[str, NumericScale]
+    """Scales by numeric column; with buckets where the schema has them."""
+    mean_ids: Mapping[str, float]
+    """Mean number of ids per example, by multi-hot column."""
+    repeats: Mapping[str, tuple[float, ...]]
+    """What `Table.repeats` is, by column whose values were counted."""
 
     @cached_property
     def features(self) -> FeatureSchema:
         """The inputs of a model, in the order in which rows are encoded."""
-        growing = self.schema.growing
-        tables = [
-            Table(
-                name=name,
-                rows=self._rows(name),
-                growing=growing(name),
-                repeats=self._repeats.get(name, ()),
-            )
-            for name in self.schema.categorical
-        ]
-        tables += [Table(name=cycle, rows=FIRST_ID + CYCLE_LENGTH[cycle]) for cycle in self.schema.cycles]
-        tables += [
-            Table(name=name, rows=FIRST_ID + len(buckets), buckets=True)
-            for name, buckets in self._buckets.items()
-        ]
-        tables += [
-            Table(
-                name=name,
-                rows=self._rows(name),
-                multi_hot=True,
-                mean_ids=self._mean_ids[name],
-                growing=growing(name),
-                repeats=self._repeats.get(name, ()),
-            )
-            for name in self.schema.multi_hot
-        ]
-        return FeatureSchema(tables=tuple(tables), numeric=(*self._scales, *self._indicators.values()))
 
-    def _rows(self, name: str) -> int:
-        growing, buckets = self.schema.growing(name), self.schema.tables[name].hash_buckets
-        if growing is not None:
-            return 1 + growing.capacity
-        return FIRST_ID + (buckets if isinstance(buckets, int) else len(self._vocabularies[name]))
+        def table(name: str, **of_bags: Any) -> Table:
+            growing, buckets = self.schema.growing(name), self.schema.tables[name].hash_buckets
+            if growing is not None:
+                rows = 1 + growing.capacity
+            else:
+                rows = FIRST_ID + (buckets if isinstance(buckets, int) else len(self.vocabularies[name]))
+            repeats = self.repeats.get(name, ())
+            return Table(name=name, rows=rows, growing=growing, repeats=repeats, **of_bags)
+
+        buckets = self._buckets.items()
+        tables = (
+            *map(table, self.schema.categorical),
+            *(Table(name=cycle, rows=FIRST_ID + CYCLE_LENGTH[cycle]) for cycle in self.schema.cycles),
+            *(Table(name=name, rows=FIRST_ID + len(each), buckets=True) for name, each in buckets),
+            *(table(name, multi_hot=True, mean_ids=self.mean_ids[name]) for name in self.schema.multi_hot),
+        )
+        return FeatureSchema(tables=tables, numeric=(*self.scales, *self._indicators.values()))
 
     def value_names(self, table: str, ids: Iterable[int]) -> list[str]:
         """Returns what ids of a categorical table stand for, to be read: values, hours, days, ranges or buckets.
@@ -255,7 +225,7 @@ class Encoding:
             missing = (0, MISSING_KEY)
             return ["(missing)" if key in missing else f"hash {key & (2**64 - 1):016x}" for key in ids]
         shared = {MISSING_ID: "(missing)", UNKNOWN_ID: "(not in training)"}
-        vocabulary = self._vocabularies.get(table)
+        vocabulary = self.vocabularies.get(table)
         word = "" if table in CYCLE_LENGTH else "bucket "
 
         def name(index: int) -> str:
@@ -268,56 +238,35 @@ class Encoding:
     def numbers(self, name: str, numeric_NK: NDArray[np.float32]) -> NDArray[np.float64]:
         """Returns a numeric column of encoded rows as the log has it (N), NaN if it is known to be missing."""
         inputs = self.features.numeric
-        values = self._scales[name].undo(numeric_NK[:, inputs.index(name)])
+        values = self.scales[name].undo(numeric_NK[:, inputs.index(name)])
         if name in self._indicators:
             values[numeric_NK[:, inputs.index(self._indicators[name])] > 0.5] = np.nan
         return values
 
-    def with_schema(self, schema: LogSchema) -> Encoding:
-        """Returns the same encoding for a log that differs in columns that are no input."""
-        return Encoding(
-            schema=schema,
-            vocabularies=self._vocabularies,
-            scales=self._scales,
-            mean_ids=self._mean_ids,
-            repeats=self._repeats,
-        )
-
-    @property
-    def vocabularies(self) -> Mapping[str, AnyVocabulary]:
-        """Vocabularies by column, of tables that have one."""
-        return self._vocabularies
-
-    def with_tables(self, schema: LogSchema, vocabularies: Mapping[str, AnyVocabulary]) -> Encoding:
+    def with_tables(self, schema: LogSchema, vocabularies: Mapping[str, Vocabulary]) -> Encoding:
         """Returns an encoding that differs in kinds of tables: those of a schema, with these vocabularies."""
         as_before = {
             name: shares
-            for name, shares in self._repeats.items()
+            for name, shares in self.repeats.items()
             if self.schema.growing(name) is None and schema.growing(name) is None
         }
-        return Encoding(
-            schema=schema,
-            vocabularies=vocabularies,
-            scales=self._scales,
-            mean_ids=self._mean_ids,
-            repeats=as_before,
-        )
+        return replace(self, schema=schema, vocabularies=vocabularies, repeats=as_before)
 
     @property
     def _indicators(self) -> dict[str, str]:
-        return {name: f"{name}__missing" for name, scale in self._scales.items() if scale.indicator}
+        return {name: f"{name}__missing" for name, scale in self.scales.items() if scale.indicator}
 
     @cached_property
     def _buckets(self) -> dict[str, Buckets]:
         """The buckets by the table's name."""
-        by_table = {table: self._scales[name].buckets for table, name in self.schema.bucketed.items()}
+        by_table = {table: self.scales[name].buckets for table, name in self.schema.bucketed.items()}
         return {table: buckets for table, buckets in by_table.items() if buckets is not None}
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash (16 hex digits) of all that decides how a row is encoded."""
-        vocabularies = {name: vocabulary.checksum() for name, vocabulary in self._vocabularies.items()}
-        scales = {name: scale.to_dict() for name, scale in self._scales.items()}
+        vocabularies = {name: vocabulary.checksum() for name, vocabulary in self.vocabularies.items()}
+        scales = {name: scale.to_dict() for name, scale in self.scales.items()}
         return fingerprint([self.schema.of_rows(), vocabularies, scales])
 
     def encode(self, columns: Mapping[str, pa.Array], pool: Executor) -> EncodedRows:
@@ -327,38 +276,44 @@ class Encoding:
         hashed = pool.map(lambda name: self._keys(name, columns[name]), growing)
         categorical = pool.map(lambda name: self._ids(name, columns[name]), self.schema.categorical)
         bags = pool.map(lambda name: self._bags(name, columns[name]), self.schema.multi_hot)
-        numbers = {name: columns[name].to_numpy() for name in self._scales}
-        scaled = pool.map(lambda name: self._scales[name].apply(numbers[name]), self._scales)
+        numbers = {name: columns[name].to_numpy() for name in self.scales}
+        scaled = pool.map(lambda name: self.scales[name].apply(numbers[name]), self.scales)
         missing = (np.isnan(numbers[name]) for name in self._indicators)
-        cycles = (self._cycle_ids(cycle, columns) for cycle in self.schema.cycles)
         of_number = [self.schema.bucketed[table] for table in self._buckets]
         bucketed = pool.map(
             lambda name, buckets: buckets.ids(numbers[name]), of_number, self._buckets.values()
         )
+        shares = pool.map(
+            lambda name, buckets: buckets.odd_shares(numbers[name], self.scales[name].transformed),
+            *(of_number, self._buckets.values()),
+        )
         rows = len(next(iter(columns.values())))
-        ids = np.empty((rows, len(self.features.categorical)), dtype=np.int32)
-        inputs = np.empty((rows, len(self.features.numeric)), dtype=np.float32)
-        share = np.empty((rows, len(self._buckets)), dtype=np.float32) if self._buckets else None
-        if share is not None:
-            shares = pool.map(lambda name: self._scales[name].odd_shares(numbers[name]), of_number)
-            _fill(share, tuple(shares))
-        keys = np.empty((rows, len(growing)), dtype=np.int64) if growing else None
-        if keys is not None:
-            _fill(keys, tuple(hashed))
-        _fill(ids, (*categorical, *cycles, *bucketed))
-        _fill(inputs, (*scaled, *missing))
-        return EncodedRows(categorical=ids, bags=tuple(bags), numeric=inputs, keys=keys, share=share)
+        cycles = []
+        for cycle in self.schema.cycles:
+            value = cycle_of(columns[str(self.schema.timestamp)].to_numpy(), cycle)
+            cycles.append(np.where(value < 0, MISSING_ID, value + FIRST_ID))
+
+        def matrix(dtype: type[np.generic], *columns: NDArray[Any]) -> NDArray[Any]:
+            filled = np.empty((rows, len(columns)), dtype)
+            for place, column in enumerate(columns):
+                filled[:, place] = column
+            return filled
+
+        return EncodedRows(
+            categorical=matrix(np.int32, *categorical, *cycles, *bucketed),
+            bags=tuple(bags),
+            numeric=matrix(np.float32, *scaled, *missing),
+            keys=matrix(np.int64, *hashed) if growing else None,
+            share=matrix(np.float32, *shares) if of_number else None,
+        )
 
     def _ids(self, name: str, column: pa.DictionaryArray) -> Codes:
         if self.schema.growing(name):
             return np.zeros(len(column), dtype=np.int32)
-        return _of_rows(column, self._ids_of_values(name, column.dictionary), np.int32(MISSING_ID))
-
-    def _ids_of_values(self, name: str, values: pa.Array) -> Codes:
-        buckets = self.schema.tables[name].hash_buckets
+        buckets, values = self.schema.tables[name].hash_buckets, column.dictionary
         if isinstance(buckets, int):
-            return hashed_ids(values, buckets)
-        return self._vocabularies[name].ids(values)
+            return _of_rows(column, hashed_ids(values, buckets), np.int32(MISSING_ID))
+        return _of_rows(column, self.vocabularies[name].ids(values), np.int32(MISSING_ID))
 
     def _bags(self, name: str, column: pa.ListArray) -> Bags:
         offsets = column.offsets.to_numpy().astype(np.int64)
@@ -373,23 +328,20 @@ class Encoding:
         missing = np.int64(MISSING_KEY if growing.missing == "own" else 0)
         return _of_rows(column, hash64(column.dictionary).view(np.int64), missing)
 
-    def _cycle_ids(self, cycle: str, columns: Mapping[str, pa.Array]) -> Codes:
-        assert self.schema.timestamp is not None
-        value = cycle_of(columns[self.schema.timestamp].to_numpy(), cycle)
-        return np.where(value < 0, MISSING_ID, value + FIRST_ID).astype(np.int32)
-
     def save(self, directory: Path) -> None:
         """Writes schema.yaml, tables.json, numeric.json and vocabulary/*.parquet into a directory."""
         (directory / "vocabulary").mkdir(parents=True, exist_ok=True)
         (directory / "schema.yaml").write_text(schema_to_yaml(self.schema), encoding="utf-8")
-        _write_json(
-            directory / "numeric.json", {name: scale.to_dict() for name, scale in self._scales.items()}
-        )
-        files = {name: _file_name(i, name) for i, name in enumerate(self._vocabularies)}
-        tables = _Tables(vocabularies=files, mean_ids=self._mean_ids, repeats=self._repeats)
-        _write_json(directory / "tables.json", tables.to_dict())
-        for name, vocabulary in self._vocabularies.items():
+        files = {}
+        for number, (name, vocabulary) in enumerate(self.vocabularies.items()):
+            # a file name that is safe on every file system, and still readable
+            files[name] = f"{number:03d}_{re.sub(r'[^A-Za-z0-9-]+', '_', name)[:40]}.parquet"
             vocabulary.save(directory / "vocabulary" / files[name])
+        tables = _Tables(vocabularies=files, mean_ids=dict(self.mean_ids), repeats=dict(self.repeats))
+        scales = {name: scale.to_dict() for name, scale in self.scales.items()}
+        for file, data in (("numeric.json", scales), ("tables.json", tables.to_dict())):
+            text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+            (directory / file).write_text(text, encoding="utf-8")
 
     @classmethod
     def load(cls, directory: Path) -> Encoding:
@@ -398,12 +350,16 @@ class Encoding:
         Raises:
             UserError: when a part is missing or damaged.
         """
-        tables = parse(_Tables, _read_json(directory / "tables.json"), f"{directory}/tables.json")
-        scales = _read_json(directory / "numeric.json")
+        tables = parse(_Tables, load_json(directory / "tables.json"), f"{directory}/tables.json")
+        scales = load_json(directory / "numeric.json")
+        if not isinstance(scales, dict):
+            raise UserError(
+                f"{directory}/numeric.json: expected a mapping, received {type(scales).__name__}."
+            )
         return cls(
             schema=read_schema(directory / "schema.yaml"),
             vocabularies={
-                name: load_vocabulary(directory / "vocabulary" / file)
+                name: Vocabulary.load(directory / "vocabulary" / file)
                 for name, file in tables.vocabularies.items()
             },
             scales={
@@ -416,28 +372,5 @@ class Encoding:
 
 def _of_rows(column: pa.DictionaryArray, of_values: NDArray[Id], missing: Id) -> NDArray[Id]:
     """Returns for each row (N) what its value has, given for each value of the dictionary."""
-    codes: Codes = column.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    found: NDArray[Id] = np.append(of_values, missing)[codes]
+    found: NDArray[Id] = np.append(of_values, missing)[codes_of(column)]
     return found
-
-
-def _fill(matrix: NDArray[Any], columns: Sequence[NDArray[Any]]) -> None:
-    """Sets the columns (N each) of a matrix (N x len(columns))."""
-    for i, column in enumerate(columns):
-        matrix[:, i] = column
-
-
-def _file_name(index: int, column: str) -> str:
-    """Returns a file name that is safe on every file system, and still readable."""
-    return f"{index:03d}_{re.sub(r'[^A-Za-z0-9-]+', '_', column)[:40]}.parquet"
-
-
-def _write_json(path: Path, data: object) -> None:
-    path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _read_json(path: Path) -> dict[str, object]:
-    data = load_json(path)
-    if not isinstance(data, dict):
-        raise UserError(f"{path}: expected a mapping, received {type(data).__name__}.")
-    return data

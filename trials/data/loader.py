@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
@@ -17,6 +15,7 @@ from dhen.batch import FeatureBatch, Keys
 from trials.data.encoding import EncodedRows
 from trials.data.prepared_log import IdCounts, Split
 from trials.data.raw.columns import MISSING_STAMP
+from trials.data.raw.readers import ahead
 from trials.records.strategy import rank_slice
 
 # The order in which training visits rows: a function of seed and epoch, the same on every machine.
@@ -104,13 +103,12 @@ class Batch:
 
     def _each(self, function: Callable[[Tensor], Tensor]) -> Batch:
         weight_B, inverse_BT = self.weight_B, self.inverse_count_BT
-        return Batch(
+        return replace(
+            self,
             features=self.features.each(function),
             label_B=function(self.label_B),
             weight_B=None if weight_B is None else function(weight_B),
             inverse_count_BT=None if inverse_BT is None else function(inverse_BT),
-            time=self.time,
-            of_step=self.of_step,
         )
 
 
@@ -174,42 +172,39 @@ def train_batches(
         yield _part(split, split.rows - used + rows, rank, ranks, counts, timed=timed)
 
 
+@dataclass
 class NumberedBatches:
     """The global batches of all passes over a split, by number: those of `train_batches`, whole, of which some
-    may be left out."""
+    may be left out; the fields are arguments of `train_batches`."""
 
-    def __init__(
-        self,
-        split: Split,
-        *,
-        batch_size: int,
-        seed: int,
-        last_rows: int,
-        shuffle: bool = True,
-        counts: IdCounts | None = None,
-        timed: bool = False,
-    ) -> None:
-        """Takes the arguments of `train_batches`."""
-        self._split, self._batch_size, self._seed, self._used = split, batch_size, seed, last_rows
-        self._shuffle, self._counts, self._timed = shuffle, counts, timed
-        self._per_pass = max(1, last_rows // batch_size)
-        self._epoch, self._place = -1, 0
-        self._rows: Iterator[NDArray[np.int64]] = iter(())
+    split: Split
+    batch_size: int
+    seed: int
+    last_rows: int
+    shuffle: bool = True
+    counts: IdCounts | None = None
+    timed: bool = False
+    _epoch: int = field(default=-1, init=False)
+    _place: int = field(default=0, init=False)
+    _rows: Iterator[Rows] = field(default=iter(()), init=False)
 
     def batch(self, number: int) -> Batch:
         """Returns the batch of this number, which is higher than the one before."""
-        epoch, place = divmod(number, self._per_pass)
+        epoch, place = divmod(number, max(1, self.last_rows // self.batch_size))
         if epoch != self._epoch:
-            order = _order(self._split, self._used, seed=self._seed, epoch=epoch, shuffle=self._shuffle)
-            self._rows, self._epoch, self._place = row_batches(order, self._batch_size, 0), epoch, 0
+            order = _order(self.split, self.last_rows, seed=self.seed, epoch=epoch, shuffle=self.shuffle)
+            self._rows, self._epoch, self._place = row_batches(order, self.batch_size, 0), epoch, 0
         rows = next(islice(self._rows, place - self._place, None))
         self._place = place + 1
-        return _part(self._split, self._split.rows - self._used + rows, 0, 1, self._counts, timed=self._timed)
+        return _part(self.split, self.split.rows - self.last_rows + rows, 0, 1, self.counts, timed=self.timed)
 
 
 def _order(split: Split, used: int, *, seed: int, epoch: int, shuffle: bool) -> Iterator[NDArray[np.int64]]:
     """Returns the order of the last `used` rows in a pass."""
-    huge = _bytes(split) * used > GLOBAL_SHUFFLE_BYTES * split.rows
+    inputs, bags = split.inputs, split.inputs.bags
+    arrays = (split.labels, inputs.categorical, inputs.numeric, inputs.share, inputs.keys)
+    size = sum(array.nbytes for array in (*arrays, *(each.ids for each in bags)) if array is not None)
+    huge = size * used > GLOBAL_SHUFFLE_BYTES * split.rows
     return shuffled(used, seed=seed, epoch=epoch, by_windows=huge) if shuffle else sequential(used)
 
 
@@ -218,18 +213,10 @@ def _part(
 ) -> Batch:
     """Returns a rank's part of a global batch of these rows."""
     mine = rows[rank_slice(len(rows), rank, ranks)]
-    weight = None if split.weight is None else split.weight[mine]
-    time = _newest(split, rows) if timed else None
-    return _batch(split.inputs.take(mine), split.labels[mine], weight, counts, time)
+    return _batch(split, mine, counts, _newest(split, rows) if timed else None)
 
 
-def _bytes(split: Split) -> int:
-    some = (split.inputs.share, split.inputs.keys)
-    arrays = (split.labels, split.categorical, split.numeric, *(bags.ids for bags in split.bags))
-    return sum(array.nbytes for array in (*arrays, *some) if array is not None)
-
-
-def _newest(split: Split, rows: NDArray[np.int64]) -> int | None:
+def _newest(split: Split, rows: NDArray[np.int64] | slice) -> int | None:
     """Returns the newest time stamp of some rows; None if all are missing."""
     assert split.timestamp is not None, "a schema with a ttl in the log's time has a time stamp"
     newest = int(split.timestamp[rows].max())
@@ -248,8 +235,7 @@ def eval_batches(
     start = mine.start
     for later in reversed(range(passes)):
         rows = slice(start, min(start + batch_size, mine.stop - later))
-        weight = None if split.weight is None else split.weight[rows]
-        yield _batch(split.inputs.slice(rows.start, rows.stop), split.labels[rows], weight)
+        yield _batch(split, rows)
         start = rows.stop
 
 
@@ -267,24 +253,21 @@ def even_batches(
         size = step.stop - step.start
         part = rank_slice(size, rank, ranks)
         mine = slice(step.start + part.start, step.start + part.stop)
-        weight = None if split.weight is None else split.weight[mine]
-        time = _newest(split, np.arange(step.start, step.stop)) if timed else None
-        inputs = split.inputs.slice(mine.start, mine.stop)
-        yield _batch(inputs, split.labels[mine], weight, time=time, of_step=size)
+        yield _batch(split, mine, time=_newest(split, step) if timed else None, of_step=size)
 
 
 def _batch(
-    inputs: EncodedRows,
-    label: NDArray[np.float32],
-    weight: NDArray[np.float32] | None,
+    split: Split,
+    rows: NDArray[np.int64] | slice,
     counts: IdCounts | None = None,
     time: int | None = None,
     of_step: int | None = None,
 ) -> Batch:
+    inputs = split.inputs.slice(rows.start, rows.stop) if isinstance(rows, slice) else split.inputs.take(rows)
     return Batch(
         features=feature_batch(inputs),
-        label_B=_tensor(label),
-        weight_B=None if weight is None else _tensor(weight),
+        label_B=_tensor(split.labels[rows]),
+        weight_B=None if split.weight is None else _tensor(split.weight[rows]),
         inverse_count_BT=None if counts is None else _tensor(counts.inverse(inputs)),
         time=time,
         of_step=of_step,
@@ -306,39 +289,5 @@ def on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]
     if device.type == "cpu":
         yield from batches
         return
-    for batch in ahead(batches, pin=True):
+    for batch in ahead((batch.pinned() for batch in batches), AHEAD):
         yield batch.to(device, non_blocking=True)
-
-
-def ahead(batches: Iterator[Batch], *, pin: bool) -> Iterator[Batch]:
-    """Yields the same batches, prepared by a thread, in page-locked memory if `pin` (needs an accelerator)."""
-    ready: queue.Queue[Batch | Exception | None] = queue.Queue(AHEAD)
-    stopped = threading.Event()
-
-    def put(item: Batch | Exception | None) -> None:
-        while not stopped.is_set():
-            try:
-                return ready.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-
-    def prepare() -> None:
-        try:
-            for batch in batches:
-                put(batch.pinned() if pin else batch)
-                if stopped.is_set():
-                    return
-            put(None)
-        except Exception as error:
-            put(error)
-
-    thread = threading.Thread(target=prepare, daemon=True)
-    thread.start()
-    try:
-        while (item := ready.get()) is not None:
-            if isinstance(item, Exception):
-                raise item
-            yield item
-    finally:
-        stopped.set()
-        thread.join()

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dhen.atomic_write import atomic_file
 from dhen.errors import UserError
-from trials.data.encoding import Bags, EncodedRows
+from trials.data.encoding import Bags
 from trials.data.prepared_log import PreparedLog, Split
 from trials.records.metrics import example_weights
 
@@ -95,7 +95,16 @@ class LogAtOrigin(PreparedLog):
     def split(self, name: str) -> Split:
         """Returns train or validation at this origin."""
         first, last = self._parts[name]
-        return _part(super().split("train"), name, first, last, self.schema.negative_sampling_rate)
+        whole = super().split("train")
+        arrays = {
+            kept: values[first:last]
+            for kept in ("labels", "weight", "oracle", "timestamp")
+            if (values := getattr(whole, kept)) is not None
+        }
+        inputs = whole.inputs.slice(first, last)
+        part: Split = dataclasses.replace(whole, name=name, inputs=inputs, pair=None, **arrays)
+        weights = example_weights(part.labels, part.weight, self.schema.negative_sampling_rate)
+        return dataclasses.replace(part, base_rate=float(np.average(part.labels, weights=weights)))
 
 
 class LogWithValidation(PreparedLog):
@@ -109,7 +118,7 @@ class LogWithValidation(PreparedLog):
         """The log with its rows joined."""
         rows, rate = log.manifest.rows, log.schema.negative_sampling_rate
         parts = [log.split(name) for name in JOINED]
-        weights = [example_weights(part, rate) for part in parts]
+        weights = [example_weights(part.labels, part.weight, rate) for part in parts]
         of_part = [
             float(part.rows if weight is None else weight.sum())
             for part, weight in zip(parts, weights, strict=True)
@@ -127,32 +136,21 @@ class LogWithValidation(PreparedLog):
         if name != "train":
             return split
         later = super().split("validation")
-        ours, theirs = split.inputs, later.inputs
-        inputs = EncodedRows(
-            categorical=_joined(ours.categorical, theirs.categorical),
-            bags=tuple(map(_joined_bags, ours.bags, theirs.bags)),
-            numeric=_joined(ours.numeric, theirs.numeric),
-            keys=_joined(ours.keys, theirs.keys),
-            share=_joined(ours.share, theirs.share),
-        )
-        return dataclasses.replace(
-            split,
-            labels=_joined(split.labels, later.labels),
-            inputs=inputs,
-            weight=_joined(split.weight, later.weight),
-            oracle=_joined(split.oracle, later.oracle),
-            timestamp=_joined(split.timestamp, later.timestamp),
-            pair=_joined(split.pair, later.pair),
-        )
+        bags = []
+        for first, second in zip(split.inputs.bags, later.inputs.bags, strict=True):
+            ids: Any = JoinedArray(first.ids, second.ids)
+            offsets: Any = JoinedArray(first.offsets, second.offsets[1:], added=int(first.offsets[-1]))
+            bags.append(Bags(ids=ids, offsets=offsets))
+        of_inputs = _joined(split.inputs, later.inputs, "categorical", "numeric", "keys", "share")
+        inputs = dataclasses.replace(split.inputs, bags=tuple(bags), **of_inputs)
+        arrays = _joined(split, later, "labels", "weight", "oracle", "timestamp", "pair")
+        return dataclasses.replace(split, inputs=inputs, **arrays)
 
 
-def _joined(first: NDArray[Any] | None, second: NDArray[Any] | None, added: int = 0) -> Any:
-    return None if first is None or second is None else JoinedArray(first, second, added=added)
-
-
-def _joined_bags(first: Bags, second: Bags) -> Bags:
-    offsets = _joined(first.offsets, second.offsets[1:], added=int(first.offsets[-1]))
-    return Bags(ids=_joined(first.ids, second.ids), offsets=offsets)
+def _joined(first: Any, second: Any, *names: str) -> dict[str, Any]:
+    """Returns the arrays of two values that have these names, as far as there are any."""
+    arrays = ((name, getattr(first, name), getattr(second, name)) for name in names)
+    return {name: JoinedArray(one, other) for name, one, other in arrays if one is not None}
 
 
 def origins_of(log: PreparedLog, count: int) -> list[int]:
@@ -180,22 +178,6 @@ def check_origins(log: PreparedLog, count: int) -> None:
         )
 
 
-def _part(split: Split, name: str, first: int, last: int, rate: float) -> Split:
-    rows = slice(first, last)
-    part = Split(
-        name=name,
-        labels=split.labels[rows],
-        inputs=split.inputs.slice(first, last),
-        weight=None if split.weight is None else split.weight[rows],
-        oracle=None if split.oracle is None else split.oracle[rows],
-        timestamp=None if split.timestamp is None else split.timestamp[rows],
-        base_rate=split.base_rate,
-        chronological=split.chronological,
-    )
-    base_rate = float(np.average(part.labels, weights=example_weights(part, rate)))
-    return dataclasses.replace(part, base_rate=base_rate)
-
-
 # A log whose training rows have labels that a teacher has softened: knowledge distillation (arXiv 1503.02531).
 #
 # Binary cross-entropy is linear in its label, so the mean of the losses against the label and against what a
@@ -219,9 +201,17 @@ class TaughtLog(PreparedLog):
         """
         super().__init__(log.directory, log.manifest)
         self._log = log
+        if not file.exists():
+            raise UserError(
+                f"{file}: what the teacher predicts is gone, so a network that learnt from it cannot be trained "
+                "again. Networks that learnt from labels alone can; `distil=no` leaves the others out."
+            )
         labels_N = np.asarray(log.split("train").labels)
-        taught_N = _read(file, len(labels_N), log.manifest.rows["validation"])
-        self._labels_N = (1.0 - TEACHER_SHARE) * labels_N + np.float32(TEACHER_SHARE) * taught_N
+        rows = len(labels_N)
+        taught_M: NDArray[np.float32] = np.load(file, mmap_mode="r", allow_pickle=False)
+        if taught_M.shape not in ((rows,), (rows + log.manifest.rows["validation"],)):
+            raise UserError(f"{file} has {taught_M.shape} predictions, and the log has {rows} training rows.")
+        self._labels_N = (1.0 - TEACHER_SHARE) * labels_N + np.float32(TEACHER_SHARE) * taught_M[:rows]
 
     def split(self, name: str) -> Split:
         """Returns a split; labels of `train` are softened."""
@@ -235,15 +225,3 @@ def save_teacher(probability_M: NDArray[np.float32], file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(file) as temporary, temporary.open("wb") as opened:
         np.save(opened, probability_M.astype(np.float32))
-
-
-def _read(file: Path, rows: int, validation_rows: int) -> NDArray[np.float32]:
-    if not file.exists():
-        raise UserError(
-            f"{file}: what the teacher predicts is gone, so a network that learnt from it cannot be trained "
-            "again. Networks that learnt from labels alone can; `distil=no` leaves the others out."
-        )
-    taught_M: NDArray[np.float32] = np.load(file, mmap_mode="r", allow_pickle=False)
-    if taught_M.shape not in ((rows,), (rows + validation_rows,)):
-        raise UserError(f"{file} has {taught_M.shape} predictions, and the log has {rows} training rows.")
-    return taught_M[:rows]

@@ -8,9 +8,9 @@ Shapes: N rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +21,10 @@ from trials.data.log_schema import SPLITS
 from trials.data.prepared_log import PreparedLog, Split
 from trials.data.raw.columns import MISSING_STAMP
 from trials.data.read_options import parse_length
-from trials.records.metrics import ClickTotals, WeightedRows
+from trials.records.metrics import ClickTotals
 
 AFTER_TRAINING = ("validation", "test")
 """Splits that come after the training rows, in the order of time."""
-Number = TypeVar("Number", bound=np.generic)
 
 
 class Period(NamedTuple):
@@ -66,11 +65,11 @@ class Periods:
         Raises:
             UserError: as `parse_length`; for a time where the log has no time stamps, or no row with one.
         """
-        length = parse_length(text)
+        milliseconds, row_count = parse_length(text)
         parts = tuple(log.split(name) for name in splits)
         stamped = [part.timestamp for part in parts if part.timestamp is not None]
         if not stamped:
-            if not length.rows:
+            if not row_count:
                 raise UserError(
                     "the log has no time stamps to cut periods by: give a number of rows, such as period=50000."
                 )
@@ -83,10 +82,10 @@ class Periods:
                 raise UserError("no row of the log has a time stamp.")
             rows = rows if unstamped else rows[first:]
             stamps = stamps[rows]
-        if length.rows or stamps is None:
-            starts = list(range(0, len(rows), length.rows))
+        if row_count or stamps is None:
+            starts = list(range(0, len(rows), row_count))
         else:
-            cells = stamps // length.milliseconds
+            cells = stamps // milliseconds
             starts = [0, *(np.flatnonzero(np.diff(cells)) + 1).tolist()]
         return cls(log, text, parts, stamps, rows, (*starts, len(rows)))
 
@@ -108,49 +107,42 @@ class Periods:
         if not 0 <= number < len(self):
             raise IndexError(number)
         span = slice(self.starts[number], self.starts[number + 1])
-        split = _taken(self.parts, self.rows[span], f"period {number}")
+        # its rows, counted over all parts, as a split of their own
+        parts, row_N = self.parts, self.rows[span]
+        ends = np.cumsum([part.rows for part in parts])
+        of_N = np.searchsorted(ends, row_N, side="right")
+        some = [
+            (part, row_N[of_N == place] - (end - part.rows))
+            for place, (part, end) in enumerate(zip(parts, ends, strict=True))
+            if (of_N == place).any()
+        ]
+        back_N = np.argsort(np.argsort(of_N, kind="stable"), kind="stable")
+
+        def joined(name: str) -> Any:
+            if getattr(parts[0], name) is None:
+                return None
+            return np.concatenate([getattr(part, name)[rows] for part, rows in some])[back_N]
+
+        inputs = EncodedRows.joined([part.inputs.take(rows) for part, rows in some])
+        split = Split(
+            name=f"period {number}",
+            labels=joined("labels"),
+            inputs=inputs if len(some) == 1 else inputs.take(back_N),
+            weight=joined("weight"),
+            oracle=joined("oracle"),
+            timestamp=joined("timestamp"),
+            base_rate=parts[0].base_rate,
+            chronological=True,
+        )
         floor = None
         if split.oracle is not None:
             clicks = ClickTotals(self.log.schema.negative_sampling_rate)
-            clicks.add(WeightedRows(labels=split.labels, weight=split.weight, oracle=split.oracle))
+            clicks.add(split.labels, split.weight, split.oracle)
             floor = clicks.ne_floor if math.isfinite(clicks.ne_floor) else None
         first, last = (
-            (None, None)
-            if self.stamps is None
-            else (int(self.stamps[i]) for i in (span.start, span.stop - 1))
+            (None, None) if self.stamps is None else self.stamps[[span.start, span.stop - 1]].tolist()
         )
         return Period(number, first, last, split, floor)
-
-
-def _taken(parts: Sequence[Split], row_N: NDArray[np.int64], name: str) -> Split:
-    """Returns rows, counted over all parts, as a split of their own, in the order given."""
-    ends = np.cumsum([part.rows for part in parts])
-    of_N = np.searchsorted(ends, row_N, side="right")
-    some = [
-        (part, row_N[of_N == number] - (end - part.rows))
-        for number, (part, end) in enumerate(zip(parts, ends, strict=True))
-        if (of_N == number).any()
-    ]
-    back_N = np.argsort(np.argsort(of_N, kind="stable"), kind="stable")
-
-    def joined(array_of: Callable[[Split], NDArray[Number]]) -> NDArray[Number]:
-        found: NDArray[Number] = np.concatenate([array_of(part)[rows] for part, rows in some])[back_N]
-        return found
-
-    def joined_if_there(array_of: Callable[[Split], NDArray[Number] | None]) -> NDArray[Number] | None:
-        return None if array_of(parts[0]) is None else joined(array_of)  # type: ignore[arg-type]
-
-    inputs = EncodedRows.joined([part.inputs.take(rows) for part, rows in some])
-    return Split(
-        name=name,
-        labels=joined(lambda part: part.labels),
-        inputs=inputs if len(some) == 1 else inputs.take(back_N),
-        weight=joined_if_there(lambda part: part.weight),
-        oracle=joined_if_there(lambda part: part.oracle),
-        timestamp=joined_if_there(lambda part: part.timestamp),
-        base_rate=parts[0].base_rate,
-        chronological=True,
-    )
 
 
 def check_periods(log: PreparedLog, length: str, ranks: int) -> None:
@@ -160,7 +152,10 @@ def check_periods(log: PreparedLog, length: str, ranks: int) -> None:
     Raises:
         UserError: if they do not.
     """
-    stamps = [_known(log.split(name)) for name in SPLITS]
+    stamps: list[NDArray[np.int64]] = []  # of the rows that have one
+    for name in SPLITS:
+        stamp_N = log.split(name).timestamp
+        stamps.append(np.empty(0, np.int64) if stamp_N is None else stamp_N[stamp_N != MISSING_STAMP])
     for earlier, later, before, after in zip(stamps, stamps[1:], SPLITS, SPLITS[1:], strict=False):
         if len(earlier) and len(later) and later.min() < earlier.max():
             raise UserError(
@@ -181,10 +176,3 @@ def check_periods(log: PreparedLog, length: str, ranks: int) -> None:
             f"period={length}: the smallest period has {least} rows, fewer than one for each of {ranks} ranks; "
             "give a longer period, or fewer ranks."
         )
-
-
-def _known(split: Split) -> NDArray[np.int64]:
-    """Returns the time stamps of the rows that have one."""
-    stamps: NDArray[np.int64] = np.empty(0, np.int64) if split.timestamp is None else split.timestamp
-    known: NDArray[np.int64] = stamps[stamps != MISSING_STAMP]
-    return known

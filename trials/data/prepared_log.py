@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -94,21 +94,6 @@ class Split:
         """Number of rows, N."""
         return len(self.labels)
 
-    @property
-    def categorical(self) -> NDArray[np.int32]:
-        """Ids (N x T), each local to its table."""
-        return self.inputs.categorical
-
-    @property
-    def bags(self) -> tuple[Bags, ...]:
-        """Ids and offsets of each multi-hot table."""
-        return self.inputs.bags
-
-    @property
-    def numeric(self) -> NDArray[np.float32]:
-        """Numeric inputs (N x K), transformed."""
-        return self.inputs.numeric
-
 
 class PreparedLog:
     """A log that is ready to train on."""
@@ -132,7 +117,23 @@ class PreparedLog:
         """
         directory = Path(directory)
         use(directory)
-        manifest = _read_manifest(directory)
+        path = directory / MANIFEST
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UserError(f"{directory}: not a prepared log (it has no {MANIFEST}).") from None
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: cannot be read ({error}). Prepare the log again.") from None
+        version = data.get("version") if isinstance(data, dict) else None
+        if version != VERSION:
+            raise UserError(
+                f"{directory}: prepared by another version (layout {version}, this one reads {VERSION}). "
+                "Prepare the log again."
+            )
+        try:
+            manifest = Manifest.model_validate(data)
+        except ValidationError:
+            raise UserError(f"{path}: the manifest is damaged. Prepare the log again.") from None
         for name, size in manifest.sizes.items():
             actual_size = (directory / name).stat().st_size if (directory / name).is_file() else None
             if actual_size != size:
@@ -231,26 +232,6 @@ def _mapped(directory: Path, name: str) -> NDArray[Any]:
     return np.asarray(np.load(directory / f"{name}.npy", mmap_mode="r", allow_pickle=False))
 
 
-def _read_manifest(directory: Path) -> Manifest:
-    path = directory / MANIFEST
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{directory}: not a prepared log (it has no {MANIFEST}).") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}). Prepare the log again.") from None
-    if not isinstance(data, dict) or data.get("version") != VERSION:
-        version = data.get("version") if isinstance(data, dict) else None
-        raise UserError(
-            f"{directory}: prepared by another version (layout {version}, this one reads {VERSION}). "
-            "Prepare the log again."
-        )
-    try:
-        return Manifest.model_validate(data)
-    except ValidationError:
-        raise UserError(f"{path}: the manifest is damaged. Prepare the log again.") from None
-
-
 # How often the training rows have each id, for `training.frequency_decay`.
 #
 # Counted anew by every rank when a training begins, in one pass over the ids; the counts stay in the host's
@@ -278,9 +259,13 @@ class IdCounts:
 
         The rows must be among those that were counted. A bag has the mean over its ids, an empty one 0.
         """
-        columns = [counts.inverse(self._column(inputs, place)) for place, counts in enumerate(self._columns)]
-        bags = [_means(counts, bags) for counts, bags in zip(self._bags, inputs.bags, strict=True)]
-        return np.stack([*columns, *bags], axis=1)
+        columns = [inverse(self._column(inputs, place)) for place, inverse in enumerate(self._columns)]
+        for inverse, bags in zip(self._bags, inputs.bags, strict=True):
+            lengths = np.diff(bags.offsets)
+            owners = np.repeat(np.arange(len(lengths)), lengths)
+            sums = np.bincount(owners, weights=inverse(bags.ids), minlength=len(lengths))
+            columns.append((sums / np.maximum(lengths, 1)).astype(np.float32))
+        return np.stack(columns, axis=1)
 
     def _column(self, inputs: EncodedRows, column: int) -> Ids:
         if column not in self._growing:
@@ -289,42 +274,17 @@ class IdCounts:
         return inputs.keys[:, self._growing[column]]
 
 
-class _FixedCounts:
-    """Counts of ids from 0 on."""
-
-    def __init__(self, ids: Ids) -> None:
-        counts = np.zeros(0, dtype=np.int64)
-        for start in range(0, len(ids), IDS_AT_ONCE):
-            some = np.bincount(ids[start : start + IDS_AT_ONCE], minlength=len(counts))
-            some[: len(counts)] += counts
-            counts = some
-        # ids that are not there have 1, and are never asked for
-        self._inverse = (1.0 / np.maximum(counts, 1)).astype(np.float32)
-
-    def inverse(self, ids: Ids) -> NDArray[np.float32]:
-        """Returns 1 / count (N)."""
-        return self._inverse[ids]
-
-
-class _KeyCounts:
-    """Counts of keys, found by halving: twelve bytes for each distinct one."""
-
-    def __init__(self, ids: Ids) -> None:
-        self._keys, counts = np.unique(ids, return_counts=True)
-        self._inverse = (1.0 / counts).astype(np.float32)
-
-    def inverse(self, ids: Ids) -> NDArray[np.float32]:
-        """Returns 1 / count (N)."""
-        return self._inverse[np.searchsorted(self._keys, ids)]
-
-
-def _counted(ids: Ids) -> _FixedCounts | _KeyCounts:
-    return _KeyCounts(ids) if ids.dtype == np.int64 else _FixedCounts(ids)
-
-
-def _means(counts: _FixedCounts | _KeyCounts, bags: Bags) -> NDArray[np.float32]:
-    """Returns the mean over each bag's ids."""
-    lengths = np.diff(bags.offsets)
-    owners = np.repeat(np.arange(len(lengths)), lengths)
-    sums = np.bincount(owners, weights=counts.inverse(bags.ids), minlength=len(lengths))
-    return (sums / np.maximum(lengths, 1)).astype(np.float32)
+def _counted(ids: Ids) -> Callable[[Ids], NDArray[np.float32]]:
+    """Counts ids, and returns what gives 1 / count (N) of some of them."""
+    if ids.dtype == np.int64:  # keys, found by halving: twelve bytes for each distinct one
+        keys, counts = np.unique(ids, return_counts=True)
+        inverse_of_key = (1.0 / counts).astype(np.float32)
+        return lambda some: inverse_of_key[np.searchsorted(keys, some)]
+    counts = np.zeros(0, dtype=np.int64)
+    for start in range(0, len(ids), IDS_AT_ONCE):
+        more = np.bincount(ids[start : start + IDS_AT_ONCE], minlength=len(counts))
+        more[: len(counts)] += counts
+        counts = more
+    # ids that are not there have 1, and are never asked for
+    inverse = (1.0 / np.maximum(counts, 1)).astype(np.float32)
+    return lambda some: inverse[some]

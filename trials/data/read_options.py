@@ -7,7 +7,7 @@ it.
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -135,15 +135,8 @@ DAY = "1d"
 """Length of a period if none is given."""
 
 
-class Length(NamedTuple):
-    """The length of a period: one of the two."""
-
-    milliseconds: int = 0
-    rows: int = 0
-
-
-def parse_length(text: str) -> Length:
-    """Returns the length that `1d`, `6h`, `30m` (of time) or `50000` (rows) says.
+def parse_length(text: str) -> tuple[int, int]:
+    """Returns the milliseconds of `1d`, `6h` or `30m`, and the number of rows of `50000`; one of the two is 0.
 
     Raises:
         UserError: for anything else.
@@ -154,4 +147,4 @@ def parse_length(text: str) -> Length:
         raise UserError(
             f"period={text}: expected a time such as 1d, 6h or 30m, or a number of rows such as 50000."
         )
-    return Length(milliseconds=milliseconds, rows=rows)
+    return milliseconds, rows

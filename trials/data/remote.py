@@ -84,9 +84,19 @@ def local_copy(url: str, progress: Callable[[str, int, int | None], None] | None
         if not (known and target.is_dir()):  # one that says nothing of its content may have other content now
             total = sum(file.bytes or 0 for file in files)
             with built(target, total) as folder:
-                for done in _copied(store, files, folder, url):
-                    if progress is not None:
-                        progress(COPYING, done >> 20, total >> 20)
+                done = 0
+                for file in files:
+                    here = folder / file.name
+                    here.parent.mkdir(parents=True, exist_ok=True)
+                    with here.open("wb") as copy:
+                        for chunk in _chunks(store, file, url):
+                            copy.write(chunk)
+                            done += len(chunk)
+                            if progress is not None:
+                                progress(COPYING, done >> 20, total >> 20)
+                    size = here.stat().st_size
+                    if file.bytes not in (None, size):
+                        raise UserError(f"{shown}: ended after {size:,} of {file.bytes:,} bytes; try again.")
             use(target)
     return target / files[0].name if files[0].path == path else target
 
@@ -94,36 +104,21 @@ def local_copy(url: str, progress: Callable[[str, int, int | None], None] | None
 def _files(store: Any, path: str, *, web: bool) -> list[_File]:
     """Returns the files at a path, in the order of their names; the web has no folders."""
     if web or not store.isdir(path):
-        return [_file(store.info(path), Path(urlsplit(path).path).name or "log")]
-    found = store.find(path, detail=True)
-    return [_file(found[name], name.removeprefix(path).lstrip("/")) for name in sorted(found)]
-
-
-def _file(info: dict[str, Any], name: str) -> _File:
-    signs = tuple(f"{sign}={info[sign]}" for sign in SIGNS if info.get(sign) is not None)
-    return _File(path=info["name"], name=stays_below(name), bytes=info.get("size"), signs=signs)
-
-
-def _copied(store: Any, files: list[_File], folder: Path, url: str) -> Iterator[int]:
-    """Copies files into a folder, and yields how many bytes there are so far."""
-    done = 0
-    for file in files:
-        here = folder / file.name
-        here.parent.mkdir(parents=True, exist_ok=True)
-        with here.open("wb") as copy:
-            for chunk in _chunks(store, file, url):
-                copy.write(chunk)
-                done += len(chunk)
-                yield done
-        if file.bytes is not None and here.stat().st_size != file.bytes:
-            raise UserError(
-                f"{shown_url(url)}: ended after {here.stat().st_size:,} of {file.bytes:,} bytes; try again."
-            )
+        found = [(Path(urlsplit(path).path).name or "log", store.info(path))]
+    else:
+        in_folder = store.find(path, detail=True)
+        found = [(name.removeprefix(path).lstrip("/"), in_folder[name]) for name in sorted(in_folder)]
+    files = []
+    for name, info in found:
+        signs = tuple(f"{sign}={info[sign]}" for sign in SIGNS if info.get(sign) is not None)
+        files.append(_File(info["name"], stays_below(name), info.get("size"), signs))
+    return files
 
 
 def _chunks(store: Any, file: _File, url: str) -> Iterator[bytes]:
+    """Yields the bytes of a file, so many at a time."""
+    stream = {"block_size": 0} if urlsplit(url).scheme in WEB else {}  # many web servers know no ranges
     try:
-        stream = {"block_size": 0} if urlsplit(url).scheme in WEB else {}  # many web servers know no ranges
         with store.open(file.path, "rb", **stream) as source:
             while chunk := source.read(CHUNK_BYTES):
                 yield chunk

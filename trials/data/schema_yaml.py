@@ -57,24 +57,20 @@ def schema_to_yaml(schema: LogSchema, findings: Sequence[ColumnFinding] = ()) ->
         + (f", {100 * each.missing:.2g} % missing" if each.missing else "")
         for each in findings
     }
-    entries = [_entry(name, column, notes.get(name)) for name, column in data["columns"].items()]
+    entries = []
+    for name, column in data["columns"].items():  # `  name: {role: ...}  # note`
+        text = _yaml({name: None}).removesuffix("null\n") + _flow(column)
+        note = " ".join("".join(c if c.isprintable() else " " for c in notes.get(name, "")).split())
+        if note and "\n" not in text:
+            entries.append(f"  {text}  # {note}\n")
+        else:  # the note goes above an entry of several lines
+            entries.append(indent(f"# {note}\n{text}" if note else text, "  ") + "\n")
     csv = f"{_CSV_HEAD}csv: {_flow(schema.csv.said)}\n" if "csv" in data else ""
     return (
         f"{_HEAD}columns:\n{''.join(entries)}\n"
         f"{_SPLIT_HEAD}split: {_flow(data['split'])}\n"
         f"{_RATE_HEAD}negative_sampling_rate: {schema.negative_sampling_rate}\n{csv}"
     )
-
-
-def _entry(name: str, column: dict[str, Any], note: str | None) -> str:
-    """`  name: {role: ...}  # note`; the note goes above where the entry takes several lines."""
-    text = _yaml({name: None}).removesuffix("null\n") + _flow(column)
-    note = " ".join("".join(c if c.isprintable() else " " for c in note or "").split())
-    if not note:
-        return indent(text, "  ") + "\n"
-    if "\n" in text:
-        return indent(f"# {note}\n{text}", "  ") + "\n"
-    return f"  {text}  # {note}\n"
 
 
 def _flow(data: dict[str, Any]) -> str:
@@ -139,9 +135,8 @@ def with_roles(schema: LogSchema, given: Mapping[str, str | dict[str, Any]]) -> 
         if data.get("role", columns[name].role) == columns[name].role:
             data = columns[name].to_dict() | data
         columns[name] = parse_column(data, f"columns.{name}")
-    return parse(
-        LogSchema, schema.to_dict() | {"columns": {n: c.to_dict() for n, c in columns.items()}}, "columns"
-    )
+    data = {name: column.to_dict() for name, column in columns.items()}
+    return parse(LogSchema, schema.to_dict() | {"columns": data}, "columns")
 
 
 def check_columns(schema: LogSchema, present: Sequence[str], source: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,9 @@ def hash64(values: pa.Array) -> Hashes:
     """Returns the hashes (N) of N strings; those of nulls mean nothing."""
     if not len(values):
         return np.empty(0, dtype=np.uint64)  # Arrow may leave out the buffers
-    text, starts, lengths = _text(values)
-    position = np.arange(len(text)) - np.repeat(starts, lengths)
-    terms = (text.astype(np.uint64) + np.uint64(1)) * _powers(int(lengths.max(initial=0)))[position]
-    return mixed(_sums(terms, starts, lengths))
+    text, position, starts, lengths = _text(values)
+    powers = np.cumprod(np.full(lengths.max(initial=0), _BASE, dtype=np.uint64), dtype=np.uint64)
+    return mixed(_sums(text * powers[position], starts, lengths))
 
 
 def second_hash(values: pa.Array) -> Hashes:
@@ -47,22 +45,23 @@ def second_hash(values: pa.Array) -> Hashes:
     another number, modulo a prime."""
     if not len(values):
         return np.empty(0, dtype=np.uint64)
-    text, starts, lengths = _text(values)
+    text, position, starts, lengths = _text(values)
     powers = np.ones(1, dtype=np.uint64)
     while len(powers) < lengths.max(initial=0):
         following = np.uint64(pow(int(_SECOND_BASE), len(powers), int(_PRIME)))
         powers = np.concatenate([powers, powers * following % _PRIME])
-    position = np.arange(len(text)) - np.repeat(starts, lengths)
-    terms = (text.astype(np.uint64) + np.uint64(1)) * powers[position] % _PRIME
-    return _sums(terms, starts, lengths) % _PRIME
+    return _sums(text * powers[position] % _PRIME, starts, lengths) % _PRIME
 
 
-def _text(values: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.int32]]:
-    """Returns the bytes of all strings one after another, where each begins, and its length."""
+def _text(values: pa.Array) -> tuple[Hashes, NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
+    """Returns the bytes of all strings one after another, from 1 on, the place of each in its string, where each
+    string begins, and its length."""
     _, offset_buffer, data_buffer = values.buffers()
     offsets = np.frombuffer(offset_buffer, dtype=np.int32)[values.offset : values.offset + len(values) + 1]
     text = np.frombuffer(data_buffer or b"", dtype=np.uint8)[offsets[0] : offsets[-1]]
-    return text, offsets[:-1] - offsets[0], np.diff(offsets)
+    starts, lengths = offsets[:-1] - offsets[0], np.diff(offsets)
+    position = np.arange(len(text)) - np.repeat(starts, lengths)
+    return text.astype(np.uint64) + np.uint64(1), position, starts, lengths
 
 
 def _sums(terms: Hashes, starts: NDArray[np.int32], lengths: NDArray[np.int32]) -> Hashes:
@@ -71,10 +70,6 @@ def _sums(terms: Hashes, starts: NDArray[np.int32], lengths: NDArray[np.int32]) 
     sums = np.concatenate(([np.uint64(0)], np.cumsum(terms, dtype=np.uint64)))
     found: Hashes = sums[starts + lengths] - sums[starts]
     return found
-
-
-def _powers(count: int) -> Hashes:
-    return np.cumprod(np.full(count, _BASE, dtype=np.uint64), dtype=np.uint64)
 
 
 def mixed(h: Hashes) -> Hashes:
@@ -90,34 +85,44 @@ HASH = "hash"
 """Name of the column that has the values' hashes, in the file of a vocabulary without values."""
 
 
-@dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Values in the order of their ids: most frequent first, equally frequent ones by their text."""
+    """Values in the order of their ids: most frequent first, equally frequent ones by their text; or, of a column
+    that had a growing table, which keeps no values, their hashes, ascending."""
 
-    values: pa.Array
-    counts: NDArray[np.int64]
-    """Number of times that each value occurs in the training rows."""
-    _spelled: pa.Array = field(init=False, repr=False)
-    _hashes: Hashes = field(init=False, repr=False)
-    _positions: NDArray[np.int64] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        # one that was written before values had one spelling may have more; of two for one value the first counts
-        object.__setattr__(self, "_spelled", spelled(self.values))
-        hashes = hash64(self._spelled)
-        order = np.argsort(hashes, kind="stable")
-        object.__setattr__(self, "_hashes", hashes[order])
-        object.__setattr__(self, "_positions", order)
+    def __init__(self, table: pa.Table) -> None:
+        """Takes the `value`s with their `count`s in the training rows, or the `hash`es, in the order of ids."""
+        self.values: pa.Array | None = None
+        if HASH in table.column_names:
+            self.hashes: Hashes = table[HASH].to_numpy()
+        else:
+            column, self.counts = table["value"], table["count"].to_numpy()
+            self.values = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], pa.string())
+            # one that was written before values had one spelling may have more; of two for one the first counts
+            self._spelled = spelled(self.values)
+            self.hashes = hash64(self._spelled)
+        self._order = np.argsort(self.hashes, kind="stable")
+        self._ascending = self.hashes[self._order]
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.hashes)
 
     @classmethod
     def fit(cls, counted: pa.Table, min_count: int) -> Vocabulary:
         """Makes a vocabulary from distinct `value`s and their `count`s."""
         frequent = counted.filter(pc.greater_equal(counted["count"], min_count))
-        frequent = frequent.sort_by([("count", "descending"), ("value", "ascending")])
-        return cls(_one_array(frequent["value"]), frequent["count"].to_numpy())
+        return cls(frequent.sort_by([("count", "descending"), ("value", "ascending")]))
+
+    @classmethod
+    def load(cls, path: Path) -> Vocabulary:
+        """Reads what `save` wrote.
+
+        Raises:
+            UserError: when the file is missing or damaged.
+        """
+        try:
+            return cls(pq.read_table(path))
+        except (OSError, KeyError, pa.ArrowException) as error:
+            raise UserError(f"{path}: the vocabulary cannot be read ({error}).") from None
 
     def ids(self, values: pa.Array) -> Codes:
         """Returns the ids (N) of N values without nulls.
@@ -127,87 +132,30 @@ class Vocabulary:
         """
         if not len(self):
             return np.full(len(values), UNKNOWN_ID, dtype=np.int32)
-        hash_index = np.searchsorted(self._hashes, hash64(values))
-        position = self._positions[np.minimum(hash_index, len(self) - 1)]
-        equal = pc.equal(self._spelled.take(pa.array(position)), values).to_numpy(zero_copy_only=False)
+        hashes = hash64(values)
+        position = self._order[np.minimum(np.searchsorted(self._ascending, hashes), len(self) - 1)]
+        if self.values is None:
+            equal = self.hashes[position] == hashes
+        else:
+            equal = pc.equal(self._spelled.take(pa.array(position)), values).to_numpy(zero_copy_only=False)
         return np.where(equal, position + FIRST_ID, UNKNOWN_ID).astype(np.int32)
 
-    @property
-    def hashes(self) -> Hashes:
-        """The hashes of the values, in the order of their ids."""
-        found = np.empty_like(self._hashes)
-        found[self._positions] = self._hashes
-        return found
-
     def name(self, index: int) -> str:
-        """Returns a value, to be read; the first has the index 0."""
-        return str(self.values[index])
+        """Returns a value, or its hash, to be read; the first has the index 0."""
+        return str(self.values[index]) if self.values is not None else f"hash {self.hashes[index]:016x}"
 
     def checksum(self) -> list[str]:
-        """Returns texts that differ where a value has another id."""
-        return [str(len(self)), _sum_of(self.hashes)]
+        """Returns texts that differ where a value has another id, or only hashes are known."""
+        ids = np.arange(FIRST_ID, FIRST_ID + len(self), dtype=np.uint64)
+        kind = ["hashes"] if self.values is None else []
+        return [*kind, str(len(self)), str((self.hashes * ids).sum())]
 
     def save(self, path: Path) -> None:
-        """Writes a Parquet file of `value` and `count`; the row number plus 2 is the id."""
-        pq.write_table(pa.table({"value": self.values, "count": self.counts}), path)
-
-
-@dataclass(frozen=True, eq=False)
-class HashVocabulary:
-    """Values that are known by their hashes alone: they had rows of a growing table, which keeps no values."""
-
-    hashes: Hashes
-    """Hashes of the values in the order of their ids, ascending."""
-
-    def __len__(self) -> int:
-        return len(self.hashes)
-
-    def ids(self, values: pa.Array) -> Codes:
-        """Returns the ids (N) of N values without nulls."""
-        hashes = hash64(values)
-        if not len(self):
-            return np.full(len(hashes), UNKNOWN_ID, dtype=np.int32)
-        position = np.minimum(np.searchsorted(self.hashes, hashes), len(self) - 1)
-        return np.where(self.hashes[position] == hashes, position + FIRST_ID, UNKNOWN_ID).astype(np.int32)
-
-    def name(self, index: int) -> str:
-        """Returns a value's hash, to be read; the first has the index 0."""
-        return f"hash {self.hashes[index]:016x}"
-
-    def checksum(self) -> list[str]:
-        """Returns texts that differ where a value has another id, and from those of a `Vocabulary`."""
-        return ["hashes", str(len(self)), _sum_of(self.hashes)]
-
-    def save(self, path: Path) -> None:
-        """Writes a Parquet file of `hash`; the row number plus 2 is the id."""
-        pq.write_table(pa.table({HASH: self.hashes}), path)
-
-
-AnyVocabulary = Vocabulary | HashVocabulary
-
-
-def load_vocabulary(path: Path) -> AnyVocabulary:
-    """Reads what `save` of either kind wrote.
-
-    Raises:
-        UserError: when the file is missing or damaged.
-    """
-    try:
-        table = pq.read_table(path)
-        if HASH in table.column_names:
-            return HashVocabulary(table[HASH].to_numpy())
-        return Vocabulary(_one_array(table["value"]), table["count"].to_numpy())
-    except (OSError, KeyError, pa.ArrowException) as error:
-        raise UserError(f"{path}: the vocabulary cannot be read ({error}).") from None
-
-
-def _sum_of(hashes: Hashes) -> str:
-    ids = np.arange(FIRST_ID, FIRST_ID + len(hashes), dtype=np.uint64)
-    return str((hashes * ids).sum())
-
-
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], pa.string())
+        """Writes a Parquet file of `value` and `count`, or of `hash`; the row number plus 2 is the id."""
+        known = (
+            {"value": self.values, "count": self.counts} if self.values is not None else {HASH: self.hashes}
+        )
+        pq.write_table(pa.table(known), path)
 
 
 def hashed_ids(values: pa.Array, buckets: int) -> Codes:

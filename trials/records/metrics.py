@@ -7,20 +7,17 @@ the base rate, lower is better.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
-
 import numpy as np
 from numpy.typing import NDArray
 
 from trials.records.trial_record import Metrics
 
-Array = NDArray[np.float64]
+Floats = NDArray[np.float64]
 PROBABILITY_FLOOR = 1e-12
 """Predictions are kept this far from 0 and 1, so that one certain mistake does not make a loss infinite."""
 
 
-def evaluate_predictions(p: Array, label: Array, weight: Array | None = None) -> Metrics:
+def evaluate_predictions(p: Floats, label: Floats, weight: Floats | None = None) -> Metrics:
     """Returns the metrics of probabilities p (N) for labels in {0, 1} (N) with weights (N), all ones where None.
 
     NE and AUC of labels that are all equal are NaN, and calibration without a click is infinite.
@@ -37,7 +34,7 @@ def evaluate_predictions(p: Array, label: Array, weight: Array | None = None) ->
         )
 
 
-def log_loss(p: Array, label: Array, weight: Array) -> float:
+def log_loss(p: Floats, label: Floats, weight: Floats) -> float:
     """Returns the weighted mean cross-entropy in nats."""
     p = np.clip(p, PROBABILITY_FLOOR, 1.0 - PROBABILITY_FLOOR)
     losses = -np.where(label > 0.5, np.log(p), np.log1p(-p))
@@ -49,7 +46,7 @@ def entropy(base_rate: float) -> float:
     return float(-base_rate * np.log(base_rate) - (1.0 - base_rate) * np.log1p(-base_rate))
 
 
-def auc(p: Array, label: Array, weight: Array) -> float:
+def auc(p: Floats, label: Floats, weight: Floats) -> float:
     """Returns the probability that a positive is ranked above a negative, ties counting one half; O(N log N)."""
     order = np.argsort(p, kind="stable")
     sorted_p, positive = p[order], weight[order] * label[order]
@@ -61,7 +58,7 @@ def auc(p: Array, label: Array, weight: Array) -> float:
     return float(pairs / (positive.sum() * negative.sum()))
 
 
-def undo_negative_sampling(p: Array, rate: float) -> Array:
+def undo_negative_sampling(p: Floats, rate: float) -> Floats:
     """Returns probabilities in the log before down-sampling, q = p / (p + (1 - p) / rate) (He et al. 2014, section
     6.3).
 
@@ -75,36 +72,16 @@ def undo_negative_sampling(p: Array, rate: float) -> Array:
 # An example counts by its weight column, and a negative of a down-sampled log stands for the 1 / rate
 # negatives it was drawn from, so that base rate and NE describe the log before down-sampling.
 
-Floats = NDArray[np.float64]
 
-
-class Weighted(Protocol):
-    """Rows with labels (N) in {0, 1} and weights (N) or None: a `Split`, or some rows of one."""
-
-    @property
-    def labels(self) -> NDArray[np.float32]:
-        """Label per example, 0 or 1."""
-
-    @property
-    def weight(self) -> NDArray[np.float32] | None:
-        """The weight column, if the log has one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightedRows:
-    """Some rows: labels (N), weights (N) or None, true probabilities (N) or None."""
-
-    labels: NDArray[np.float32]
-    weight: NDArray[np.float32] | None = None
-    oracle: Floats | None = None
-
-
-def example_weights(rows: Weighted, negative_sampling_rate: float) -> Floats | None:
-    """Returns how much each example counts (N), or None if all count the same."""
+def example_weights(
+    labels: NDArray[np.float32], weight: NDArray[np.float32] | None, negative_sampling_rate: float
+) -> Floats | None:
+    """Returns how much each example counts (N), by its label, 0 or 1 (N), and by the weight column (N), if the log
+    has one; None if all count the same."""
     if negative_sampling_rate == 1.0:
-        return None if rows.weight is None else np.asarray(rows.weight, dtype=np.float64)
-    counts = np.where(np.asarray(rows.labels) > 0.5, 1.0, 1.0 / negative_sampling_rate)
-    return counts if rows.weight is None else counts * rows.weight
+        return None if weight is None else np.asarray(weight, dtype=np.float64)
+    counts = np.where(np.asarray(labels) > 0.5, 1.0, 1.0 / negative_sampling_rate)
+    return counts if weight is None else counts * weight
 
 
 class ClickTotals:
@@ -118,19 +95,24 @@ class ClickTotals:
         self._positive_weight = 0.0
         self._oracle_loss = 0.0
 
-    def add(self, rows: WeightedRows) -> None:
-        """Takes in more rows of the split."""
-        label = rows.labels.astype(np.float64)
+    def add(
+        self,
+        labels: NDArray[np.float32],
+        weight_column: NDArray[np.float32] | None = None,
+        oracle: Floats | None = None,
+    ) -> None:
+        """Takes in more rows of the split: labels (N), weights (N), true probabilities (N), if there are any."""
+        label = labels.astype(np.float64)
         if not len(label):
             return
-        weights = example_weights(rows, self._rate)
+        weights = example_weights(labels, weight_column, self._rate)
         weight: Floats = np.ones_like(label) if weights is None else weights
         self.rows += len(label)
         self.positive_rows += int(label.sum())
         self._weight += float(weight.sum())
         self._positive_weight += float(np.dot(weight, label))
-        if rows.oracle is not None and weight.any():
-            self._oracle_loss += log_loss(rows.oracle, label, weight) * float(weight.sum())
+        if oracle is not None and weight.any():
+            self._oracle_loss += log_loss(oracle, label, weight) * float(weight.sum())
 
     @property
     def base_rate(self) -> float:

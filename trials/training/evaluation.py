@@ -149,7 +149,8 @@ def _probabilities(logit_N: Tensor) -> NDArray[np.float64]:
 def _metrics(p: NDArray[np.float64], split: Split, log: PreparedLog) -> Metrics:
     rate = log.schema.negative_sampling_rate
     label = np.asarray(split.labels, dtype=np.float64)
-    return evaluate_predictions(undo_negative_sampling(p, rate), label, example_weights(split, rate))
+    weights = example_weights(split.labels, split.weight, rate)
+    return evaluate_predictions(undo_negative_sampling(p, rate), label, weights)
 
 
 def _on_all_ranks(ranks: Ranks, metrics: Metrics | None, rows: int) -> Metrics:

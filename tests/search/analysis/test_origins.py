@@ -74,10 +74,10 @@ def test_a_log_at_an_origin_ends_there(judged: Path) -> None:
     assert then.manifest.rows["train"] == train.rows == late
     assert then.manifest.rows["validation"] == period.rows == rows["validation"]
     assert np.array_equal(np.concatenate([train.labels, period.labels]), whole.labels)
-    assert np.array_equal(period.categorical, whole.categorical[late:])
+    assert np.array_equal(period.inputs.categorical, whole.inputs.categorical[late:])
     assert all(
         np.array_equal(part.take(np.arange(5)).ids, of_whole.take(np.arange(late, late + 5)).ids)
-        for part, of_whole in zip(period.bags, whole.bags, strict=True)
+        for part, of_whole in zip(period.inputs.bags, whole.inputs.bags, strict=True)
     )
     assert period.base_rate == pytest.approx(float(period.labels.mean()))
     with pytest.raises(KeyError):

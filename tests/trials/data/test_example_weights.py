@@ -3,17 +3,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trials.records.metrics import ClickTotals, WeightedRows, evaluate_predictions, example_weights
+from trials.records.metrics import ClickTotals, evaluate_predictions, example_weights
 
 LABELS = np.array([1, 0, 0, 1, 0], dtype=np.float32)
 WEIGHT = np.array([1, 2, 0, 3, 1], dtype=np.float32)
 
 
 def test_what_an_example_counts() -> None:
-    assert example_weights(WeightedRows(labels=LABELS), 1.0) is None
-    assert example_weights(WeightedRows(labels=LABELS, weight=WEIGHT), 1.0) == pytest.approx([1, 2, 0, 3, 1])
-    assert example_weights(WeightedRows(labels=LABELS), 0.25) == pytest.approx([1, 4, 4, 1, 4])
-    assert example_weights(WeightedRows(labels=LABELS, weight=WEIGHT), 0.5) == pytest.approx([1, 4, 0, 3, 2])
+    assert example_weights(LABELS, None, 1.0) is None
+    assert example_weights(LABELS, WEIGHT, 1.0) == pytest.approx([1, 2, 0, 3, 1])
+    assert example_weights(LABELS, None, 0.25) == pytest.approx([1, 4, 4, 1, 4])
+    assert example_weights(LABELS, WEIGHT, 0.5) == pytest.approx([1, 4, 0, 3, 2])
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.1])
@@ -25,11 +25,8 @@ def test_totals_agree_with_the_metrics(rate: float, weighted: bool) -> None:
     weight = rng.integers(0, 4, 500).astype(np.float32) if weighted else None
     totals = ClickTotals(rate)
     for rows in np.array_split(np.arange(500), 7):
-        part = WeightedRows(
-            labels=labels[rows], weight=None if weight is None else weight[rows], oracle=oracle[rows]
-        )
-        totals.add(part)
-    counts = example_weights(WeightedRows(labels=labels, weight=weight), rate)
+        totals.add(labels[rows], None if weight is None else weight[rows], oracle[rows])
+    counts = example_weights(labels, weight, rate)
     expected = evaluate_predictions(oracle, labels.astype(np.float64), counts)
     assert totals.ne_floor == pytest.approx(expected.ne)
     assert totals.base_rate == pytest.approx(np.average(labels, weights=counts))
@@ -40,6 +37,6 @@ def test_down_sampling_is_undone() -> None:
     """Dropping three of four negatives and stating it leaves the base rate as it was."""
     labels = np.array([1] * 10 + [0] * 40, dtype=np.float32)
     whole, sampled = ClickTotals(1.0), ClickTotals(0.25)
-    whole.add(WeightedRows(labels=labels))
-    sampled.add(WeightedRows(labels=labels[:20]))
+    whole.add(labels)
+    sampled.add(labels[:20])
     assert sampled.base_rate == whole.base_rate == 0.2

@@ -43,13 +43,13 @@ def examples(batches: list[Batch]) -> list[tuple[Any, ...]]:
 
 def naive(split: Split) -> list[tuple[Any, ...]]:
     assert split.weight is not None
-    bags = split.bags[0]
+    bags = split.inputs.bags[0]
     return [
         (
             float(split.labels[i]),
             float(split.weight[i]),
-            *split.categorical[i].tolist(),
-            *split.numeric[i].tolist(),
+            *split.inputs.categorical[i].tolist(),
+            *split.inputs.numeric[i].tolist(),
             tuple(bags.ids[bags.offsets[i] : bags.offsets[i + 1]].tolist()),
         )
         for i in range(split.rows)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from dhen.batch import FeatureBatch
-from trials.data.loader import Batch, ahead, on_device
+from trials.data.loader import AHEAD, Batch, on_device
+from trials.data.raw.readers import ahead
 
 
 def numbered(count: int) -> Iterator[Batch]:
@@ -23,7 +24,7 @@ def numbers(batches: Iterator[Batch]) -> list[int]:
 
 
 def test_the_same_batches_in_order() -> None:
-    assert numbers(ahead(numbered(20), pin=False)) == list(range(20))
+    assert numbers(ahead(numbered(20), AHEAD)) == list(range(20))
     assert numbers(on_device(numbered(5), torch.device("cpu"))) == list(range(5))
 
 
@@ -32,7 +33,7 @@ def test_an_error_arrives_after_the_batches_before_it() -> None:
         yield from numbered(3)
         raise OSError("the disk is gone")
 
-    seen = ahead(failing(), pin=False)
+    seen = ahead(failing(), AHEAD)
     assert [next(seen).size for _ in range(3)] == [2, 2, 2]
     with pytest.raises(OSError, match="the disk is gone"):
         next(seen)
@@ -40,7 +41,7 @@ def test_an_error_arrives_after_the_batches_before_it() -> None:
 
 def test_an_early_end_leaves_no_thread() -> None:
     before = threading.active_count()
-    batches = ahead(numbered(1000), pin=False)
+    batches = ahead(numbered(1000), AHEAD)
     next(batches)
     batches.close()  # type: ignore[attr-defined]
     assert threading.active_count() == before

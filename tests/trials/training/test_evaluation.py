@@ -46,7 +46,7 @@ def test_every_rank_has_as_many_passes(split: Split, ranks: int, batch_size: int
         numbers.append(_logits(score, split, DataPart(rank, ranks), batch_size))
     assert len({len(passes) for passes in sizes}) == 1
     assert max(map(max, sizes)) <= max(batch_size, 2 if batch_size == 1 and ranks > 1 else 1)
-    assert torch.equal(torch.cat(numbers), torch.from_numpy(split.numeric[:, 0].copy()))
+    assert torch.equal(torch.cat(numbers), torch.from_numpy(split.inputs.numeric[:, 0].copy()))
 
 
 def test_predictions_are_those_of_the_log_before_down_sampling(split: Split, tmp_path: Path) -> None:

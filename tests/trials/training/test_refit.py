@@ -50,18 +50,19 @@ def test_the_rows_are_those_of_both_splits(log: PreparedLog) -> None:
     both = LogWithValidation(log)
     joined, parts = both.split("train"), [log.split(name) for name in ("train", "validation")]
     assert both.manifest.rows["train"] == joined.rows == sum(part.rows for part in parts)
-    for name in ("labels", "categorical", "numeric"):
-        whole = np.concatenate([getattr(part, name) for part in parts])
-        assert np.array_equal(getattr(joined, name), whole)
+    assert np.array_equal(joined.labels, np.concatenate([part.labels for part in parts]))
+    for name in ("categorical", "numeric"):
+        whole = np.concatenate([getattr(part.inputs, name) for part in parts])
+        assert np.array_equal(getattr(joined.inputs, name), whole)
     assert joined.base_rate == pytest.approx(float(np.mean(np.asarray(joined.labels))))
     rows = np.random.default_rng(0).permutation(joined.rows)
     first = parts[0].rows
-    assert joined.bags
-    for number, bags in enumerate(joined.bags):
+    assert joined.inputs.bags
+    for number, bags in enumerate(joined.inputs.bags):
         taken = bags.take(rows)
         for place, row in enumerate(rows):
             part, own = (parts[0], row) if row < first else (parts[1], row - first)
-            expected = part.bags[number].take(np.array([own])).ids
+            expected = part.inputs.bags[number].take(np.array([own])).ids
             assert np.array_equal(taken.ids[taken.offsets[place] : taken.offsets[place + 1]], expected)
     for name in ("validation", "test"):
         assert np.array_equal(both.split(name).labels, log.split(name).labels)

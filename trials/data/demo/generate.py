@@ -242,9 +242,7 @@ def _draw_terms(rng: Generator, spec: DemoLog) -> list[Term]:
     terms += [("affinity", ((AFFINITY, 0),), 1.0)] if spec.affinity else []
     variance = {name: sum(part[2] ** 2 for part in terms if part[0] == name) for name, _, _ in terms}
     rest = 1 - spec.own - spec.affinity
-    share = {name: rest * part for name, part in SHARES.items()} | {
-        "own": spec.own,
-        "affinity": spec.affinity,
-    }
+    share = {name: rest * part for name, part in SHARES.items()}
+    share |= {"own": spec.own, "affinity": spec.affinity}
     scale = {name: LOGIT_DEVIATION * np.sqrt(share[name] / variance[name]) for name in variance}
     return [(name, effects, float(weight * scale[name])) for name, effects, weight in terms]

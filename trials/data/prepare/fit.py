@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dhen.schema import kept_rows
 from trials.data.encoding import CYCLE_LENGTH, Encoding, NumericScale, transformed
-from trials.data.log_schema import Cycle, LogSchema, TableColumn, TimestampColumn
+from trials.data.log_schema import Cycle, LogSchema
 from trials.data.prepare.splits import TRAIN, SplitPlan
 from trials.data.prepare.staging import Progress, Staged
 from trials.data.raw.columns import DAY_MS, HOUR_MS, MISSING_STAMP, Stamps, cycle_of
@@ -65,7 +65,7 @@ class ValueCounts:
         return summed.rename_columns({"count_sum": "count"}).select(["value", "count"])
 
 
-def repeats(count_R: NDArray[np.int64]) -> tuple[float, ...]:
+def repeats_of(count_R: NDArray[np.int64]) -> tuple[float, ...]:
     """Returns `Table.repeats` of a table whose rows (R) occur so often; empty if none does."""
     descending = np.sort(count_R)[::-1]
     if not len(descending) or not descending[0]:
@@ -154,10 +154,8 @@ class StampRange:
         """Takes in more rows."""
         present = stamps[stamps != MISSING_STAMP]
         if len(present):
-            self._first, self._last = (
-                min(self._first, int(present.min())),
-                max(self._last, int(present.max())),
-            )
+            self._first = min(self._first, int(present.min()))
+            self._last = max(self._last, int(present.max()))
             for cycle, occurred in self._seen.items():
                 occurred[cycle_of(present, cycle)] = True
 
@@ -172,10 +170,9 @@ class StampRange:
 # How many values of a growing table share their 64-bit hash with another value, counted in bounded memory.
 #
 # Values are told apart by a second hash, modulo a prime, so that nothing is kept of them but two numbers. Of at
-# most
-# `MOST` values: where there are more, of those whose hashes are in the lower half of all, then in the lower
-# quarter,
-# and so on. Two values that share a hash are counted both or neither, so what is found is that of a known share.
+# most `MOST` values: where there are more, of those whose hashes are in the lower half of all, then in the lower
+# quarter, and so on. Two values that share a hash are counted both or neither, so what is found is that of a
+# known share.
 #
 # Shapes: N values, K values that are kept.
 
@@ -257,16 +254,61 @@ def fit(
     collisions: Mapping[str, HashCollisions],
 ) -> Encoding:
     """Fits an encoding on the training rows of a staged log; `collisions` are told of growing tables' values."""
-    fitting = _Fitting(schema, collisions)
-    rows_done = 0
+    counts = {name: ValueCounts() for name in schema.tables}
+    moments = {name: Moments(column.transform) for name, column in schema.numeric.items()}
+    quantiles = {name: Quantiles(column.buckets) for name, column in schema.numeric.items() if column.buckets}
+    span, rows, rows_done = StampRange(), 0, 0
     for file, first_open, batch in staged.batches():
         train = split_of(plan, schema, file, first_open, batch) == TRAIN
         if schema.pairs:  # of two rows that were one, values count once
             train &= batch.column(PAIR).to_numpy() == 0
-        fitting.add(batch if train.all() else batch.filter(pa.array(train)), pool)
         rows_done += batch.num_rows
+        batch = batch if train.all() else batch.filter(pa.array(train))
+        rows += batch.num_rows
+        tasks = [pool.submit(each.add, batch.column(name)) for name, each in moments.items()]
+        tasks += [pool.submit(sample.add, batch.column(name)) for name, sample in quantiles.items()]
+        for name, counted in counts.items():
+            values = batch.column(name).flatten() if name in schema.multi_hot else batch.column(name)
+            uncounted = isinstance(schema.tables[name].hash_buckets, int) or schema.growing(name)
+            tasks.append(pool.submit(counted.add_total if uncounted else counted.add, values))
+            if name in collisions:
+                tasks.append(pool.submit(collisions[name].add, values.dictionary))
+        if schema.timestamp:
+            span.add(batch.column(schema.timestamp).to_numpy())
+        for task in tasks:
+            task.result()
         progress("fitting", rows_done, staged.rows)
-    return fitting.encoding()
+    # The encoding, and its schema with nothing left open. A growing table has neither vocabulary nor buckets.
+    columns, repeats = dict(schema.columns), dict[str, tuple[float, ...]]()
+    vocabularies, scales = dict[str, Vocabulary](), dict[str, NumericScale]()
+    for name, column in schema.tables.items():
+        buckets = column.hash_buckets if isinstance(column.hash_buckets, int) else None
+        if buckets is None and column.table.growing is None:
+            table = counts[name].table()
+            frequent = pc.sum(pc.greater_equal(table["count"], column.min_count)).as_py() or 0
+            if column.hash_buckets == "auto" and frequent > MAX_VOCABULARY:
+                buckets = AUTO_BUCKETS
+            else:
+                vocabularies[name] = vocabulary = Vocabulary.fit(table, column.min_count)
+                present = counts[name].total  # missing values and rare ones have a row each
+                missing = 0 if name in schema.multi_hot else rows - present
+                rare = present - int(vocabulary.counts.sum())
+                repeats[name] = repeats_of(np.append(vocabulary.counts, (missing, rare)))
+        columns[name] = column.replace(hash_buckets=buckets)
+    for name, number in schema.numeric.items():
+        bounds = quantiles[name].buckets() if name in quantiles else None
+        scales[name] = moments[name].scale().replace(buckets=bounds)
+        columns[name] = number.replace(buckets=None if bounds is None else len(bounds))
+    if schema.timestamp and schema.event:
+        cycles = tuple(cycle for cycle in schema.event.derive if span.spans(cycle))
+        columns[schema.timestamp] = schema.event.replace(derive=cycles)
+    return Encoding(
+        schema=schema.replace(columns=columns),
+        vocabularies=vocabularies,
+        scales=scales,
+        mean_ids={name: counts[name].total / rows for name in schema.multi_hot},
+        repeats=repeats,
+    )
 
 
 def split_of(
@@ -280,101 +322,3 @@ def split_of(
         second = np.flatnonzero(batch.column(PAIR).to_numpy())
         splits[second] = splits[second - 1]
     return splits
-
-
-class _Fitting:
-    """The statistics of all columns, from which an encoding is fitted."""
-
-    def __init__(self, schema: LogSchema, collisions: Mapping[str, HashCollisions]) -> None:
-        self._schema, self._collisions = schema, collisions
-        self._rows = 0
-        self._counts = {name: ValueCounts() for name in schema.tables}
-        self._moments = {name: Moments(column.transform) for name, column in schema.numeric.items()}
-        self._quantiles = {
-            name: Quantiles(column.buckets) for name, column in schema.numeric.items() if column.buckets
-        }
-        self._span = StampRange()
-
-    def add(self, batch: pa.RecordBatch, pool: Executor) -> None:
-        """Takes in typed training rows, each column in a thread of the pool."""
-        tasks = [pool.submit(moments.add, batch.column(name)) for name, moments in self._moments.items()]
-        tasks += [pool.submit(sample.add, batch.column(name)) for name, sample in self._quantiles.items()]
-        for name, counts in self._counts.items():
-            column = batch.column(name)
-            values = column.flatten() if name in self._schema.multi_hot else column
-            hashed = isinstance(self._schema.tables[name].hash_buckets, int)
-            uncounted = hashed or self._schema.growing(name)
-            tasks.append(pool.submit(counts.add_total if uncounted else counts.add, values))
-            if name in self._collisions:
-                tasks.append(pool.submit(self._collisions[name].add, values.dictionary))
-        if self._schema.timestamp:
-            self._span.add(batch.column(self._schema.timestamp).to_numpy())
-        self._rows += batch.num_rows
-        for task in tasks:
-            task.result()
-
-    def encoding(self) -> Encoding:
-        """Returns the encoding that follows from the statistics."""
-        tables = {
-            name: _table(column, self._counts[name])
-            for name, column in self._schema.tables.items()
-            if column.table.growing is None
-        }
-        scales = {name: self._scale(name) for name in self._moments}
-        return Encoding(
-            schema=_resolved(self._schema, tables, scales, self._span),
-            vocabularies={name: table for name, table in tables.items() if isinstance(table, Vocabulary)},
-            scales=scales,
-            mean_ids={name: self._counts[name].total / self._rows for name in self._schema.multi_hot},
-            repeats={
-                name: self._repeats(name, table)
-                for name, table in tables.items()
-                if isinstance(table, Vocabulary)
-            },
-        )
-
-    def _repeats(self, name: str, vocabulary: Vocabulary) -> tuple[float, ...]:
-        """Returns `Table.repeats` of a column; missing values and rare ones have a row each."""
-        present = self._counts[name].total
-        missing = 0 if name in self._schema.multi_hot else self._rows - present
-        rare = present - int(vocabulary.counts.sum())
-        return repeats(np.append(vocabulary.counts, (missing, rare)))
-
-    def _scale(self, name: str) -> NumericScale:
-        """Returns the scale of a numeric column; with buckets where they were asked for and the column varies."""
-        scale, quantiles = self._moments[name].scale(), self._quantiles.get(name)
-        return scale.replace(buckets=quantiles.buckets()) if quantiles else scale
-
-
-def _table(column: TableColumn, counts: ValueCounts) -> Vocabulary | int:
-    """Returns a vocabulary, or the number of buckets of a table that is hashed."""
-    if isinstance(column.hash_buckets, int):
-        return column.hash_buckets
-    counted = counts.table()
-    frequent = pc.sum(pc.greater_equal(counted["count"], column.min_count)).as_py() or 0
-    if column.hash_buckets == "auto" and frequent > MAX_VOCABULARY:
-        return AUTO_BUCKETS
-    return Vocabulary.fit(counted, column.min_count)
-
-
-def _resolved(
-    schema: LogSchema,
-    tables: Mapping[str, Vocabulary | int],
-    scales: Mapping[str, NumericScale],
-    span: StampRange,
-) -> LogSchema:
-    """Returns the schema with nothing left open."""
-    columns = dict(schema.columns)
-    for name in schema.tables:  # a growing one has neither vocabulary nor buckets
-        table = tables.get(name)
-        hashed = table if isinstance(table, int) else None
-        columns[name] = schema.tables[name].replace(hash_buckets=hashed)
-    for name, scale in scales.items():
-        buckets = len(scale.buckets) if scale.buckets is not None else None
-        columns[name] = schema.numeric[name].replace(buckets=buckets)
-    if schema.timestamp:
-        column = columns[schema.timestamp]
-        assert isinstance(column, TimestampColumn)
-        cycles = tuple(cycle for cycle in column.derive if span.spans(cycle))
-        columns[schema.timestamp] = column.replace(derive=cycles)
-    return schema.replace(columns=columns)

@@ -12,13 +12,14 @@ import re
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dhen.errors import UserError
 from dhen.values import fingerprint, parse
 from trials.data.encoding import Encoding
-from trials.data.log_schema import PLAIN_CSV, SPLITS, LabelColumn, LogSchema, SplitRule
+from trials.data.log_schema import PLAIN_CSV, SPLITS, LabelColumn, LogSchema, SplitBy, SplitRule
 from trials.data.prepare.fit import HashCollisions, fit
 from trials.data.prepare.staging import Progress, Staged, stage
 from trials.data.prepare.write import check_classes, count_clicks, plan_of, write_splits
@@ -27,10 +28,9 @@ from trials.data.raw.files import RawLog
 from trials.data.raw.readers import BadRows
 from trials.data.raw.sources import estimate_rows, open_log
 from trials.data.raw.typed import label_of
-from trials.data.read_options import READ_AS_FOUND, GivenSplit, ReadOptions
+from trials.data.read_options import READ_AS_FOUND, ReadOptions
 from trials.data.roles.infer import infer
 from trials.data.schema_yaml import check_columns, read_schema, schema_to_yaml, with_roles
-from trials.records.metrics import ClickTotals
 from trials.records.study_record import ColumnFinding
 from trials.store.user_cache import built, locked, user_cache
 
@@ -67,15 +67,8 @@ class Request:
         names = [file.name for file in files] if by_name else []
         encoding = self.encoding.fingerprint if self.encoding else None
         hashes = [file.facts.sha256 for file in files]
-        deciding = [
-            VERSION,
-            hashes,
-            names,
-            str(self.log.format),
-            schema.of_rows(),
-            encoding,
-            self.skip_bad_rows,
-        ]
+        written = str(self.log.format)
+        deciding = [VERSION, hashes, names, written, schema.of_rows(), encoding, self.skip_bad_rows]
         dialects = [file.dialect.to_dict() for file in files if file.dialect != PLAIN_CSV]
         return fingerprint([*deciding, *dialects])
 
@@ -87,14 +80,11 @@ class Request:
 
     def needed_bytes(self) -> int:
         """Bytes that staged log and cache take together, about, from the first rows (a bag is taken for 8 ids)."""
-        tables, bags, numbers = (
-            len(self.schema.categorical),
-            len(self.schema.multi_hot),
-            len(self.schema.numeric),
-        )
+        schema = self.schema
+        tables, bags, numbers = len(schema.categorical), len(schema.multi_hot), len(schema.numeric)
         staged = 4 * tables + 36 * bags + 8 * numbers + 21
-        cache = 4 * (tables + len(self.schema.bucketed)) + 40 * bags + 5 * numbers + 24
-        return estimate_rows(self.log) * (staged + cache) * (2 if self.schema.pairs else 1)
+        cache = 4 * (tables + len(schema.bucketed)) + 40 * bags + 5 * numbers + 24
+        return estimate_rows(self.log) * (staged + cache) * (2 if schema.pairs else 1)
 
 
 def build(request: Request, directory: Path, progress: Progress) -> None:
@@ -107,17 +97,31 @@ def build(request: Request, directory: Path, progress: Progress) -> None:
     staging = directory / "staged.arrow"
     with ThreadPoolExecutor(THREADS) as pool:
         staged = stage(request.log, schema, staging, bad_rows=bad_rows, pool=pool, progress=progress)
-        schema, reason = _decided(request, staged)
+        reasons = []
+        if schema.split.by == "auto":
+            by: SplitBy = "timestamp" if schema.timestamp else "order"
+            if by == "order" and not request.joins_splits:  # joined, they are read in the order of the log
+                by, why = staged.row_order.rule()
+                ways = {"order": "by their order", "random": "at random"}
+                other = "random" if by == "order" else "order"
+                reasons = [
+                    f"rows are split {ways[by]}, as the log has no time stamps and {why}; split.by={other} splits "
+                    f"them {ways[other]}"
+                ]
+                reasons = reasons if why else []
+            schema = schema.replace(split=schema.split.replace(by=by))
         plan = plan_of(staged, schema.split)
         totals = count_clicks(staged, plan, schema)
         if not request.joins_splits:
             check_classes(totals, staged, schema)
         collisions = {name: HashCollisions() for name in schema.tables if schema.growing(name)}
-        given = request.encoding.with_schema(schema) if request.encoding else None
+        given = replace(request.encoding, schema=schema) if request.encoding else None
         encoding = given or fit(staged, plan, schema, pool, progress, collisions)
         write_splits(staged, plan, encoding, directory, pool, progress)
     staging.unlink()
     encoding.save(directory / "encoding")
+    floors = {name: clicks.ne_floor for name, clicks in totals.items()}
+    all_oracles = schema.oracle and all(map(math.isfinite, floors.values()))
     sizes = {str(path.relative_to(directory)): path.stat().st_size for path in directory.rglob("*.*")}
     manifest = Manifest(
         version=VERSION,
@@ -128,13 +132,12 @@ def build(request: Request, directory: Path, progress: Progress) -> None:
         rows={name: totals[name].rows for name in SPLITS},
         base_rate={name: totals[name].base_rate for name in SPLITS},
         chronological=staged.stamps is not None and staged.stamps.chronological,
-        ne_floor=_ne_floors(totals) if schema.oracle else None,
+        ne_floor=floors if all_oracles else None,
         notes=(
             *request.sentences,
-            *([reason] if reason else []),
+            *reasons,
             *bad_rows.notes(),
-            *_notes(staged, schema, encoding.schema),
-            *_collision_notes(collisions),
+            *_notes(staged, schema, encoding.schema, collisions),
         ),
         findings=request.findings,
         sizes=dict(sorted(sizes.items())),
@@ -147,31 +150,10 @@ def build(request: Request, directory: Path, progress: Progress) -> None:
     (directory / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
-def _decided(request: Request, staged: Staged) -> tuple[LogSchema, str]:
-    """Returns the schema with its rule for the split decided, and a sentence on the decision; empty for none."""
-    schema = request.schema
-    if schema.split.by != "auto":
-        return schema, ""
-    if schema.timestamp or request.joins_splits:  # joined, they are gone through in the order of the log
-        return schema.replace(split=schema.split.replace(by="timestamp" if schema.timestamp else "order")), ""
-    by, why = staged.row_order.rule()
-    ways = ("by their order", "at random")
-    way, other = ways if by == "order" else reversed(ways)
-    sentence = (
-        f"rows are split {way}, as the log has no time stamps and {why}; split.by="
-        f"{'random' if by == 'order' else 'order'} splits them {other}"
-    )
-    return schema.replace(split=schema.split.replace(by=by)), sentence if why else ""
-
-
-def _ne_floors(totals: Mapping[str, ClickTotals]) -> dict[str, float] | None:
-    """Returns NE floors by split; None if a true probability is missing."""
-    floors = {name: clicks.ne_floor for name, clicks in totals.items()}
-    return floors if all(math.isfinite(floor) for floor in floors.values()) else None
-
-
-def _notes(staged: Staged, schema: LogSchema, resolved: LogSchema) -> list[str]:
-    """Returns what was decided and is worth knowing."""
+def _notes(
+    staged: Staged, schema: LogSchema, resolved: LogSchema, collisions: Mapping[str, HashCollisions]
+) -> list[str]:
+    """Returns what was decided and is worth knowing, and which growing tables have values that share a row."""
     notes = []
     label = schema.label_column
     if label.positive is not None or label.where is not None:
@@ -202,18 +184,13 @@ def _notes(staged: Staged, schema: LogSchema, resolved: LogSchema) -> list[str]:
             notes.append(
                 f"{name!r} has so many values that they are hashed into {table.hash_buckets:,} buckets"
             )
+    for name, counted in collisions.items():
+        if hashes := counted.hashes:
+            part = f" (counted in {100 * counted.share:.2g} % of its values)" if counted.share < 1 else ""
+            notes.append(
+                f"{name!r}: {hashes:,} hashes stand for several values each, which share a row{part}"
+            )
     return notes
-
-
-def _collision_notes(collisions: Mapping[str, HashCollisions]) -> list[str]:
-    """Returns which growing tables have values that share a row because they share a hash."""
-    counted = {name: (each.hashes, each.share) for name, each in collisions.items()}
-    return [
-        f"{name!r}: {hashes:,} hashes stand for several values each, which share a row"
-        + (f" (counted in {100 * share:.2g} % of its values)" if share < 1 else "")
-        for name, (hashes, share) in counted.items()
-        if hashes
-    ]
 
 
 def prepare(
@@ -248,35 +225,35 @@ def prepare(
     """
     sources = [Path(source) for source in sources]
     if len(sources) == 1 and PreparedLog.is_prepared(sources[0]):
-        return _open_prepared(sources[0], out, options, given=schema is not None or encoding is not None)
+        log = PreparedLog.open(sources[0])
+        elsewhere = out is not None and Path(out).resolve() != sources[0].resolve()
+        as_found = READ_AS_FOUND
+        if not _label_differs(options, log.schema, log.schema.columns):
+            as_found = as_found.replace(label=options.label, weight=options.weight)
+        said = any(getattr(options, key) != getattr(as_found, key) for key in ReadOptions.model_fields)
+        if schema is not None or encoding is not None or elsewhere or said:
+            raise UserError(
+                f"{sources[0]}: this log is prepared already; name the raw files to prepare them differently."
+            )
+        return log
     request = _request(sources, out, options, schema, encoding, of_another_log)
     request = replace(request, joins_splits=joins_splits)
     target = Path(out).resolve() if out is not None else user_cache() / request.key
     with locked(target):
-        if (existing := _existing(target, request.key)) is not None:
-            return existing
+        if PreparedLog.is_prepared(target):
+            with suppress(UserError):  # damaged, edited, or of another version: it is built anew
+                existing = PreparedLog.open(target)
+                if existing.manifest.key == request.key:
+                    return existing
+        elif target.is_file() or (
+            target.is_dir() and any(path.name != "schema.yaml" for path in target.iterdir())
+        ):
+            raise UserError(
+                f"{target} is no prepared log and not empty; name an empty directory or a new one."
+            )
         with built(target, request.needed_bytes()) as directory:
-            build(request, directory, progress or _silent)
+            build(request, directory, progress or (lambda step, rows_done, total: None))
     return PreparedLog.open(target)
-
-
-def _silent(step: str, rows_done: int, total: int | None) -> None:
-    """Reports no progress."""
-
-
-def _open_prepared(source: Path, out: Path | None, options: ReadOptions, *, given: bool) -> PreparedLog:
-    """Opens a log that is prepared already; `given`: whether a schema or an encoding was given for it."""
-    log = PreparedLog.open(source)
-    elsewhere = out is not None and Path(out).resolve() != source.resolve()
-    as_found = READ_AS_FOUND
-    if not _label_differs(options, log.schema, log.schema.columns):
-        as_found = as_found.replace(label=options.label, weight=options.weight)
-    said = any(getattr(options, key) != getattr(as_found, key) for key in ReadOptions.model_fields)
-    if given or elsewhere or said:
-        raise UserError(
-            f"{source}: this log is prepared already; name the raw files to prepare them differently."
-        )
-    return log
 
 
 def _request(
@@ -301,10 +278,8 @@ def _request(
     sentences: tuple[str, ...] = ()
     if encoding is not None:
         rules = schema or encoding.schema
-        combined = encoding.schema.replace(
-            split=rules.split, negative_sampling_rate=rules.negative_sampling_rate
-        )
-        (schema, sentences), source = _fitting(combined, log), "the encoding"
+        of_rows = {"split": rules.split, "negative_sampling_rate": rules.negative_sampling_rate}
+        (schema, sentences), source = _fitting(encoding.schema.replace(**of_rows), log), "the encoding"
     elif schema is None:
         inferred = infer(log, options)
         schema, findings, sentences = inferred.schema, inferred.findings, inferred.sentences
@@ -312,10 +287,13 @@ def _request(
         schema, sentences = _fitting(schema, log)
     if not findings and encoding is None:
         schema = with_roles(schema, options.columns)
-    schema, whole = _with_split(schema, options.split).replace(csv=log.csv), schema
-    encoding = encoding.with_schema(schema) if encoding is not None else None
+    whole = schema
+    split = {"split": options.split.rule(schema)}
+    schema = parse(LogSchema, schema.to_dict() | split, "the split").replace(csv=log.csv)
     if encoding is None:
         schema = options.growing.applied_to(schema)
+    else:
+        encoding = replace(encoding, schema=schema)
     check_columns(schema, log.columns, source)
     if _label_differs(options, schema, log.columns):
         given = " ".join(f"{key}={text}" for key in ("label", "weight") if (text := getattr(options, key)))
@@ -348,10 +326,6 @@ def _label_differs(options: ReadOptions, schema: LogSchema, columns: Collection[
     return weight is not None and weight != schema.weight
 
 
-def _with_split(schema: LogSchema, given: GivenSplit) -> LogSchema:
-    return parse(LogSchema, schema.to_dict() | {"split": given.rule(schema)}, "the split")
-
-
 def _fitting(schema: LogSchema, log: RawLog) -> tuple[LogSchema, tuple[str, ...]]:
     """Returns the schema of another log for this one, which may lack columns that are no input; and what is said
     where it lacks what the split lists."""
@@ -371,20 +345,3 @@ def _fitting(schema: LogSchema, log: RawLog) -> tuple[LogSchema, tuple[str, ...]
         sentences = (f"the log has no {lacking} to be split by: it is split by {split.by}",)
     rest = {"columns": columns, "split": split, "negative_sampling_rate": schema.negative_sampling_rate}
     return parse(LogSchema, rest, "the schema"), sentences
-
-
-def _existing(target: Path, key: str) -> PreparedLog | None:
-    """Returns the prepared log at the target, if it is the one wanted, and whole."""
-    if not PreparedLog.is_prepared(target):
-        if target.is_file() or (
-            target.is_dir() and any(path.name != "schema.yaml" for path in target.iterdir())
-        ):
-            raise UserError(
-                f"{target} is no prepared log and not empty; name an empty directory or a new one."
-            )
-        return None
-    try:
-        log = PreparedLog.open(target)
-    except UserError:
-        return None  # damaged, edited, or of another version: it is built anew
-    return log if log.manifest.key == key else None

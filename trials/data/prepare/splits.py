@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dhen.errors import UserError, unknown_name
 from trials.data.log_schema import LogSchema, SplitRule
-from trials.data.raw.columns import MISSING_STAMP, Stamps, numbers_of, spelled
+from trials.data.raw.columns import MISSING_STAMP, Stamps, codes_of, numbers_of, spelled
 from trials.data.roles import names
 from trials.data.vocabulary import mixed
 
@@ -113,9 +113,8 @@ def named_splits(
         return np.full(rows, listed.get(file, rest), dtype=np.uint8)
     listed = dict(zip(_spelled(listed), listed.values(), strict=True))
     by_code = [listed.get(value, rest) for value in values.dictionary.to_pylist()]
-    codes = values.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     by_code.append(rest)  # of a missing value, whose code is -1
-    splits: NDArray[np.uint8] = np.array(by_code, dtype=np.uint8)[codes]
+    splits: NDArray[np.uint8] = np.array(by_code, dtype=np.uint8)[codes_of(values)]
     return splits
 
 
@@ -293,10 +292,8 @@ class RowOrder:
     def add(self, columns: Mapping[str, pa.Array], label_N: NDArray[np.uint8]) -> None:
         """Takes in more columns, typed or raw numbers, and their rows' labels, which may be more."""
         head_N = label_N[: HEAD_ROWS - self._head_rows]
-        self._head_rows, self._head_clicks = (
-            self._head_rows + len(head_N),
-            self._head_clicks + int(head_N.sum()),
-        )
+        self._head_rows += len(head_N)
+        self._head_clicks += int(head_N.sum())
         for (name, text), column in list(self._columns.items()):
             ranked = _ranked(columns[name], text=text)
             if ranked is None or (len(ranked[0]) and not column.goes_on(*ranked)):

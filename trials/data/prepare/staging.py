@@ -22,7 +22,7 @@ from trials.data.raw.columns import numbers_of
 from trials.data.raw.files import RawLog
 from trials.data.raw.readers import BadRows, read_batches
 from trials.data.raw.sources import estimate_rows
-from trials.data.raw.typed import LabelReader, type_labelled
+from trials.data.raw.typed import LabelReader, columns_of, type_labelled
 
 Progress = Callable[[str, int, int | None], None]
 """A function that is called with a step's name, rows done, and about how many there are (None if unknown)."""
@@ -62,13 +62,7 @@ class Staged:
 
 
 def stage(
-    log: RawLog,
-    schema: LogSchema,
-    path: Path,
-    *,
-    bad_rows: BadRows,
-    pool: Executor,
-    progress: Progress,
+    log: RawLog, schema: LogSchema, path: Path, *, bad_rows: BadRows, pool: Executor, progress: Progress
 ) -> Staged:
     """Parses the log and writes it typed.
 
@@ -103,7 +97,7 @@ def stage(
                 stamps.add(batch.column(schema.timestamp).to_numpy(), counted)
             if schema.split.by == "auto":
                 opened = batch if is_open.all() else batch.filter(pa.array(is_open))
-                columns = dict(zip(opened.schema.names, opened.columns, strict=True))
+                columns = columns_of(opened)
                 label = columns[schema.label].to_numpy()
                 if schema.pairs:  # the shares themselves, of which the typed columns have the parts
                     shares = filter(None, (schema.label, schema.weight))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +16,8 @@ from trials.data.log_schema import SPLITS, LogSchema, SplitRule
 from trials.data.prepare.fit import split_of
 from trials.data.prepare.splits import SplitPlan, plan_splits
 from trials.data.prepare.staging import NpyWriter, Progress, Staged
-from trials.data.raw.typed import PAIR
-from trials.records.metrics import ClickTotals, WeightedRows
+from trials.data.raw.typed import PAIR, columns_of
+from trials.records.metrics import ClickTotals
 
 
 class _SplitWriter:
@@ -27,16 +27,16 @@ class _SplitWriter:
         directory.mkdir()
         schema, features = encoding.schema, encoding.features
         self._labels = NpyWriter(directory / "labels.npy", np.float32)
-        growing = len(features.growing_columns)
-        widths = {
-            "categorical": (np.int32, len(features.categorical)),
-            "numeric": (np.float32, len(features.numeric)),
-            **({"share": (np.float32, len(features.bucketed))} if features.bucketed else {}),
-            **({"keys": (np.int64, growing)} if growing else {}),
-        }
+        inputs = (
+            ("categorical", np.int32, len(features.categorical)),
+            ("numeric", np.float32, len(features.numeric)),
+            ("share", np.float32, len(features.bucketed) or None),
+            ("keys", np.int64, len(features.growing_columns) or None),
+        )
         self._inputs = {
             name: NpyWriter(directory / f"{name}.npy", dtype, (width,))
-            for name, (dtype, width) in widths.items()
+            for name, dtype, width in inputs
+            if width is not None
         }
         self._bags = [
             (
@@ -85,19 +85,15 @@ def write_splits(
         writers = [stack.enter_context(closing(_SplitWriter(directory / name, encoding))) for name in SPLITS]
         for file, first_open, batch in staged.batches():
             split = split_of(plan, encoding.schema, file, first_open, batch)
-            inputs = encoding.encode(_columns(batch), pool)
+            inputs = encoding.encode(columns_of(batch), pool)
             for i in np.unique(split):
                 rows = np.flatnonzero(split == i)
                 if len(rows) == batch.num_rows:
-                    writers[i].append(inputs, _columns(batch))
+                    writers[i].append(inputs, columns_of(batch))
                 else:
-                    writers[i].append(inputs.take(rows), _columns(batch.take(pa.array(rows))))
+                    writers[i].append(inputs.take(rows), columns_of(batch.take(pa.array(rows))))
             rows_done += batch.num_rows
             progress("writing", rows_done, staged.rows)
-
-
-def _columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
-    return dict(zip(batch.schema.names, batch.columns, strict=True))
 
 
 # Clicks of each part of a log: base rates, and whether a split leaves clicks and others in each part.
@@ -121,13 +117,9 @@ def count_clicks(staged: Staged, plan: SplitPlan, schema: LogSchema) -> dict[str
         oracle = batch.column(schema.oracle).to_numpy() if schema.oracle else None
         for i, clicks in enumerate(totals.values()):
             rows = split == i
-            clicks.add(
-                WeightedRows(
-                    labels=label[rows],
-                    weight=None if weight is None else weight[rows],
-                    oracle=None if oracle is None else oracle[rows],
-                )
-            )
+            weights = None if weight is None else weight[rows]
+            oracles = None if oracle is None else oracle[rows]
+            clicks.add(label[rows], weights, oracles)
     return totals
 
 
@@ -154,8 +146,15 @@ def check_classes(totals: Mapping[str, ClickTotals], staged: Staged, schema: Log
     if fewer < len(SPLITS):
         remedy = f"With {fewer} {kind}, no split has one in each part: take a log with more"
     else:
-        words = next((_words(rule) for rule in _others(schema) if _works(staged, schema, rule)), None)
-        remedy = f"This split has both classes in each part: {words}" if words else _OTHERWISE
+        remedy = _OTHERWISE
+        for rule in _others(schema):
+            with suppress(UserError):  # too few rows, or stamps, to be cut so
+                if all(map(_has_both, count_clicks(staged, plan_of(staged, rule), schema).values())):
+                    fractions = zip(SPLITS[1:], rule.fractions, strict=True)
+                    parts = [f"split.{name}={part:g}" for name, part in fractions if part]
+                    words = " ".join([f"split.by={rule.by}", *parts])
+                    remedy = f"This split has both classes in each part: {words}"
+                    break
     raise UserError(
         f"the {lacking} split (by {schema.split.by}) has {held}: normalized entropy needs both classes. Of the "
         f"log's {rows:,} rows {clicks:,} are clicks: {each_part}. {remedy}."
@@ -184,17 +183,3 @@ def _others(schema: LogSchema) -> Iterator[SplitRule]:
             }
             if sum(parts.values()) < 1.0:
                 yield rule.replace(by=by, **parts)
-
-
-def _works(staged: Staged, schema: LogSchema, rule: SplitRule) -> bool:
-    try:
-        totals = count_clicks(staged, plan_of(staged, rule), schema)
-    except UserError:  # too few rows, or stamps, to be cut so
-        return False
-    return all(map(_has_both, totals.values()))
-
-
-def _words(rule: SplitRule) -> str:
-    """Returns the words that give a rule's fractions."""
-    parts = zip(SPLITS[1:], rule.fractions, strict=True)
-    return " ".join([f"split.by={rule.by}", *(f"split.{name}={part:g}" for name, part in parts if part)])

@@ -1,4 +1,4 @@
-"""Time stamps as milliseconds since 1970 (UTC), from the forms in which logs write them."""
+"""Raw columns as clean distinct values, as numbers, and as milliseconds since 1970 (UTC)."""
 
 from __future__ import annotations
 
@@ -29,11 +29,7 @@ _SPACE = "[ \u00a0\u202f]"
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?(?i:inf|infinity|nan)$"
 
 _INT64_END = 2.0**63
-_PLAIN = (
-    (pa.types.is_string_view, pa.string()),
-    (pa.types.is_binary_view, pa.binary()),
-    (pa.types.is_float16, pa.float32()),
-)
+_PLAIN = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary(), pa.float16(): pa.float32()}
 _SQUARABLE = 1e150
 """Size below which the square of a number is one too."""
 
@@ -46,21 +42,19 @@ def as_text(column: pa.Array) -> pa.Array:
     kind = column.type
     if pa.types.is_dictionary(kind):
         return as_text(column.dictionary_decode())
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return _decoded(column.cast(pa.binary()))  # a file may say that its bytes are UTF-8, and be wrong
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
-        return _decoded(column.cast(pa.binary()))
-    if pa.types.is_floating(kind):
-        return _floats_as_text(column)
-    return column.cast(pa.string())
-
-
-def _floats_as_text(column: pa.Array) -> pa.Array:
-    """Returns floats as strings; Arrow writes whole ones of eleven digits or more with an exponent, as no column
-    of whole numbers has them."""
+    if is_text(kind) or pa.types.is_fixed_size_binary(kind):
+        encoded = column.cast(pa.binary())  # a file may say that its bytes are UTF-8, and be wrong
+        try:
+            return encoded.cast(pa.string())
+        except pa.ArrowInvalid:
+            texts = [None if raw is None else from_bytes(raw) for raw in encoded.to_pylist()]
+            return pa.array(texts, pa.string())
+    if not pa.types.is_floating(kind):
+        return column.cast(pa.string())
     text = pc.replace_substring_regex(column.cast(pa.string()), r"\.0$", "")
     if not pc.any(pc.match_substring(text, "e")).as_py():
         return text
+    # Arrow writes whole ones of eleven digits or more with an exponent, as no column of whole numbers has them
     numbers = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
     whole = (np.abs(numbers) < _INT64_END) & (numbers == np.trunc(numbers))
     digits = pa.array(np.where(whole, numbers, 0.0).astype(np.int64)).cast(pa.string())
@@ -75,17 +69,7 @@ def plain(column: pa.Array) -> pa.Array:
         return pa.array([None if each is None else str(each) for each in column.to_pylist()], pa.string())
     if isinstance(kind, pa.BaseExtensionType):
         return plain(column.storage)
-    for is_kind, other in _PLAIN:
-        if is_kind(kind):
-            return column.cast(other)
-    return column
-
-
-def _decoded(column: pa.Array) -> pa.Array:
-    try:
-        return column.cast(pa.string())
-    except pa.ArrowInvalid:
-        return pa.array([None if raw is None else from_bytes(raw) for raw in column.to_pylist()], pa.string())
+    return column.cast(_PLAIN[kind]) if kind in _PLAIN else column
 
 
 def from_bytes(raw: bytes) -> str:
@@ -115,8 +99,13 @@ def spelled(values: pa.Array) -> pa.Array:
 def distinct(column: pa.Array) -> tuple[Codes, pa.Array]:
     """Returns codes (N) and the distinct values they stand for, as text; -1 is null."""
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    codes = encoded.indices.cast(pa.int32()).fill_null(-1).to_numpy(zero_copy_only=False)
-    return codes, as_text(encoded.dictionary)
+    return codes_of(encoded), as_text(encoded.dictionary)
+
+
+def codes_of(column: pa.DictionaryArray) -> Codes:
+    """Returns the place of each row's value (N) in the dictionary; -1 is null."""
+    codes: Codes = column.indices.cast(pa.int32()).fill_null(-1).to_numpy(zero_copy_only=False)
+    return codes
 
 
 def coded(
@@ -138,7 +127,7 @@ def coded(
     raw = pc.utf8_trim(raw, characters=wrapping) if wrapping else raw
     raw = without_weights(raw, weight_mark) if weight_mark else raw
     merged = clean(raw, marks).dictionary_encode()  # " a" and "a" become one
-    to_merged = np.append(merged.indices.fill_null(-1).to_numpy(zero_copy_only=False), -1).astype(np.int32)
+    to_merged = np.append(codes_of(merged), -1).astype(np.int32)
     return dictionary_array(to_merged[codes], merged.dictionary)
 
 
@@ -191,23 +180,18 @@ def _numbers_of_text(text: pa.Array, form: NumericColumn) -> tuple[NDArray[np.fl
             scaled = pc.match_substring_regex(text, rf"\d\s*[{letters}]$").fill_null(False)
             factor[scaled.to_numpy(zero_copy_only=False)] = times
         text = pc.replace_substring_regex(text, r"(\d)\s*[kKMB]$", r"\1")
-    text = _ungrouped(text, form)
-    readable = pc.match_substring_regex(text, _NUMBER).fill_null(True)
-    values = pc.if_else(readable, text, pa.scalar(None, pa.string())).cast(pa.float64())
-    return values.to_numpy(zero_copy_only=False) * factor, ~readable.to_numpy(zero_copy_only=False)
-
-
-def _ungrouped(text: pa.Array, form: NumericColumn) -> pa.Array:
-    """Returns numbers without the mark that groups their thousands, and with a point before their decimals."""
+    # without the mark that groups thousands, and with a point before decimals
     thousands = form.thousands or ("." if form.decimal != POINT else "")
     if thousands:
         mark = _SPACE if thousands.isspace() else _escaped(thousands)
         grouped = pc.match_substring_regex(text, rf"^[+-]?\d{{1,3}}(?:{mark}\d{{3}})+(?:[.,eE]|$)")
         text = pc.if_else(grouped, pc.replace_substring_regex(text, mark, ""), text)
-    if form.decimal == POINT:
-        return text
-    unclear = pc.match_substring(text, POINT)  # a point that does not group thousands
-    return pc.if_else(unclear, "unreadable", pc.replace_substring(text, form.decimal, POINT))
+    if form.decimal != POINT:
+        unclear = pc.match_substring(text, POINT)  # a point that does not group thousands
+        text = pc.if_else(unclear, "unreadable", pc.replace_substring(text, form.decimal, POINT))
+    readable = pc.match_substring_regex(text, _NUMBER).fill_null(True)
+    values = pc.if_else(readable, text, pa.scalar(None, pa.string())).cast(pa.float64())
+    return values.to_numpy(zero_copy_only=False) * factor, ~readable.to_numpy(zero_copy_only=False)
 
 
 def _escaped(text: str) -> str:
@@ -222,12 +206,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 def is_text(kind: pa.DataType) -> bool:
     """Tells whether a column holds strings or bytes."""
-    return bool(
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-    )
+    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
 Stamps = NDArray[np.int64]
@@ -279,18 +258,34 @@ def stamps_of(
         scaled = np.round(np.where(readable, numbers, 0.0) * _EPOCH_MS[stamp_format]).astype(np.int64)
         return np.where(readable, scaled, MISSING_STAMP), bad
     if stamp_format in _DIGITS:
-        return _from_digits(column, _DIGITS[stamp_format], marks)
+        # fields of fixed width: year, month, day, and then hour, minute, second, if they are written
+        numbers, bad = numbers_of(column, NumericColumn(missing=tuple(marks)))
+        numbers = np.where(numbers == 0, np.nan, numbers)  # a date of zeros
+        finite = np.isfinite(numbers)
+        digits_left = np.where(finite, np.clip(numbers, -1.0, 1e15), 0.0).astype(np.int64)
+        fields = []
+        for width in reversed(_DIGITS[stamp_format]):
+            fields.append(digits_left % 10**width)
+            digits_left = digits_left // 10**width
+        year, month, day, *clock = reversed(fields)
+        year = year + 2000 if stamp_format == "yymmddhh" else year
+        ms, valid = _ms_of(year, month, day, clock)
+        valid &= finite & (digits_left == 0)
+        return np.where(valid, ms, MISSING_STAMP), bad | (finite & ~valid)
     codes, values = distinct(column)
     values = clean(values, marks)
     values = pc.if_else(pc.match_substring_regex(values, _ZERO), pa.scalar(None, pa.string()), values)
-    if stamp_format == "month_name":
-        ms = _dated_ms(_with_numbered_month(values), ISO_DATED, day_first=False)
+    if stamp_format == "iso":
+        ms = _iso_ms(values)
+    elif stamp_format == "month_name":  # with the year first and the month as a number
+        dates = values
+        for number, name in enumerate(_MONTHS, start=1):
+            dates = pc.replace_substring_regex(dates, rf"(?i)\b{name}[a-z]*\.?", f"<{number}>")
+        for pattern, numbered in _NAMED_MONTH:
+            dates = pc.replace_substring_regex(dates, pattern, numbered)
+        ms = _dated_ms(pc.utf8_trim_whitespace(dates), ISO_DATED, day_first=False)
     else:
-        ms = (
-            _iso_ms(values)
-            if stamp_format == "iso"
-            else _dated_ms(values, DATED, stamp_format == "day_first")
-        )
+        ms = _dated_ms(values, DATED, stamp_format == "day_first")
     bad = (ms == MISSING_STAMP) & values.is_valid().to_numpy(zero_copy_only=False)
     return np.append(ms, MISSING_STAMP)[codes], np.append(bad, False)[codes]
 
@@ -309,9 +304,8 @@ def clocks_of(column: pa.Array) -> tuple[Stamps, NDArray[np.bool_]]:
     """Returns times of day as milliseconds since midnight (N), `MISSING_STAMP` if missing or unreadable, and
     which were unreadable (N)."""
     if pa.types.is_time(column.type):
-        return _filled(column.cast(pa.time64("us")).cast(pa.int64())) // 1000, np.zeros(
-            len(column), dtype=bool
-        )
+        clocks = _filled(column.cast(pa.time64("us")).cast(pa.int64())) // 1000
+        return clocks, np.zeros(len(column), dtype=bool)
     codes, values = distinct(column)
     dated = pc.binary_join_element_wise("1970-01-01", clean(values), " ")
     ms, bad = stamps_of(dated, "iso")
@@ -330,37 +324,9 @@ def month_numbers(column: pa.Array) -> NDArray[np.float64]:
     return found
 
 
-def _with_numbered_month(values: pa.Array) -> pa.Array:
-    """Returns dates that name their month with the year first and the month as a number."""
-    for number, name in enumerate(_MONTHS, start=1):
-        values = pc.replace_substring_regex(values, rf"(?i)\b{name}[a-z]*\.?", f"<{number}>")
-    for pattern, numbered in _NAMED_MONTH:
-        values = pc.replace_substring_regex(values, pattern, numbered)
-    return pc.utf8_trim_whitespace(values)
-
-
 def _filled(ms: pa.Array) -> Stamps:
     filled: Stamps = ms.fill_null(MISSING_STAMP).to_numpy(zero_copy_only=False)
     return filled
-
-
-def _from_digits(
-    column: pa.Array, widths: tuple[int, ...], marks: Sequence[str]
-) -> tuple[Stamps, NDArray[np.bool_]]:
-    """Reads fields of fixed width: year, month, day, and then hour, minute, second where they are written."""
-    numbers, bad = numbers_of(column, NumericColumn(missing=tuple(marks)))
-    numbers = np.where(numbers == 0, np.nan, numbers)  # a date of zeros
-    finite = np.isfinite(numbers)
-    digits_left = np.where(finite, np.clip(numbers, -1.0, 1e15), 0.0).astype(np.int64)
-    fields = []
-    for width in reversed(widths):
-        fields.append(digits_left % 10**width)
-        digits_left = digits_left // 10**width
-    year, month, day, *clock = reversed(fields)
-    year = year + 2000 if widths[0] == 2 else year
-    ms, valid = _ms_of(year, month, day, clock)
-    valid &= finite & (digits_left == 0)
-    return np.where(valid, ms, MISSING_STAMP), bad | (finite & ~valid)
 
 
 def _dated_ms(values: pa.Array, pattern: str, day_first: bool) -> Stamps:
@@ -377,17 +343,13 @@ def _dated_ms(values: pa.Array, pattern: str, day_first: bool) -> Stamps:
     day, month = (first, second) if day_first else (second, first)
     ms, valid = _ms_of(year, month, day, (hour, minute, second_of_minute))
     fraction = pc.utf8_rpad(pc.struct_field(fields, "fraction").fill_null(""), 3, "0")
-    ms = ms + _whole(fraction) - _zone_ms(pc.struct_field(fields, "zone"))
-    return np.where(readable & valid, ms, MISSING_STAMP)
-
-
-def _zone_ms(zones: pa.Array) -> Stamps:
-    """Returns how many milliseconds zones (+02:00, -0530, Z) are ahead of UTC."""
-    fields = pc.extract_regex(zones.fill_null(""), r"^(?P<sign>[+-])(?P<hours>\d{2}):?(?P<minutes>\d{2})?$")
-    hours, minutes = (_whole(pc.struct_field(fields, name)) for name in ("hours", "minutes"))
-    behind = pc.equal(pc.struct_field(fields, "sign").fill_null("+"), "-").to_numpy(zero_copy_only=False)
-    behind_ms: Stamps = np.where(behind, -1, 1) * (hours * HOUR_MS + minutes * 60_000)
-    return behind_ms
+    # how far zones (+02:00, -0530, Z) are ahead of UTC
+    zones = pc.struct_field(fields, "zone").fill_null("")
+    parts = pc.extract_regex(zones, r"^(?P<sign>[+-])(?P<hours>\d{2}):?(?P<minutes>\d{2})?$")
+    hours, minutes = (_whole(pc.struct_field(parts, name)) for name in ("hours", "minutes"))
+    behind = pc.equal(pc.struct_field(parts, "sign").fill_null("+"), "-").to_numpy(zero_copy_only=False)
+    ahead_ms = np.where(behind, -1, 1) * (hours * HOUR_MS + minutes * 60_000)
+    return np.where(readable & valid, ms + _whole(fraction) - ahead_ms, MISSING_STAMP)
 
 
 def _whole(digits: pa.Array) -> Stamps:
@@ -422,19 +384,13 @@ def _iso_ms(values: pa.Array) -> Stamps:
             continue
     ms = _dated_ms(values, ISO_DATED, day_first=False)
     for place in np.flatnonzero(ms == MISSING_STAMP):  # rarer forms, such as 20261107T0930
-        ms[place] = _one_iso_ms(values[place].as_py())
+        try:
+            moment = datetime.fromisoformat(values[place].as_py() or "")
+        except ValueError:
+            continue
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        ms[place] = round(moment.timestamp() * 1000)
     return ms
-
-
-def _one_iso_ms(text: str | None) -> int:
-    if text is None:
-        return MISSING_STAMP
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return MISSING_STAMP
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return round(moment.timestamp() * 1000)
 
 
 def cycle_of(stamps: Stamps, cycle: str) -> NDArray[np.int32]:

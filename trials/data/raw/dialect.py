@@ -33,16 +33,6 @@ _SHOWN, _SHOWN_ROWS, _SHOWN_LETTERS = 4, 3, 20
 """Columns, rows and letters of a value that a message shows of a reading."""
 
 
-class Header(NamedTuple):
-    """A dialect, and the first record that is read in it."""
-
-    dialect: CsvDialect
-    fields: tuple[str, ...]
-    """What the header says; names are c0, c1, ... if there is none."""
-    lines: int
-    """Number of lines before the first row of data."""
-
-
 class _Reading(NamedTuple):
     """How well a dialect fits: the share of records with the number of fields that most later ones have."""
 
@@ -51,8 +41,12 @@ class _Reading(NamedTuple):
     width: int
 
 
-def find_dialect(path: Path, lines: Sequence[str], given: GivenDialect, usual: GivenDialect | None) -> Header:
-    """Returns how a file is read.
+def find_dialect(
+    path: Path, lines: Sequence[str], given: GivenDialect, usual: GivenDialect | None
+) -> tuple[CsvDialect, tuple[str, ...], int]:
+    """Returns how a file is read, the fields of its header, and the number of lines before the first row of data.
+
+    Names are c0, c1, ... if there is no header.
 
     Args:
         path: names the file in messages.
@@ -71,20 +65,28 @@ def find_dialect(path: Path, lines: Sequence[str], given: GivenDialect, usual: G
     readings = _readings(body[:_MOST_LINES], body, given, usual or UNSAID)
     best = max(readings, key=lambda reading: (reading.share, reading.width))
     if usual is None and best.width < 2 and given.delimiter is None:
-        _check_several(path, body, readings)
+        # nothing in a file of one column may separate several
+        shown = [list(records_of(iter(body[: _SHOWN_ROWS + 1]), each.dialect)) for each in readings]
+        other = next((place for place, each in enumerate(shown) if each and len(each[0][2]) > 1), None)
+        if other is not None:
+            possible = []
+            for dialect, rows in ((readings[other].dialect, shown[other]), (PLAIN_CSV, shown[0])):
+                said = {"delimiter": dialect.delimiter} | dialect.model_dump(exclude_defaults=True)
+                possible.append((said, "", rows[0][2], [fields for *_, fields in rows[1:]]))
+            raise _ambiguous(path, "it seems to have one column", possible)
     records = list(records_of(iter(lines[:_MOST_LINES]), best.dialect))
     width = best.width or max((len(fields) for *_, fields in records), default=0)
     skip = _skipped(records, width, given, usual, bool(declared))
     first_line, last_line, first = next((each for each in records if each[0] > skip), (1, 0, []))
-    rows = [fields for line, _, fields in records if line > first_line and len(fields) == len(first)]
+    later = [fields for line, _, fields in records if line > first_line and len(fields) == len(first)]
     dialect = best.dialect.replace(skip=skip)
     header = given.header if usual is None or given.header is not None else usual.header
     if usual is not None and given.header is None:  # a file beside a log without names may still have them
         header = header is not False or bool({name.strip() for name in first} & set(_placed(width)))
     if header is None:
-        header = _has_header(path, lines[skip:], first, rows, dialect)
+        header = _has_header(path, lines[skip:], first, later, dialect)
     dialect = dialect.replace(header=header)
-    return Header(dialect, tuple(first) if header else _placed(width), last_line if header else skip)
+    return dialect, tuple(first) if header else _placed(width), last_line if header else skip
 
 
 def escapes(lines: Sequence[str], dialect: CsvDialect) -> bool:
@@ -210,12 +212,9 @@ def _skipped(
     fields = [each[2] for each in records]
     while fields[place][0].startswith("#") and not any(_like_data(fields[place + 1], fields[place + 2 :])):
         place += 1  # unless rows follow, so that it is the header
-    if (
-        place > declared
-        and len(fields[place - 1]) > 1
-        and any(_like_data(fields[place], fields[place + 1 :]))
-    ):
-        place -= 1  # a header that is shorter or longer than all rows, which will be said
+    if place > declared and len(fields[place - 1]) > 1:
+        # a header that is shorter or longer than all rows, which will be said
+        place -= any(_like_data(fields[place], fields[place + 1 :]))
     return records[place][0] - 1 if place else 0
 
 
@@ -241,31 +240,11 @@ def _has_header(
             return True
     whole = [row for row in (first, *rows) if len(row) == len(first)]
     columns = dict(zip(_placed(len(first)), zip(*whole, strict=True), strict=False))
-    label = next(
-        (name for name in reversed(columns) if set(map(plain_label, columns[name])) == {0, 1}), "..."
-    )
+    labels = (name for name in reversed(columns) if set(map(plain_label, columns[name])) == {0, 1})
     said = dialect.model_dump(exclude_defaults=True)
-    raise _ambiguous(
-        path,
-        "the first line may be a header or a row",
-        [
-            (said | {"header": False}, f" label={label}", _placed(len(first)), [first, *rows]),
-            (said | {"header": True}, "", first, rows),
-        ],
-    )
-
-
-def _check_several(path: Path, lines: Sequence[str], readings: Sequence[_Reading]) -> None:
-    """Checks that a file of one column has nothing in it that might separate several."""
-    records = [list(records_of(iter(lines[: _SHOWN_ROWS + 1]), each.dialect)) for each in readings]
-    other = next((place for place, each in enumerate(records) if each and len(each[0][2]) > 1), None)
-    if other is None:
-        return
-    shown_readings = []
-    for dialect, rows in ((readings[other].dialect, records[other]), (PLAIN_CSV, records[0])):
-        said = {"delimiter": dialect.delimiter} | dialect.model_dump(exclude_defaults=True)
-        shown_readings.append((said, "", rows[0][2], [fields for *_, fields in rows[1:]]))
-    raise _ambiguous(path, "it seems to have one column", shown_readings)
+    as_row = said | {"header": False}, f" label={next(labels, '...')}", _placed(len(first)), [first, *rows]
+    as_header = said | {"header": True}, "", first, rows
+    raise _ambiguous(path, "the first line may be a header or a row", [as_row, as_header])
 
 
 def _ambiguous(
@@ -275,20 +254,16 @@ def _ambiguous(
 ) -> UserError:
     text = [f"{path}: {why}. Say how it is read, with one of these:"]
     for said, more, names, rows in readings:
-        words = {False: "no", True: "yes"}
-        keys = " ".join(
-            shlex.quote(f"csv.{key}={words.get(value) if isinstance(value, bool) else _typed(value)}")
-            for key, value in said.items()
-        )
+        keys = []
+        for key, value in said.items():
+            mark = str(value) if str(value).isprintable() else repr(value)[1:-1]
+            yes_or_no = "yes" if value else "no"
+            keys.append(shlex.quote(f"csv.{key}={yes_or_no if isinstance(value, bool) else mark}"))
         columns = []
         for place, name in enumerate(names):
             values = [row[place][:_SHOWN_LETTERS] if place < len(row) else "-" for row in rows[:_SHOWN_ROWS]]
             columns.append(f"{name[:_SHOWN_LETTERS]!r}: {', '.join(values)}")
         if len(columns) > _SHOWN + 1:
             columns = [*columns[:_SHOWN], "...", columns[-1]]
-        text.append(f"  {keys}{more}\n      {'; '.join(columns)}")
+        text.append(f"  {' '.join(keys)}{more}\n      {'; '.join(columns)}")
     return UserError("\n".join(text))
-
-
-def _typed(value: str | int) -> str:
-    return str(value) if str(value).isprintable() else repr(value)[1:-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import hashlib
 import io
@@ -30,7 +31,7 @@ from trials.data.log_schema import PLAIN_CSV, UNSAID, CsvDialect, GivenDialect
 COMPRESSIONS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
 """Arrow's names of the compressions that are read, by a file's first bytes."""
 MOST_NAMED = 5
-"""Number of files that a note names."""
+"""Number of files, or columns, that a sentence names."""
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """How Hive and Spark write a missing value into the name of a folder."""
 
@@ -193,18 +194,17 @@ def _compression(path: Path) -> str | None:
 def open_parquet(path: Path) -> pq.ParquetFile:
     """Opens a Parquet file; a compressed one is unpacked to an unnamed temporary file first."""
     try:
-        parquet = pq.ParquetFile(_unpacked(path) if _compression(path) else path)
+        if _compression(path):
+            with tempfile.NamedTemporaryFile() as copy, open_stream(path) as stream:
+                shutil.copyfileobj(stream, copy)
+                copy.flush()
+                parquet = pq.ParquetFile(pa.OSFile(copy.name))
+        else:
+            parquet = pq.ParquetFile(path)
         parquet.schema_arrow.names  # noqa: B018, names that are no UTF-8 show here
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a readable Parquet file ({error}).") from None
     return parquet
-
-
-def _unpacked(path: Path) -> pa.NativeFile:
-    with tempfile.NamedTemporaryFile() as copy, open_stream(path) as stream:
-        shutil.copyfileobj(stream, copy)
-        copy.flush()
-        return pa.OSFile(copy.name)
 
 
 def records_of(
@@ -256,7 +256,9 @@ def facts_of(files: Sequence[RawFile], memory: Path) -> list[FileFacts]:
     remembered = _load(store)
     facts, fresh = [], {}
     for file in files:
-        key, settled = _key(file.path)
+        stat = file.path.stat()
+        key = f"{file.path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
+        settled = time.time_ns() - stat.st_mtime_ns > _SETTLED_NS
         try:
             known = FileFacts.model_validate(remembered[key])
         except (KeyError, ValueError):  # of another version, or damaged
@@ -265,7 +267,10 @@ def facts_of(files: Sequence[RawFile], memory: Path) -> list[FileFacts]:
                 fresh[key] = known.to_dict()
         facts.append(known)
     if fresh:
-        _save(store, {**_load(store), **fresh})
+        # of two writers at once one wins, and the other's files are read again next time
+        with contextlib.suppress(OSError):  # remembering is a convenience
+            store.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(store, json.dumps({**_load(store), **fresh}))
     return facts
 
 
@@ -325,27 +330,8 @@ def _read(file: RawFile) -> FileFacts:
     return FileFacts(sha256=sha256, escaped_at=escaped_at, utf8=utf8, mixed_line_ends=len(line_ends) > 1)
 
 
-def _key(path: Path) -> tuple[str, bool]:
-    """Returns the key by which a file is remembered, and whether it may be."""
-    stat = path.stat()
-    return (
-        f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}",
-        time.time_ns() - stat.st_mtime_ns > _SETTLED_NS,
-    )
-
-
 def _load(store: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(store.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return {}  # nothing remembered: the files are read again
-
-
-def _save(store: Path, facts: dict[str, Any]) -> None:
-    """Writes the facts atomically; of two writers at once one wins, and the other's files are read again next
-    time."""
-    try:
-        store.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(store, json.dumps(facts))
-    except OSError:
-        pass  # remembering is a convenience

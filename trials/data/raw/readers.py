@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -115,13 +115,16 @@ def read_batches(
     return ahead(_read(log, columns, bad_rows, marks))
 
 
-def ahead(items: Iterator[T]) -> Iterator[T]:
-    """Yields the same items, each computed in a thread of its own while the one before is used."""
-    with ThreadPoolExecutor(1) as thread:
-        following = thread.submit(next, items, None)
-        while (item := following.result()) is not None:
-            following = thread.submit(next, items, None)
+def ahead(items: Iterator[T], count: int = 1) -> Iterator[T]:
+    """Yields the same items, so many of which are computed by a thread while the one before them is used."""
+    thread = ThreadPoolExecutor(1)
+    try:
+        waiting = deque(thread.submit(next, items, None) for _ in range(count))
+        while (item := waiting.popleft().result()) is not None:
+            waiting.append(thread.submit(next, items, None))
             yield item
+    finally:
+        thread.shutdown(cancel_futures=True)
 
 
 def _read(log: RawLog, columns: Sequence[str], bad_rows: BadRows, marks: Sequence[str]) -> Iterator[RawBatch]:
@@ -137,16 +140,11 @@ def _read(log: RawLog, columns: Sequence[str], bad_rows: BadRows, marks: Sequenc
         is_parquet = file.format is Format.PARQUET
         tables = _read_parquet(file, fields) if is_parquet else _read_text(file, fields, bad_rows, marks)
         for table in tables:
-            yield RawBatch(table=_with_folders(table, file, columns), source=file, first_row=first_row)
+            for name, value in file.partition.items():
+                if name in columns:
+                    table = table.append_column(name, repeated(value, len(table)))
+            yield RawBatch(table=table.select(columns), source=file, first_row=first_row)
             first_row += table.num_rows
-
-
-def _with_folders(table: pa.RecordBatch, file: RawFile, columns: Sequence[str]) -> pa.RecordBatch:
-    """The columns in this order, those that the names of the file's folders hold among them."""
-    for name, value in file.partition.items():
-        if name in columns:
-            table = table.append_column(name, repeated(value, len(table)))
-    return table.select(columns)
 
 
 def repeated(value: str | None, rows: int) -> pa.Array:
@@ -232,49 +230,32 @@ def _read_text(
             text = EscapesAlone(stream, file.dialect) if file.dialect.escape else stream
             for table in pacsv.open_csv(text, read, parse, convert):
                 last_column = table.column(file.fields[-1])
-                own = _as_bytes_were(table) if bad_rows.skip else table
-                yield own.select(columns)
-        _check_last_field(file, last_column)
+                if bad_rows.skip:
+                    table = pa.RecordBatch.from_arrays([*map(_own_bytes, table.columns)], table.column_names)
+                yield table.select(columns)
+        if len(last_column) and last_column[-1].is_valid and last_column[-1].as_py().endswith(b"\n"):
+            # a quote that was left open swallows the rest of the file, the end of its last line included
+            raise UserError(
+                f"{file.path}: a quote in column {file.fields[-1]!r} is never closed. {_QUOTES_AS_TEXT}"
+            )
     except (pa.ArrowException, OSError) as error:
         if "Empty CSV" in str(error):
             return
-        raise _ragged_row(file, str(error)) or UserError(
-            f"{file.path}: cannot be read to its end ({error}).{_remedy(str(error))}"
-        ) from None
+        if (found := RAGGED.search(str(error))) is not None:
+            row, expected, actual = map(int, found.groups())
+            raise UserError(
+                f"{file.where(row - 1)}: expected {expected} fields, found {actual}. "
+                "Mend the row, or leave such rows out with skip_bad_rows, where the command takes it."
+            ) from None
+        swallows = "straddl" in str(error) or "out of sync" in str(error)
+        remedy = f" Perhaps a quoted field is never closed. {_QUOTES_AS_TEXT}" if swallows else ""
+        raise UserError(f"{file.path}: cannot be read to its end ({error}).{remedy}") from None
 
 
-def _as_bytes_were(table: pa.RecordBatch) -> pa.RecordBatch:
-    """The fields in the file's own bytes, each of which was read as a character."""
-
-    def own_bytes(column: pa.Array) -> pa.Array:
-        text = column.cast(pa.string())
-        if pc.all(pc.string_is_ascii(text)).as_py() is not False:
-            return column
-        values = (None if value is None else value.encode(BYTES_AS_CHARACTERS) for value in text.to_pylist())
-        return pa.array(values, pa.binary())
-
-    return pa.RecordBatch.from_arrays([own_bytes(column) for column in table.columns], table.column_names)
-
-
-def _check_last_field(file: RawFile, last_column: pa.Array) -> None:
-    """Checks that no quote was left open: it swallows the rest of the file, the end of its last line included."""
-    if len(last_column) and last_column[-1].is_valid and last_column[-1].as_py().endswith(b"\n"):
-        raise UserError(
-            f"{file.path}: a quote in column {file.fields[-1]!r} is never closed. {_QUOTES_AS_TEXT}"
-        )
-
-
-def _ragged_row(file: RawFile, error: str) -> UserError | None:
-    """The error in our words, where a row has more or fewer fields than the header."""
-    if (found := RAGGED.search(error)) is None:
-        return None
-    row, expected, actual = map(int, found.groups())
-    return UserError(
-        f"{file.where(row - 1)}: expected {expected} fields, found {actual}. "
-        "Mend the row, or leave such rows out with skip_bad_rows, where the command takes it."
-    )
-
-
-def _remedy(error: str) -> str:
-    swallows = "straddl" in error or "out of sync" in error
-    return f" Perhaps a quoted field is never closed. {_QUOTES_AS_TEXT}" if swallows else ""
+def _own_bytes(column: pa.Array) -> pa.Array:
+    """Returns fields in the file's own bytes, each of which was read as a character."""
+    text = column.cast(pa.string())
+    if pc.all(pc.string_is_ascii(text)).as_py() is not False:
+        return column
+    values = (None if value is None else value.encode(BYTES_AS_CHARACTERS) for value in text.to_pylist())
+    return pa.array(values, pa.binary())

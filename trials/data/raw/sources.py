@@ -13,7 +13,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -88,8 +87,19 @@ def open_log(
     if requested is Format.TSV and csv.delimiter is None:
         csv = csv.replace(delimiter="\t")
     files: list[RawFile] = []
-    for folder, path in chain.from_iterable(_files_of(Path(source)) for source in sources):
-        files.append(replace(_open_file(path, requested, csv, usual, files[-1:]), folder=folder))
+    for source in map(Path, sources):
+        folder, paths = (None, [source]) if source.is_file() else (source, list[Path]())
+        if folder is not None:
+            if not folder.is_dir():
+                raise UserError(f"{source}: no such file or folder.")
+            for path in sorted(folder.rglob("*")):
+                # what begins with `.` or `_` is of whoever wrote the folder, such as Spark's `_SUCCESS`
+                if path.is_file() and not any(part[0] in "._" for part in path.relative_to(folder).parts):
+                    paths.append(path)
+            if not paths:
+                raise UserError(f"{source}: the folder holds no files.")
+        for path in paths:
+            files.append(replace(_open_file(path, requested, csv, usual, files[-1:]), folder=folder))
     if not files:
         raise UserError("no log was given: name a file, several files, or a folder.")
     if len({Format.CSV if file.format is Format.TSV else file.format for file in files}) > 1:
@@ -108,34 +118,13 @@ def open_log(
 def _whole(file: RawFile, facts: FileFacts, csv: GivenDialect) -> RawFile:
     """The file with what is known of all of it: quotes may be escaped late in it alone."""
     dialect = file.dialect
-    if (
-        facts.escaped_at is not None
-        and csv.escape is None
-        and file.format in _WITH_DIALECT
-        and not dialect.escape
-    ):
+    unknown = csv.escape is None and not dialect.escape and file.format in _WITH_DIALECT
+    if facts.escaped_at is not None and unknown:
         around = read_at(file.path, max(0, facts.escaped_at - CHUNK_BYTES), 2 * CHUNK_BYTES)
         lines = _lines(around, whole=False)[facts.escaped_at > CHUNK_BYTES :]
         if escapes(lines, dialect):
             dialect = dialect.replace(escape="\\")
     return replace(file, facts=facts, dialect=dialect)
-
-
-def _files_of(source: Path) -> list[tuple[Path | None, Path]]:
-    """The files at a path with the folder that it is, if it is one; those that begin with `.` or `_` are of
-    whoever wrote the folder, such as Spark's `_SUCCESS`."""
-    if source.is_file():
-        return [(None, source)]
-    if not source.is_dir():
-        raise UserError(f"{source}: no such file or folder.")
-    files = sorted(
-        path
-        for path in source.rglob("*")
-        if path.is_file() and not any(part[0] in "._" for part in path.relative_to(source).parts)
-    )
-    if not files:
-        raise UserError(f"{source}: the folder holds no files.")
-    return [(source, path) for path in files]
 
 
 def _open_file(
@@ -152,48 +141,42 @@ def _open_file(
             head = stream.read(HEAD_BYTES)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error}).") from None
-    file_format = requested or _detect(path, head, as_csv=bool(csv.said))
+    if requested is not None:
+        file_format = requested
+    elif head.startswith(b"PAR1"):
+        file_format = Format.PARQUET
+    elif b"\0" in head[:4096] and not head.startswith(_UTF16):
+        told = next((words for magic, words in _UNREAD.items() if head.startswith(magic)), None)
+        raise UserError(
+            f"{path}: {told or 'neither text nor Parquet'}. Known formats: {', '.join(Format)}, plain or by "
+            f"{', '.join(COMPRESSIONS.values())}."
+        )
+    else:
+        # the first line fits the pattern, and so do most of the next ones (a log may hold bad rows)
+        lines = head.decode("latin-1").split("\n")[:20]
+        fits = [
+            bool(_CRITEO_FIELDS.fullmatch(line.rstrip("\r")))
+            for line in (lines[:-1] or lines)
+            if line.strip()
+        ]
+        is_criteo = not csv.said and bool(fits) and fits[0] and sum(fits) * 2 > len(fits)
+        file_format = Format.CRITEO if is_criteo else Format.CSV
     if file_format is Format.PARQUET:
         names = tuple(open_parquet(path).schema_arrow.names)
-        return RawFile(path=path, format=file_format, fields=_without_doubles(path, names))
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise UserError(f"{path}: it names {', '.join(map(repr, twice))} more than once; rename them.")
+        return RawFile(path=path, format=file_format, fields=names)
     if head.startswith(_UTF16):
         raise UserError(f"{path}: the text is UTF-16; convert it to UTF-8, e.g. with iconv.")
-    if file_format is Format.CRITEO:
-        return _criteo_file(path, head)
-    return _text_file(path, head, requested, csv, usual, before)
-
-
-def _detect(path: Path, head: bytes, *, as_csv: bool) -> Format:
-    if head.startswith(b"PAR1"):
-        return Format.PARQUET
-    if b"\0" in head[:4096] and not head.startswith(_UTF16):
-        told = next(
-            (words for magic, words in _UNREAD.items() if head.startswith(magic)), "neither text nor Parquet"
-        )
-        raise UserError(
-            f"{path}: {told}. Known formats: {', '.join(Format)}, plain or by {', '.join(COMPRESSIONS.values())}."
-        )
-    if not as_csv and _looks_like_criteo(head):
-        return Format.CRITEO
-    return Format.CSV
-
-
-def _looks_like_criteo(head: bytes) -> bool:
-    """Tells whether the first line fits the pattern, and so do most of the next ones (a log may hold bad rows)."""
-    lines = head.decode("latin-1").split("\n")[:20]
-    whole_lines = [line.rstrip("\r") for line in (lines[:-1] or lines) if line.strip()]
-    fits = [bool(_CRITEO_FIELDS.fullmatch(line)) for line in whole_lines]
-    return bool(fits) and fits[0] and sum(fits) * 2 > len(fits)
-
-
-def _criteo_file(path: Path, head: bytes) -> RawFile:
+    if file_format is not Format.CRITEO:
+        return _text_file(path, head, requested, csv, usual, before)
     width = head.split(b"\n", 1)[0].count(b"\t") + 1
     if width not in (39, 40):
         raise UserError(
             f"{path}: a Criteo log has 40 tab-separated fields (39 without label) and no header, "
             f"the first line has {width}."
         )
-    return RawFile(path=path, format=Format.CRITEO, fields=CRITEO_COLUMNS[40 - width :], dialect=_CRITEO)
+    return RawFile(path=path, format=file_format, fields=CRITEO_COLUMNS[40 - width :], dialect=_CRITEO)
 
 
 def _text_file(
@@ -218,16 +201,16 @@ def _text_file(
     for other in before:  # most files of a log begin alike
         if other.dialect.header and head.startswith(read_at(other.path, 0, other.header_bytes)):
             return replace(other, path=path)
-    header = find_dialect(path, lines, csv, usual)
-    names = _names([from_bytes(field.encode("latin-1")).strip() for field in header.fields])
-    file_format = requested or (Format.TSV if header.dialect.delimiter == "\t" else Format.CSV)
+    dialect, fields, header_lines = find_dialect(path, lines, csv, usual)
+    names = _names([from_bytes(field.encode("latin-1")).strip() for field in fields])
+    file_format = requested or (Format.TSV if dialect.delimiter == "\t" else Format.CSV)
     return RawFile(
         path=path,
         format=Format.AVAZU if requested is None and set(AVAZU_COLUMNS) <= set(names) else file_format,
         fields=names,
-        dialect=header.dialect,
-        header_bytes=bom + sum(map(len, lines[: header.lines])),
-        header_lines=header.lines,
+        dialect=dialect,
+        header_bytes=bom + sum(map(len, lines[:header_lines])),
+        header_lines=header_lines,
     )
 
 
@@ -250,26 +233,18 @@ def _names(fields: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _without_doubles(path: Path, names: tuple[str, ...]) -> tuple[str, ...]:
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise UserError(f"{path}: it names {', '.join(map(repr, twice))} more than once; rename them.")
-    return names
-
-
 def estimate_rows(log: RawLog) -> int:
     """Estimates how many rows a log has: exact for Parquet, from the first MiB of each text file."""
-    return sum(_estimate_file_rows(file) for file in log.files)
-
-
-def _estimate_file_rows(file: RawFile) -> int:
-    if file.format is Format.PARQUET:
-        return int(open_parquet(file.path).metadata.num_rows)
-    size = file.path.stat().st_size
-    with file.path.open("rb") as raw:
-        head = raw.read(HEAD_BYTES)
-    text = _unpacked(head)
-    return max(1, round(text.count(b"\n") * size / len(head)) - file.header_lines)
+    rows = 0
+    for file in log.files:
+        if file.format is Format.PARQUET:
+            rows += int(open_parquet(file.path).metadata.num_rows)
+            continue
+        with file.path.open("rb") as raw:
+            head = raw.read(HEAD_BYTES)
+        lines = _unpacked(head).count(b"\n") * file.path.stat().st_size / len(head)
+        rows += max(1, round(lines) - file.header_lines)
+    return rows
 
 
 def _unpacked(head: bytes) -> bytes:

@@ -49,6 +49,7 @@ from trials.data.raw.columns import (
     as_text,
     clocks_of,
     coded,
+    codes_of,
     dictionary_array,
     is_list,
     is_text,
@@ -155,7 +156,7 @@ class LabelReader:
         if self._rule.where is not None:
             column, unreadable = _compared(column, self._rule.where)
         encoded = coded(column)
-        codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        codes = codes_of(encoded)
         values = encoded.dictionary.to_pylist()
         missing = codes < 0
         self.missing += int(missing.sum())
@@ -214,18 +215,15 @@ class LabelReader:
             PAIR_WEIGHT: pa.array(parts_NL[rows, part]),
             PAIR: pa.array(np.diff(rows, prepend=-1) == 0).cast(pa.uint8()),
         }
-        taken = table.take(pa.array(rows))
-        columns = dict(zip(taken.schema.names, taken.columns, strict=True))
-        return pa.RecordBatch.from_pydict(columns | added)
+        return pa.RecordBatch.from_pydict(columns_of(table.take(pa.array(rows))) | added)
 
     def _label(self, value: str) -> int:
         if self._positive is not None:
             return int(canonical(value) == self._positive)
         label = plain_label(value)
         if label is None:
-            raise self._error(
-                _listed(self.counts), "Say which value counts as 1 with `positive:` in schema.yaml"
-            )
+            remedy = "Say which value counts as 1 with `positive:` in schema.yaml"
+            raise self._error(_listed(self.counts), remedy)
         return label
 
     def check(self, rows: int, *, skipping: bool) -> None:
@@ -251,6 +249,11 @@ class LabelReader:
         )
 
 
+def columns_of(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    """Returns the columns of a batch by name."""
+    return dict(zip(batch.schema.names, batch.columns, strict=True))
+
+
 def _compared(column: pa.Array, comparison: str) -> tuple[pa.Array, NDArray[np.bool_]]:
     """Returns whether values (N) fulfil a comparison, null if missing, and which of them are no numbers."""
     rule = COMPARISON.fullmatch(comparison)
@@ -260,7 +263,7 @@ def _compared(column: pa.Array, comparison: str) -> tuple[pa.Array, NDArray[np.b
         true_N, missing_N = _ORDERED[rule[1]](number_N, float(rule[2])), np.isnan(number_N)
     else:
         encoded = coded(column)
-        code_N = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        code_N = codes_of(encoded)
         equal = [canonical(value) == canonical(rule[2]) for value in encoded.dictionary.to_pylist()]
         true_N, missing_N = np.array([*equal, False])[code_N] == (rule[1] == "=="), code_N < 0
         unreadable_N = np.zeros(len(column), dtype=bool)
@@ -283,13 +286,15 @@ def typed_columns(
     """Returns the named columns, typed, each in a thread of the pool; all but the label, and those that are read
     for another one alone, such as the time of day beside a date."""
     columns = [name for name in columns if schema.columns[name].role != "ignore"]
-
-    def one(name: str) -> pa.Array:
-        return _typed(batch, name, schema, bad_rows)
-
-    typed = dict(zip(columns, pool.map(one, columns), strict=True))
+    arrays = pool.map(lambda name: _typed(batch, name, schema, bad_rows), columns)
+    typed = dict(zip(columns, arrays, strict=True))
     for name in (name for name in columns if name in schema.numeric and schema.numeric[name].days_before):
-        typed[name] = _days_before(typed[name].to_numpy(), typed[str(schema.timestamp)].to_numpy())
+        # days before the event; NaN if one of the two is missing, or if the stamp is a day or more later, which
+        # nobody knew at the event
+        stamps, moments = typed[name].to_numpy(), typed[str(schema.timestamp)].to_numpy()
+        present = (stamps != MISSING_STAMP) & (moments != MISSING_STAMP)
+        days = (np.where(present, moments, 0) - np.where(present, stamps, 0)) / DAY_MS
+        typed[name] = pa.array(np.where(present & (days > -1.0), np.maximum(days, 0.0), np.nan))
     return typed
 
 
@@ -332,7 +337,10 @@ def _without_weight(batch: RawBatch, name: str, weight: pa.Array, bad_rows: BadR
 
 
 def _typed(batch: RawBatch, name: str, schema: LogSchema, bad_rows: BadRows) -> pa.Array:
-    raw, column = _raw(batch, name, schema), schema.columns[name]
+    raw, column = batch.table.column(name), schema.columns[name]
+    if pa.types.is_null(raw.type):  # one without a single value may be of any type
+        lists = isinstance(column, MultiHotColumn) and column.separator is None
+        raw = raw.cast(pa.list_(pa.string()) if lists else pa.string())
     if isinstance(column, MultiHotColumn):
         return bags_of(raw, column, name)
     if is_list(raw.type) or pa.types.is_nested(raw.type):
@@ -342,10 +350,10 @@ def _typed(batch: RawBatch, name: str, schema: LogSchema, bad_rows: BadRows) -> 
     if isinstance(column, (CategoricalColumn, SplitColumn)):
         return coded(raw, column.marks)
     if isinstance(column, TimestampColumn):
-        return pa.array(_stamps(batch, name, schema, column, bad_rows))
+        return pa.array(_stamps(raw, batch, name, column, bad_rows))
     if isinstance(column, NumericColumn) and column.days_before:
         own = TimestampColumn(format=column.days_before, missing=column.missing)
-        return pa.array(_stamps(batch, name, schema, own, bad_rows))
+        return pa.array(_stamps(raw, batch, name, own, bad_rows))
     numbers, bad = numbers_of(raw, column if isinstance(column, NumericColumn) else PLAIN_NUMBER)
     if isinstance(column, OracleColumn):
         outside = (numbers < 0.0) | (numbers > 1.0)
@@ -355,20 +363,9 @@ def _typed(batch: RawBatch, name: str, schema: LogSchema, bad_rows: BadRows) -> 
     return pa.array(numbers.astype(np.float32) if column.role == "weight" else numbers)
 
 
-def _raw(batch: RawBatch, name: str, schema: LogSchema) -> pa.Array:
-    """Returns a column as the file has it; one without a single value may be of any type."""
-    raw, column = batch.table.column(name), schema.columns[name]
-    if not pa.types.is_null(raw.type):
-        return raw
-    lists = isinstance(column, MultiHotColumn) and column.separator is None
-    return raw.cast(pa.list_(pa.string()) if lists else pa.string())
-
-
-def _stamps(
-    batch: RawBatch, name: str, schema: LogSchema, column: TimestampColumn, bad_rows: BadRows
-) -> Stamps:
+def _stamps(raw: pa.Array, batch: RawBatch, name: str, column: TimestampColumn, bad_rows: BadRows) -> Stamps:
     """Returns milliseconds (N) of a time stamp; unreadable ones are missing, as long as they are few."""
-    raw, table = _raw(batch, name, schema), batch.table
+    table = batch.table
     if column.month and column.day:
         month, day = month_numbers(table.column(column.month)), numbers_of(table.column(column.day))[0]
         stamps, bad = stamps_of_parts(numbers_of(raw)[0], month, day)
@@ -380,14 +377,6 @@ def _stamps(
         stamps, bad = np.where(known, stamps + np.where(known, clock, 0), MISSING_STAMP), bad | unread
     bad_rows.add_unreadable(batch, name, f"time stamp in the format {column.format}", bad, most=FEW)
     return stamps
-
-
-def _days_before(stamps: Stamps, moments: Stamps) -> pa.Array:
-    """Returns how many days (N) time stamps lie before the events; NaN if one of the two is missing, or if the
-    stamp is a day or more later, which nobody knew at the event."""
-    present = (stamps != MISSING_STAMP) & (moments != MISSING_STAMP)
-    days = (np.where(present, moments, 0) - np.where(present, stamps, 0)) / DAY_MS
-    return pa.array(np.where(present & (days > -1.0), np.maximum(days, 0.0), np.nan))
 
 
 def bags_of(raw: pa.Array, column: MultiHotColumn, name: str) -> pa.ListArray:
@@ -402,7 +391,7 @@ def bags_of(raw: pa.Array, column: MultiHotColumn, name: str) -> pa.ListArray:
         raw = pc.split_pattern(as_text(raw), column.separator)
     lengths = pc.list_value_length(raw).fill_null(0).to_numpy(zero_copy_only=False)
     values = coded(raw.flatten(), column.marks, wrapping=_WRAPPING, weight_mark=column.weight_mark)
-    codes = values.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    codes = codes_of(values)
     bag = np.repeat(np.arange(len(raw)), lengths)[codes >= 0]
     bag_sizes = np.bincount(bag, minlength=len(raw))
     offsets = np.concatenate(([0], np.cumsum(bag_sizes))).astype(np.int32)

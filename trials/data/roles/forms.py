@@ -53,30 +53,24 @@ def stamp_columns_of(column: ColumnSample) -> list[TimestampColumn]:
     if column.numbers is not None:
         found = _numeric_format(column) if names.suggests_time(column.name) else None
         return [TimestampColumn(format=found)] if found else []
+    formats: tuple[StampFormat, ...] = ()
+    if _mostly_match(column, ISO_DATED) or _mostly_match(column, r"^\d{4}-?\d{2}-?\d{2}T\d{4}"):
+        formats = ("iso",)
+    elif _mostly_match(column, DATED):
+        formats = ("day_first",) if _mostly_match(column, _WITH_POINTS) else ("day_first", "month_first")
+    elif _mostly_match(column, MONTH_NAME) and _mostly_match(column, r"\d.*\d"):
+        formats = ("month_name",)
     words = column.values.filter(pc.match_substring_regex(column.values, _ZERO_OR_WORD)).to_pylist()
     # a zero date is missing in any case; words are, if nearly all else is a stamp
     missing = tuple(str(word) for word in words if not any(c.isdigit() for c in word))[:10]
-    ways = [TimestampColumn(format=name, missing=missing) for name in _written_as(column)]
-    unreadable = [_unreadable_share(column, way) for way in ways]
-    return [
-        way
-        for way, share in zip(ways, unreadable, strict=True)
-        if share <= _MOSTLY and share == min(unreadable)
-    ]
+    ways = [TimestampColumn(format=name, missing=missing) for name in formats]
+    shares = [_unreadable_share(column, way) for way in ways]
+    return [way for way, share in zip(ways, shares, strict=True) if share <= _MOSTLY and share == min(shares)]
 
 
 def stamps_in(column: ColumnSample, way: TimestampColumn) -> Stamps:
     """Returns the milliseconds (N) of the sample's rows, `MISSING_STAMP` if missing or unreadable."""
     return stamps_of(column.raw, way.format, way.marks)[0]
-
-
-def _written_as(column: ColumnSample) -> tuple[StampFormat, ...]:
-    """Returns the formats that nearly all values of a column of text look like."""
-    if _mostly_match(column, ISO_DATED) or _mostly_match(column, r"^\d{4}-?\d{2}-?\d{2}T\d{4}"):
-        return ("iso",)
-    if _mostly_match(column, DATED):
-        return ("day_first",) if _mostly_match(column, _WITH_POINTS) else ("day_first", "month_first")
-    return ("month_name",) if _mostly_match(column, MONTH_NAME) and _mostly_match(column, r"\d.*\d") else ()
 
 
 def _mostly_match(column: ColumnSample, pattern: str) -> bool:
@@ -91,21 +85,16 @@ def _numeric_format(column: ColumnSample) -> StampFormat | None:
     # no single zero or slip decides
     low, high = np.quantile(column.numbers[np.isfinite(column.numbers)], (0.02, 0.98), method="nearest")
     lengths = pc.value_counts(pc.utf8_length(column.values))
-    usual = int(
-        lengths.field("values")[
-            pc.index(lengths.field("counts"), pc.max(lengths.field("counts"))).as_py()
-        ].as_py()
-    )
+    most = pc.index(lengths.field("counts"), pc.max(lengths.field("counts"))).as_py()
+    usual = int(lengths.field("values")[most].as_py())
     hourly = "hour" in names.words_of(column.name)
     for name, digits in sorted(_DATES, key=lambda date: date[0].endswith("hh") != hourly):
-        if (
-            usual == digits
-            and column.integral
-            and _unreadable_share(column, TimestampColumn(format=name)) <= _MOSTLY
-        ):
-            years = 1 if name == "yymmddhh" else 10 ** (digits - 4)
-            if name == "yymmddhh" or (low // years >= 1990 and high // years <= 2050):
-                return name
+        if usual != digits or not column.integral:
+            continue
+        years = 10 ** (digits - 4)
+        recent = name == "yymmddhh" or (low // years >= 1990 and high // years <= 2050)
+        if recent and _unreadable_share(column, TimestampColumn(format=name)) <= _MOSTLY:
+            return name
     return next(
         (name for name, scale in _EPOCHS if low / scale >= _EARLIEST_S and high / scale <= _LATEST_S), None
     )
@@ -160,26 +149,17 @@ def _separated_by(separator: str, column: ColumnSample, least_several: float) ->
     if several < least_several or (len(np.unique(numbers)) == 1 and separator not in _CONTROL):
         return None
     parts = parts.filter(whole)
-    mark = _weight_mark(parts, len(split_values))
-    if mark is not None:
-        parts = without_weights(parts, mark)
+    # Weights after values are fractions, or belong to values that come and go: keys that nearly all bags have, as
+    # in `age:3|sex:1`, are a part of the value.
+    mark: str | None = None
+    weighted = pc.extract_regex(parts, _WEIGHTED)
+    if weighted.null_count < 0.05 * len(parts):
+        fractions = pc.mean(pc.match_substring_regex(parts, r"\d\.\d")).as_py() or 0.0
+        most = pc.max(pc.value_counts(pc.struct_field(weighted, "value")).field("counts")).as_py()
+        if fractions > 0.5 or most <= 0.5 * len(split_values):
+            mark = str(pc.struct_field(weighted, "mark").drop_null()[0])
+            parts = without_weights(parts, mark)
     needed = 2.0 if separator in _COMMON else 0.0 if separator in _CONTROL else 1.0
     if column.distinct < needed * len(pc.unique(pa.array(parts))):
         return None
     return MultiHotColumn(separator=separator, weight_mark=mark)
-
-
-def _weight_mark(parts: pa.Array, bags: int) -> str | None:
-    """Returns what is between values and their weights; None if they have none.
-
-    Weights are fractions, or belong to values that come and go: keys that nearly all bags have, as in
-    `age:3|sex:1`, are a part of the value.
-    """
-    weighted = pc.extract_regex(parts, _WEIGHTED)
-    if weighted.null_count >= 0.05 * len(parts):
-        return None
-    fractions = pc.mean(pc.match_substring_regex(parts, r"\d\.\d")).as_py() or 0.0
-    most = pc.max(pc.value_counts(pc.struct_field(weighted, "value")).field("counts")).as_py()
-    if fractions <= 0.5 and most > 0.5 * bags:
-        return None
-    return str(pc.struct_field(weighted, "mark").drop_null()[0])

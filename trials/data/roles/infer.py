@@ -36,7 +36,7 @@ from trials.data.raw.columns import (
     month_numbers,
     stamps_of_parts,
 )
-from trials.data.raw.files import Format, RawLog
+from trials.data.raw.files import MOST_NAMED, Format, RawLog
 from trials.data.raw.sources import CRITEO_COLUMNS, estimate_rows, open_log
 from trials.data.raw.typed import WAYS, LabelReader, canonical, label_of, plain_label, rates_of
 from trials.data.read_options import READ_AS_FOUND, ReadOptions
@@ -79,7 +79,17 @@ def settle_time(judged: dict[str, JudgedColumn], sample: Sample) -> Iterator[str
         judged[event] = JudgedColumn(IgnoredColumn(), why, f"not used: {event!r} ({why})")
         return
     judged[event] = JudgedColumn(judged[event].column, f"the time of the event: {reason}")
-    _add_clock(judged, sample, event, stamps[event])
+    date = judged[event].column
+    if not np.any(stamps[event][stamps[event] != MISSING_STAMP] % DAY_MS):
+        for name, judgement in judged.items():  # another column may have the time of day beside the date
+            column = sample.columns[name]
+            text = column.numbers is None and not pa.types.is_nested(column.kind) and column.distinct
+            if judgement.given or not names.suggests_time(name) or not text:
+                continue
+            if not clocks_of(column.values)[1].any():
+                judged[event] = replace(judged[event], column=date.replace(time=name))
+                judged[name] = JudgedColumn(IgnoredColumn(), f"the time of day of {event!r}", sentence="")
+                break
     for name in stamps.keys() - {event}:
         judged[name] = _beside(name, judged[name].column, stamps[name], event, stamps[event])
 
@@ -124,32 +134,21 @@ def _beside(name: str, column: object, stamps: Stamps, event: str, moments: Stam
     return JudgedColumn(age, f"days before {event!r}")
 
 
-def _add_clock(judged: dict[str, JudgedColumn], sample: Sample, event: str, moments: Stamps) -> None:
-    """Adds the time of day to an event's date, if another column has it."""
-    if np.any(moments[moments != MISSING_STAMP] % DAY_MS):
-        return
-    for name, judgement in judged.items():
-        column = sample.columns[name]
-        if (
-            judgement.given
-            or not names.suggests_time(name)
-            or not column.distinct
-            or column.numbers is not None
-        ):
-            continue
-        if not pa.types.is_nested(column.kind) and not clocks_of(column.values)[1].any():
-            date = judged[event]
-            judged[event] = replace(date, column=date.column.replace(time=name))
-            judged[name] = JudgedColumn(IgnoredColumn(), f"the time of day of {event!r}", sentence="")
-            return
-
-
 def _join_date(judged: dict[str, JudgedColumn], sample: Sample) -> Iterator[str]:
     """Finds a date in three columns and makes the year the time stamp; month and day stay what they are."""
-    years, months, days = (
-        [name for name in sample.columns if _holds(part, sample.columns[name])]
-        for part in ("year", "month", "day")
-    )
+    years, months, days = list[str](), list[str](), list[str]()
+    for name, column in sample.columns.items():  # by their names and their values
+        words = names.words_of(name)
+        if "month" in words and "day" not in words and np.isfinite(month_numbers(column.raw)).mean() > 0.9:
+            months.append(name)
+        if column.numbers is None or not column.integral:
+            continue
+        low, high = float(np.nanmin(column.numbers)), float(np.nanmax(column.numbers))
+        if "year" in words and low > 1900 and high < 2100:
+            years.append(name)
+        named = words & {"day", "dayof", "date", "dom", "mday"} and not words & {"week", "year"}
+        if named and low >= 1 and 7 < high <= 31:
+            days.append(name)
     for year in years:
         stem = names.words_of(year) - {"year", "date"}
         month = next((name for name in months if names.words_of(name) - {"month", "date"} == stem), None)
@@ -169,30 +168,11 @@ def _join_date(judged: dict[str, JudgedColumn], sample: Sample) -> Iterator[str]
         return
 
 
-def _holds(part: str, column: ColumnSample) -> bool:
-    """Tells whether a column holds years, months or days of the month, by its name and its values."""
-    words = names.words_of(column.name)
-    if part == "month" and "month" in words and "day" not in words:
-        numbers = month_numbers(column.raw)
-        return bool(np.isfinite(numbers).mean() > 0.9)
-    if column.numbers is None or not column.integral:
-        return False
-    low, high = float(np.nanmin(column.numbers)), float(np.nanmax(column.numbers))
-    if part == "year":
-        return "year" in words and low > 1900 and high < 2100
-    named = bool(words & {"day", "dayof", "date", "dom", "mday"}) and not words & {"week", "year"}
-    return part == "day" and named and low >= 1 and 7 < high <= 31
-
-
 UNDECIDED = SplitRule(by="auto")
 MOST_BUCKETS = 256
 ROWS_PER_BUCKET = 100
-MOST_NAMED = 5
-"""Number of columns that a sentence names."""
 MOST_LISTED = 30
 """Number of columns that are named where one is to be chosen."""
-
-
 MOST_SHOWN = 40
 """Number of characters of a value that are shown."""
 
@@ -254,10 +234,23 @@ def infer(log: RawLog, options: ReadOptions = READ_AS_FOUND) -> InferredSchema:
     split = SplitRule(by="timestamp" if stamped else "order")
     found = _splits(log, label, sample, split, skip_bad_rows=options.skip_bad_rows)
     judged |= {name: each.judged for name, each in found.items() if name not in options.columns}
-    _check_features(log, label, judged)
     rows = estimate_rows(log)
+    columns = {name: judgement.column for name, judgement in judged.items()}
+    for name, each in columns.items():  # what depends on the size of the log
+        if isinstance(each, CategoricalColumn | MultiHotColumn):
+            columns[name] = each.replace(min_count=default_min_count(rows))
+        elif isinstance(each, NumericColumn):
+            columns[name] = each.replace(buckets=default_buckets(rows))
+    if not any(
+        isinstance(each, CategoricalColumn | MultiHotColumn | NumericColumn) for each in columns.values()
+    ):
+        others = [f"{name} ({judgement.why})" for name, judgement in judged.items() if name != label]
+        raise UserError(
+            f"{log.describe()}: no column besides the label {label!r} seems to be a feature"
+            + (f": {listed(others, MOST_NAMED)}." if others else ".")
+        )
     schema = LogSchema(
-        columns={name: _for_rows(judgement.column, rows) for name, judgement in judged.items()},
+        columns=columns,
         split=next(
             (each.rule for each in found.values() if each.rule is not None), split if stamped else UNDECIDED
         ),
@@ -339,19 +332,18 @@ def default_buckets(rows: int) -> int:
     return max(2, min(MOST_BUCKETS, rows // ROWS_PER_BUCKET))
 
 
-def _for_rows(column: Column, rows: int) -> Column:
-    """Returns the column with what depends on the size of the log."""
-    if isinstance(column, CategoricalColumn | MultiHotColumn):
-        return column.replace(min_count=default_min_count(rows))
-    if isinstance(column, NumericColumn):
-        return column.replace(buckets=default_buckets(rows))
-    return column
-
-
 def _judge(log: RawLog, column: ColumnSample, sample: Sample) -> JudgedColumn:
-    if known_role := _known_role(log, column.name):
-        known = "Avazu" if log.format is Format.AVAZU else "Criteo"
-        return JudgedColumn(known_role, f"a column of the {known} log")
+    criteo = CRITEO_COLUMNS[1:]
+    known: Column
+    if log.format is Format.AVAZU:
+        if column.name == "hour":
+            known = TimestampColumn(format="yymmddhh")
+        else:
+            known = IgnoredColumn() if column.name == "id" else CategoricalColumn()
+        return JudgedColumn(known, "a column of the Avazu log")
+    if column.name in criteo and set(criteo) <= set(log.columns):  # with a header and further columns, too
+        known = NumericColumn(transform="log") if column.name.startswith("I") else CategoricalColumn()
+        return JudgedColumn(known, "a column of the Criteo log")
     judgement = judge(column)
     if isinstance(judgement.column, IgnoredColumn) and not sample.complete:
         return replace(judgement, why=f"{judgement.why}, in the first {sample.rows:,} rows")
@@ -393,25 +385,6 @@ def _sample_labels(log: RawLog, column: ColumnSample, judgement: JudgedColumn) -
     return np.where(missing, np.nan, labels)
 
 
-def _known_role(log: RawLog, name: str) -> Column | None:
-    """Returns a role by name, in logs whose columns are known: Criteo (with a header and further columns, too) and
-    Avazu."""
-    if log.format is Format.AVAZU:
-        return _avazu_role(name)
-    criteo = CRITEO_COLUMNS[1:]
-    return _criteo_role(name) if name in criteo and set(criteo) <= set(log.columns) else None
-
-
-def _criteo_role(name: str) -> Column:
-    return NumericColumn(transform="log") if name.startswith("I") else CategoricalColumn()
-
-
-def _avazu_role(name: str) -> Column:
-    if name == "hour":
-        return TimestampColumn(format="yymmddhh")
-    return IgnoredColumn() if name == "id" else CategoricalColumn()
-
-
 def _splits(
     log: RawLog, label: str, sample: Sample, rule: SplitRule, *, skip_bad_rows: bool
 ) -> dict[str, FoundSplit]:
@@ -421,19 +394,11 @@ def _splits(
         split = find_split(log, column, rule, skip_bad_rows=skip_bad_rows) if name != label else None
         if split is not None:
             chosen = next((other for other, earlier in found.items() if earlier.rule is not None), None)
-            found[name] = split.left_for(chosen) if chosen else split
+            if chosen and split.rule is not None:
+                judged = JudgedColumn(IgnoredColumn(), f"a split ({split.judged.why}); {chosen!r} is used")
+                sentence = (
+                    f"the column {name!r} looks like a split too: it is no feature, and {chosen!r} is used"
+                )
+                split = FoundSplit(judged, None, sentence)
+            found[name] = split
     return found
-
-
-def _check_features(log: RawLog, label: str, judged: dict[str, JudgedColumn]) -> None:
-    """Raises a UserError, with the reasons, when no column would be an input."""
-    if any(
-        isinstance(judgement.column, CategoricalColumn | MultiHotColumn | NumericColumn)
-        for judgement in judged.values()
-    ):
-        return
-    others = [f"{name} ({judgement.why})" for name, judgement in judged.items() if name != label]
-    raise UserError(
-        f"{log.describe()}: no column besides the label {label!r} seems to be a feature"
-        + (f": {listed(others, MOST_NAMED)}." if others else ".")
-    )

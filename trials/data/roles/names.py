@@ -5,19 +5,8 @@ from __future__ import annotations
 import re
 
 LABELS = (
-    "label",
-    "click",
-    "clicked",
-    "is_click",
-    "is_clicked",
-    "clk",
-    "target",
-    "y",
-    "conversion",
-    "converted",
-    "is_conversion",
-    "conversion_label",
-    "click_label",
+    *("label", "click", "clicked", "is_click", "is_clicked", "clk", "target", "y"),
+    *("conversion", "converted", "is_conversion", "conversion_label", "click_label"),
 )
 """Names of label columns, the surest first."""
 WEIGHTS = ("example_weight", "sample_weight")

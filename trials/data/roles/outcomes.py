@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -38,14 +38,6 @@ _PURE = 0.995
 """Share of rows that must be of one kind."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Counts:
-    """How often each value of a column occurs without (0) and with (1) a click; the last is the missing one."""
-
-    clicks: NDArray[np.int64]
-    others: NDArray[np.int64]
-
-
 def settle_leaks(
     judged: dict[str, JudgedColumn], sample: Sample, labels: NDArray[np.float64]
 ) -> Iterator[str]:
@@ -58,33 +50,46 @@ def settle_leaks(
     """
     if min(np.sum(labels == 0), np.sum(labels == 1)) < LEAST_CLICKS:
         return
-    left_out: dict[str, str] = {}
+    left_out = defaultdict[str, list[str]](list)
     telling: dict[str, float] = {}
     unsure: list[str] = []
     for name, judgement in judged.items():
-        if isinstance(judgement.column, LabelColumn) or judgement.given or is_list(sample.columns[name].kind):
+        column = sample.columns[name]
+        if isinstance(judgement.column, LabelColumn) or judgement.given or is_list(column.kind):
             continue
-        codes = _codes_of(sample.columns[name], judgement)
-        counts = _counted(codes, labels)
-        if (why := _outcome(name, counts)) is not None:
-            left_out[name] = why
-            judged[name] = JudgedColumn(IgnoredColumn(), why, sentence="")
-        elif not isinstance(judgement.column, IgnoredColumn):
+        codes = column.codes.astype(np.int64)
+        if (
+            isinstance(judgement.column, NumericColumn)
+            and column.numbers is not None
+            and column.distinct > _BINS
+        ):
+            # many numbers are put into bins of equal size
+            ends = np.unique(np.nanquantile(column.row_numbers, np.linspace(0, 1, _BINS)))
+            bins = np.searchsorted(ends, column.numbers, side="right")
+            codes = np.append(np.where(np.isnan(column.numbers), -1, bins), -1)[codes]
+        clicks, others = _counted(codes, labels)
+        usual = int(np.argmax(others))
+        departs_with, departs_without = clicks.sum() - clicks[usual], others.sum() - others[usual]
+        # the usual value of rows without a click has no exceptions among them, but some among clicks
+        only_clicks = departs_without <= (1 - _PURE) * departs_with and departs_with >= LEAST_CLICKS
+        if others[-1] >= _PURE * others.sum() and clicks[-1] <= (1 - _PURE) * clicks.sum():
+            why = "missing exactly where the label is 0"
+        elif only_clicks and names.suggests_outcome(name):
+            why = "named like an outcome, and unusual only where the label is 1"
+        elif isinstance(judgement.column, IgnoredColumn):
+            continue
+        else:
             auc = auc_out_of_fold(codes, labels)
             if auc >= TELLING_AUC:
                 telling[name] = auc
             elif names.plain(name) in names.LABELS:
                 unsure.append(name)
-    yield from _sentences(left_out, telling, unsure)
-
-
-def _sentences(left_out: Mapping[str, str], telling: Mapping[str, float], unsure: list[str]) -> Iterator[str]:
+            continue
+        left_out[why].append(name)
+        judged[name] = JudgedColumn(IgnoredColumn(), why, sentence="")
     if left_out:
-        by_reason = defaultdict[str, list[str]](list)
-        for name, why in left_out.items():
-            by_reason[why].append(repr(name))
-        reasons = "; ".join(f"{', '.join(group)} ({why})" for why, group in by_reason.items())
-        first = next(iter(left_out))
+        reasons = "; ".join(f"{', '.join(map(repr, group))} ({why})" for why, group in left_out.items())
+        first = next(iter(left_out.values()))[0]
         yield (
             f"left out, since they are known only after the label: {reasons}; `columns.{first}=numeric` (or "
             "another role) makes one an input"
@@ -101,36 +106,11 @@ def _sentences(left_out: Mapping[str, str], telling: Mapping[str, float], unsure
         )
 
 
-def _codes_of(column: ColumnSample, judgement: JudgedColumn) -> NDArray[np.int64]:
-    """Returns the code of each row's value (N), -1 if missing; many numbers are put into bins of equal size."""
-    codes = column.codes.astype(np.int64)
-    numbers = column.numbers
-    if not isinstance(judgement.column, NumericColumn) or numbers is None or column.distinct <= _BINS:
-        return codes
-    ends = np.unique(np.nanquantile(column.row_numbers, np.linspace(0, 1, _BINS)))
-    bins = np.where(np.isnan(numbers), -1, np.searchsorted(ends, numbers, side="right"))
-    found: NDArray[np.int64] = np.append(bins, -1)[codes]
-    return found
-
-
-def _counted(codes: NDArray[np.int64], labels: NDArray[np.float64]) -> _Counts:
+def _counted(codes: NDArray[np.int64], labels: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Returns how often each value occurs with a click, and without one (2 x D); the last value is the missing
+    one."""
     size = int(codes.max(initial=-1)) + 2
-    return _Counts(*(np.bincount(codes[labels == label] % size, minlength=size) for label in (1, 0)))
-
-
-def _outcome(name: str, counts: _Counts) -> str | None:
-    """Returns why a column is an outcome of the event; None if it is not known to be one."""
-    clicks, others = counts.clicks.sum(), counts.others.sum()
-    if counts.others[-1] >= _PURE * others and counts.clicks[-1] <= (1 - _PURE) * clicks:
-        return "missing exactly where the label is 0"
-    usual = int(np.argmax(counts.others))
-    departs_with = clicks - counts.clicks[usual]
-    departs_without = others - counts.others[usual]
-    # the usual value of rows without a click has no exceptions among them, but some among clicks
-    only_clicks = departs_without <= (1 - _PURE) * departs_with and departs_with >= LEAST_CLICKS
-    if only_clicks and names.suggests_outcome(name):
-        return "named like an outcome, and unusual only where the label is 1"
-    return None
+    return np.stack([np.bincount(codes[labels == label] % size, minlength=size) for label in (1, 0)])
 
 
 def auc_out_of_fold(codes: NDArray[np.int64], labels: NDArray[np.float64]) -> float:
@@ -143,9 +123,8 @@ def auc_out_of_fold(codes: NDArray[np.int64], labels: NDArray[np.float64]) -> fl
     """
     fits = np.random.default_rng(0).random(len(labels)) < 0.5
     fitted, scored = (_counted(codes[half], labels[half]) for half in (fits, ~fits))
-    size = max(len(fitted.clicks), len(scored.clicks))
-    rows = np.zeros((4, size))
-    for row, each in zip(rows, (fitted.clicks, fitted.others, scored.clicks, scored.others), strict=True):
+    rows = np.zeros((4, max(fitted.shape[1], scored.shape[1])))
+    for row, each in zip(rows, (*fitted, *scored), strict=True):
         row[: len(each) - 1], row[-1] = each[:-1], each[-1]
     clicks_F, others_F, clicks_S, others_S = rows
     base_rate = clicks_F.sum() / max(1.0, clicks_F.sum() + others_F.sum())
@@ -168,26 +147,14 @@ _KNOWN = frozenset((*TRAIN, *VALIDATION, *TEST, *EVALUATION))
 WHERE = "in schema.yaml (`dhen-search prepare LOG --out DIR` writes it)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundSplit:
+class FoundSplit(NamedTuple):
     """A column that says how the log is split."""
 
-    name: str
     judged: JudgedColumn
     rule: SplitRule | None
     """Rule that splits by it; None if the split is only offered."""
     sentence: str
     """Sentence on what was decided, and how to have it otherwise."""
-
-    def left_for(self, chosen: str) -> FoundSplit:
-        """Returns the same column where another one, which came first, is the split."""
-        if self.rule is None:
-            return self
-        sentence = (
-            f"the column {self.name!r} looks like a split too: it is no feature, and {chosen!r} is used"
-        )
-        judged = JudgedColumn(IgnoredColumn(), f"a split ({self.judged.why}); {chosen!r} is used")
-        return FoundSplit(name=self.name, judged=judged, rule=None, sentence=sentence)
 
 
 def find_split(
@@ -201,88 +168,80 @@ def find_split(
         otherwise: the rule by which the log is split without this column.
         skip_bad_rows: as for the sample.
     """
-    if not names.suggests_split(column.name) or pa.types.is_nested(column.kind):
+    name, values = column.name, column.values.to_pylist()
+    if not names.suggests_split(name) or pa.types.is_nested(column.kind) or not _possible(values):
         return None
-    if not _possible(column.values.to_pylist()):
+    if not column.complete:  # the distinct values of the whole log, as far as there are few
+        of_log: dict[str, None] = {}
+        for batch in read_batches(log, [name], BadRows(skip=skip_bad_rows)):
+            of_log |= dict.fromkeys(coded(batch.table.column(name)).dictionary.to_pylist())
+            if not _possible(of_log):
+                return None
+        values = list(of_log)
+    if len(values) < 2:
         return None
-    values = column.values.to_pylist() if column.complete else _all_values(log, column.name, skip_bad_rows)
-    if len(values) < 2 or not _possible(values):
-        return None
-    return _of_names(column.name, values, otherwise) or _of_folds(column.name, values, otherwise)
+    return _of_names(name, values, otherwise) or _of_folds(name, values, otherwise)
 
 
 def _possible(values: Collection[str]) -> bool:
-    return len(values) <= MOST_VALUES and (_are_names(values) or _are_folds(values))
+    """Tells whether these may be names of splits, or numbers of folds, or some of them, as the first rows show."""
+    return len(values) <= MOST_VALUES and (
+        _are_names(values)
+        or all(re.fullmatch(r"\d{1,2}", value) and int(value) <= MOST_VALUES for value in values)
+    )
 
 
 def _are_names(values: Collection[str]) -> bool:
     return {names.plain(value) for value in values} <= _KNOWN
 
 
-def _are_folds(values: Collection[str]) -> bool:
-    """Returns whether these may be numbers of folds, or some of them, as the first rows show them."""
-    return all(re.fullmatch(r"\d{1,2}", value) and int(value) <= MOST_VALUES for value in values)
-
-
-def _all_values(log: RawLog, name: str, skip_bad_rows: bool) -> list[str]:
-    """Returns the distinct values of one column of the whole log, as far as there are few."""
-    values: dict[str, None] = {}
-    for batch in read_batches(log, [name], BadRows(skip=skip_bad_rows)):
-        values |= dict.fromkeys(coded(batch.table.column(name)).dictionary.to_pylist())
-        if not _possible(values):
-            break
-    return list(values)
-
-
 def _of_names(name: str, values: list[str], otherwise: SplitRule) -> FoundSplit | None:
     if not _are_names(values):
         return None
-    validation, test, evaluation = (_among(values, known) for known in (VALIDATION, TEST, EVALUATION))
+    training, validation, test, evaluation = (
+        tuple(value for value in values if names.plain(value) in known)
+        for known in (TRAIN, VALIDATION, TEST, EVALUATION)
+    )
     if validation:
         test += evaluation
     else:
         validation = evaluation
-    lacking = "training" if not _among(values, TRAIN) else "" if validation or test else "validation or test"
+    lacking = "training" if not training else "" if validation or test else "validation or test"
     if lacking:
         return FoundSplit(
-            name=name,
-            judged=JudgedColumn(IgnoredColumn(), f"looks like a split, without a value for {lacking} rows"),
-            rule=None,
-            sentence=f"the column {name!r} looks like a split but names no {lacking} rows ({', '.join(values)}): "
+            JudgedColumn(IgnoredColumn(), f"looks like a split, without a value for {lacking} rows"),
+            None,
+            f"the column {name!r} looks like a split but names no {lacking} rows ({', '.join(values)}): "
             f"it is neither used as the split nor as a feature; its role {WHERE} says so",
         )
     rule = _rule(validation, test, otherwise)
+    parts = ", ".join(
+        f"{split} is {part:.0%} of the training rows (by {rule.by})"
+        if isinstance(part, float)
+        else f"{split} is {' and '.join(part)}"
+        for split, part in (("validation", rule.validation), ("test", rule.test))
+    )
     return FoundSplit(
-        name=name,
-        judged=JudgedColumn(SplitColumn(), ", ".join(values)),
-        rule=rule,
-        sentence=f"rows are split by the column {name!r}: {_part('validation', rule)}, {_part('test', rule)}, "
-        f"the others are for training; it is no feature. To split by {otherwise.by} instead: "
-        f"`{_line(otherwise)}` {WHERE}",
+        JudgedColumn(SplitColumn(), ", ".join(values)),
+        rule,
+        f"rows are split by the column {name!r}: {parts}, the others are for training; it is no feature. To split "
+        f"by {otherwise.by} instead: `{_line(otherwise)}` {WHERE}",
     )
 
 
 def _of_folds(name: str, values: list[str], otherwise: SplitRule) -> FoundSplit | None:
     folds = sorted(values, key=int)
-    if not names.suggests_folds(name) or [int(fold) - int(folds[0]) for fold in folds] != list(
-        range(len(folds))
-    ):
-        return None
-    if int(folds[0]) > 1:
+    first, last = int(folds[0]), int(folds[-1])
+    if not names.suggests_folds(name) or first > 1 or list(map(int, folds)) != list(range(first, last + 1)):
         return None
     rule = _rule(tuple(folds[-2:-1]) if len(folds) > 2 else (), tuple(folds[-1:]), otherwise)
     return FoundSplit(
-        name=name,
-        judged=JudgedColumn(IgnoredColumn(), f"numbers of folds, {folds[0]} to {folds[-1]}"),
-        rule=None,
-        sentence=f"the column {name!r} looks like numbers of folds ({folds[0]} to {folds[-1]}) and is no feature. "
+        JudgedColumn(IgnoredColumn(), f"numbers of folds, {folds[0]} to {folds[-1]}"),
+        None,
+        f"the column {name!r} looks like numbers of folds ({folds[0]} to {folds[-1]}) and is no feature. "
         f"To split by it: `{name}: {{role: split}}` and `{_line(rule)}` {WHERE}; `role: categorical` makes it a "
         "feature",
     )
-
-
-def _among(values: Collection[str], known: Collection[str]) -> tuple[str, ...]:
-    return tuple(value for value in values if names.plain(value) in known)
 
 
 def _rule(validation: tuple[str, ...], test: tuple[str, ...], otherwise: SplitRule) -> SplitRule:
@@ -290,13 +249,6 @@ def _rule(validation: tuple[str, ...], test: tuple[str, ...], otherwise: SplitRu
     if validation and test:
         return SplitRule(by="column", validation=validation, test=test)
     return otherwise.replace(**({"validation": validation} if validation else {"test": test}))
-
-
-def _part(split: str, rule: SplitRule) -> str:
-    listed = rule.validation if split == "validation" else rule.test
-    if isinstance(listed, float):
-        return f"{split} is {listed:.0%} of the training rows (by {rule.by})"
-    return f"{split} is {' and '.join(listed)}"
 
 
 def _line(rule: SplitRule) -> str:

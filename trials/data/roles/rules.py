@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -57,8 +56,45 @@ class JudgedColumn:
 
 
 def judge(column: ColumnSample) -> JudgedColumn:
-    """Returns the role of a column that is not the label."""
-    return next(judgement for rule in _RULES if (judgement := rule(column)) is not None)
+    """Returns the role of a column that is not the label, by the first rule that applies."""
+    name, kind = column.name, column.kind
+    if name == names.ORACLE:
+        return JudgedColumn(OracleColumn(), "the true probability")
+    plain_numbers = column.numbers if column.form == PLAIN_NUMBER else None
+    if plain_numbers is not None and names.plain(name) in names.WEIGHTS and np.nanmin(plain_numbers) >= 0:
+        return JudgedColumn(WeightColumn(), "named like the weight of an example")
+    if is_list(kind) and not pa.types.is_nested(kind.value_type):
+        note = f"lists of {column.distinct:,} values, {column.known / column.rows:.1f} per row"
+        return JudgedColumn(MultiHotColumn(), note)
+    if pa.types.is_nested(kind):
+        return JudgedColumn(IgnoredColumn(), f"nested: {kind}")
+    ways = stamp_columns_of(column)
+    if len(ways) > 1:
+        ways = [way for way in ways if rises(stamps_in(column, way))]
+        if len(ways) != 1:
+            sentence = (
+                f"not used: {name!r} ({UNCLEAR_DATES}); as the time of the event it is "
+                f"columns.{name}.format=day_first (or month_first)"
+            )
+            return JudgedColumn(IgnoredColumn(), UNCLEAR_DATES, sentence)
+    if ways:
+        return JudgedColumn(ways[0], "time stamps")
+    if column.constant:
+        why = f"constant: {column.values[0]}" if column.distinct else "always missing"
+        return JudgedColumn(IgnoredColumn(), why)
+    if names.suggests_index(name) and column.integral and column.nearly_unique:
+        sentence = (
+            f"not used: {name!r}, the index that a data frame writes beside its rows; `columns.{name}=numeric` "
+            "makes it an input"
+        )
+        return JudgedColumn(IgnoredColumn(), "the index of a data frame's rows", sentence)
+    if (number := _number(column)) is not None:
+        return number
+    if (bag := bag_of(column)) is not None:
+        weights = f"{name!r} holds bags of values with weights: the values are read, the weights are not"
+        why = f"several values between {bag.separator!r}"
+        return JudgedColumn(bag, why, weights if bag.weight_mark else None)
+    return _row_id(column) or _categorical(column)
 
 
 def judge_as(column: ColumnSample, given: str | dict[str, Any]) -> JudgedColumn:
@@ -92,93 +128,16 @@ def judge_as(column: ColumnSample, given: str | dict[str, Any]) -> JudgedColumn:
     return JudgedColumn(parse_column(keys, f"columns.{column.name}"), "as you said", given=True)
 
 
-def _by_name(column: ColumnSample) -> JudgedColumn | None:
-    if column.name == names.ORACLE:
-        return JudgedColumn(OracleColumn(), "the true probability")
-    if column.numbers is None or column.form != PLAIN_NUMBER or np.nanmin(column.numbers) < 0:
-        return None
-    if names.plain(column.name) in names.WEIGHTS:
-        return JudgedColumn(WeightColumn(), "named like the weight of an example")
-    return None
-
-
-def _nested(column: ColumnSample) -> JudgedColumn | None:
-    if is_list(column.kind) and not pa.types.is_nested(column.kind.value_type):
-        note = f"lists of {column.distinct:,} values, {column.known / column.rows:.1f} per row"
-        return JudgedColumn(MultiHotColumn(), note)
-    return (
-        JudgedColumn(IgnoredColumn(), f"nested: {column.kind}") if pa.types.is_nested(column.kind) else None
-    )
-
-
-def _stamp(column: ColumnSample) -> JudgedColumn | None:
-    ways = stamp_columns_of(column)
-    rising = [way for way in ways if rises(stamps_in(column, way))] if len(ways) > 1 else ways
-    if len(ways) > 1 and len(rising) != 1:
-        sentence = (
-            f"not used: {column.name!r} ({UNCLEAR_DATES}); as the time of the event it is "
-            f"columns.{column.name}.format=day_first (or month_first)"
-        )
-        return JudgedColumn(IgnoredColumn(), UNCLEAR_DATES, sentence)
-    return JudgedColumn(rising[0], "time stamps") if rising else None
-
-
-def _constant(column: ColumnSample) -> JudgedColumn | None:
-    if not column.constant:
-        return None
-    return JudgedColumn(
-        IgnoredColumn(), f"constant: {column.values[0]}" if column.distinct else "always missing"
-    )
-
-
-def _index(column: ColumnSample) -> JudgedColumn | None:
-    if not (names.suggests_index(column.name) and column.integral and column.nearly_unique):
-        return None
-    return JudgedColumn(
-        IgnoredColumn(),
-        "the index of a data frame's rows",
-        f"not used: {column.name!r}, the index that a data frame writes beside its rows; "
-        f"`columns.{column.name}=numeric` makes it an input",
-    )
-
-
-def _hashed(column: ColumnSample) -> JudgedColumn | None:
-    """Finds whole numbers that are ids: too large to be exact as numbers, or of one length like hashes."""
-    if column.numbers is None or not column.integral or names.suggests_amount(column.name):
-        return None
-    sizes = np.abs(column.numbers[np.isfinite(column.numbers)])
-    digits = np.floor(np.log10(np.maximum(sizes, 1.0))) + 1
-    alike = np.mean(digits >= digits.max() - 1) >= 0.9 and digits.max() >= HASH_DIGITS
-    signed = 0.1 < np.mean(column.numbers < 0) < 0.9
-    moments = any(np.all((sizes >= 6.3e8 * scale) & (sizes <= 2.6e9 * scale)) for scale in (1e3, 1e6, 1e9))
-    hashes = alike and (signed or sizes.max() > 2**31) and not moments
-    if not hashes and np.mean(sizes > EXACT) < 0.1:
-        return None
-    return _row_id(column) or _categorical(column, "whole numbers as long as hashes: ids")
-
-
-def _scattered(column: ColumnSample) -> JudgedColumn | None:
-    """Finds ids among whole numbers of a column whose name says nothing, such as c4 or V12: they come again, lie
-    far apart, and small ones are no more frequent than large ones, as those of counts are."""
-    if column.numbers is None or not column.integral or not names.says_nothing(column.name):
-        return None
-    values, counts = column.numbers, column.counts
-    spread = float(np.nanmax(values) - np.nanmin(values)) / column.distinct
-    if column.distinct <= SOME_VALUES or spread < SCATTERED or column.known < REPEATS * column.distinct:
-        return None
-    # counts begin near zero and become rarer
-    by_value, by_count = (np.argsort(np.argsort(each)) for each in (values, counts))
-    falls = float(np.corrcoef(by_value, by_count)[0, 1]) < -0.5
-    order = np.argsort(values)
-    low = values[order][np.searchsorted(np.cumsum(counts[order]), 0.05 * counts.sum())]
-    of_one_size = np.nanquantile(values, 0.1) * 1000 > np.nanmax(values)
-    if not of_one_size or np.mean(values % 10 == 0) > 0.3 or (falls and low < 0.02 * np.nanmax(values)):
-        return None
-    return _categorical(column, "whole numbers far apart that come again: ids")
-
-
 def _number(column: ColumnSample) -> JudgedColumn | None:
-    if column.numbers is None or _leading_zeros(column):
+    """Returns the role of a column of numbers; None for any other, and for one of codes such as 007."""
+    if column.numbers is None:
+        return None
+    if column.integral and not names.suggests_amount(column.name) and _like_hashes(column.numbers):
+        return _row_id(column) or _categorical(column, "whole numbers as long as hashes: ids")
+    if column.integral and names.says_nothing(column.name) and _scattered(column):
+        return _categorical(column, "whole numbers far apart that come again: ids")
+    first_values = column.values[:1000].to_pylist()
+    if any(len(value) > 1 and value[0] == "0" and value.isdigit() for value in first_values):
         return None
     if not column.integral:
         return _numeric(column)
@@ -195,26 +154,47 @@ def _number(column: ColumnSample) -> JudgedColumn | None:
     return _numeric(column)
 
 
-def _leading_zeros(column: ColumnSample) -> bool:
-    """Tells whether numbers begin with zeros: 007 is a code."""
-    first_values = column.values[:1000].to_pylist()
-    return any(len(value) > 1 and value[0] == "0" and value.isdigit() for value in first_values)
+def _like_hashes(numbers: NDArray[np.float64]) -> bool:
+    """Tells whether whole numbers are ids: too large to be exact as numbers, or of one length like hashes."""
+    sizes = np.abs(numbers[np.isfinite(numbers)])
+    digits = np.floor(np.log10(np.maximum(sizes, 1.0))) + 1
+    alike = np.mean(digits >= digits.max() - 1) >= 0.9 and digits.max() >= HASH_DIGITS
+    signed = 0.1 < np.mean(numbers < 0) < 0.9
+    moments = any(np.all((sizes >= 6.3e8 * scale) & (sizes <= 2.6e9 * scale)) for scale in (1e3, 1e6, 1e9))
+    hashes = alike and (signed or sizes.max() > 2**31) and not moments
+    return bool(hashes or np.mean(sizes > EXACT) >= 0.1)
+
+
+def _scattered(column: ColumnSample) -> bool:
+    """Tells whether whole numbers of a column whose name says nothing, such as c4 or V12, are ids: they come
+    again, lie far apart, and small ones are no more frequent than large ones, as those of counts are."""
+    assert column.numbers is not None
+    values, counts, highest = column.numbers, column.counts, np.nanmax(column.numbers)
+    spread = float(highest - np.nanmin(values)) / column.distinct
+    if column.distinct <= SOME_VALUES or spread < SCATTERED or column.known < REPEATS * column.distinct:
+        return False
+    # counts begin near zero and become rarer
+    by_value, by_count = (np.argsort(np.argsort(each)) for each in (values, counts))
+    falls = float(np.corrcoef(by_value, by_count)[0, 1]) < -0.5
+    order = np.argsort(values)
+    low = values[order][np.searchsorted(np.cumsum(counts[order]), 0.05 * counts.sum())]
+    of_one_size = np.nanquantile(values, 0.1) * 1000 > highest
+    return bool(of_one_size and np.mean(values % 10 == 0) <= 0.3 and not (falls and low < 0.02 * highest))
 
 
 def _numeric(column: ColumnSample) -> JudgedColumn:
     assert column.numbers is not None
     finite = np.isfinite(column.numbers)
     values, counts = column.numbers[finite], column.counts[finite]
-    transform = transform_of(values, counts)
-    heavy_tailed = transform == "log"
-    why = f"{'numbers with a heavy tail' if heavy_tailed else 'numbers'}, {values.min():.6g} to {values.max():.6g}"
+    transform, form = transform_of(values, counts), column.form
+    tail = " with a heavy tail" if transform == "log" else ""
+    why = f"numbers{tail}, {values.min():.6g} to {values.max():.6g}"
     sentence = None
     if names.plain(column.name) in MAYBE_WEIGHTS and values.min() >= 0:
         sentence = (
             f"{column.name!r} is a feature; if it is the weight of the example, pass "
             f"`columns.{column.name}=weight`"
         )
-    form = column.form
     for mark in form.missing:
         why += f", {mark!r} is missing"
     return JudgedColumn(form.replace(transform=transform), why, sentence)
@@ -235,18 +215,6 @@ def _skewness(values: NDArray[np.float64], counts: NDArray[np.int64]) -> float:
     return float(np.dot(share, (centred / deviation) ** 3)) if deviation > 0 else 0.0
 
 
-def _multi_hot(column: ColumnSample) -> JudgedColumn | None:
-    bag = bag_of(column)
-    if bag is None:
-        return None
-    sentence = (
-        f"{column.name!r} holds bags of values with weights: the values are read, the weights are not"
-        if bag.weight_mark
-        else None
-    )
-    return JudgedColumn(bag, f"several values between {bag.separator!r}", sentence)
-
-
 def _row_id(column: ColumnSample) -> JudgedColumn | None:
     """Finds ids of rows: a value of its own in every row teaches nothing; those of a user may come back in a large
     log."""
@@ -263,18 +231,3 @@ def _categorical(column: ColumnSample, why: str = "text") -> JudgedColumn:
     elif column.words_missing:
         why += f"; {' and '.join(map(repr, column.words_missing))} read as missing"
     return JudgedColumn(CategoricalColumn(not_missing=kept), why)
-
-
-_RULES: tuple[Callable[[ColumnSample], JudgedColumn | None], ...] = (
-    _by_name,
-    _nested,
-    _stamp,
-    _constant,
-    _index,
-    _hashed,
-    _scattered,
-    _number,
-    _multi_hot,
-    _row_id,
-    _categorical,
-)

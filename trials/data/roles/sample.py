@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dhen.errors import UserError
 from trials.data.log_schema import MISSING_MARKS, NumericColumn
-from trials.data.raw.columns import PLAIN_NUMBER, as_text, coded, is_list, numbers_of
+from trials.data.raw.columns import PLAIN_NUMBER, as_text, coded, codes_of, is_list, numbers_of
 from trials.data.raw.files import RawLog
 from trials.data.raw.readers import BadRows, read_batches, repeated
 
@@ -59,59 +59,40 @@ def number_form(
         counts: number of rows of each (D).
         semicolons: whether semicolons are between the fields, as they are beside decimal commas.
     """
-    found = _read_as(PLAIN_NUMBER, values, counts)
-    if found.unreadable_rows:
-        found = min(
-            (found, *(_read_as(form, values, counts) for form in _decorated(values, counts, semicolons)))
-        )
-    if found.unreadable_rows > MOSTLY * counts.sum() or not np.isfinite(found.numbers).any():
+    readings = [_read_as(PLAIN_NUMBER, values, counts)]
+    if readings[0][2] and (form := _decorated(values, counts, semicolons)) is not None:
+        readings.append(_read_as(form, values, counts))
+    numbers, form, unreadable_rows = min(readings, key=lambda reading: reading[2])
+    if unreadable_rows > MOSTLY * counts.sum() or not np.isfinite(numbers).any():
         return None
-    return found.numbers, found.form
+    return numbers, form
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """The values in one form."""
-
-    form: NumericColumn
-    numbers: Numbers
-    unreadable_rows: int
-
-    def __lt__(self, other: _Reading) -> bool:
-        return self.unreadable_rows < other.unreadable_rows
-
-
-def _read_as(form: NumericColumn, values: pa.Array, counts: NDArray[np.int64]) -> _Reading:
+def _read_as(
+    form: NumericColumn, values: pa.Array, counts: NDArray[np.int64]
+) -> tuple[Numbers, NumericColumn, int]:
+    """Returns the values in a form, the form with the words that stand for a missing number, and the number of
+    rows that are not readable."""
     numbers, unreadable = numbers_of(values, form)
-    if unreadable.any() and (words := _missing_words(values, counts, numbers, unreadable)):
-        form = form.replace(missing=words)
-        numbers, unreadable = numbers_of(values, form)
-    return _Reading(form, numbers, int(counts[unreadable].sum()))
+    if 0 < unreadable.sum() <= len(MORE_MARKS):
+        words = [str(word) for word in values.filter(pa.array(unreadable)).to_pylist()]
+        few = len(words) <= FEW_WORDS and np.dot(unreadable, counts) <= WORD_SHARE * counts.sum()
+        several = np.isfinite(numbers).sum() > MANY_NUMBERS and counts[unreadable].min() > 1
+        without_digits = not any(character.isdigit() for word in words for character in word)
+        if MORE_MARKS.issuperset(words) or (few and several and without_digits):
+            form = form.replace(missing=tuple(words))
+            numbers, unreadable = numbers_of(values, form)
+    return numbers, form, int(counts[unreadable].sum())
 
 
-def _missing_words(
-    values: pa.Array, counts: NDArray[np.int64], numbers: Numbers, unreadable: NDArray[np.bool_]
-) -> tuple[str, ...]:
-    """Returns the words among numbers that stand for a missing one."""
-    if unreadable.sum() > len(MORE_MARKS):
-        return ()
-    words = [str(word) for word in values.filter(pa.array(unreadable)).to_pylist()]
-    if MORE_MARKS.issuperset(words):
-        return tuple(words)
-    few = len(words) <= FEW_WORDS and np.dot(unreadable, counts) <= WORD_SHARE * counts.sum()
-    several = np.isfinite(numbers).sum() > MANY_NUMBERS and counts[unreadable].min() > 1
-    without_digits = not any(character.isdigit() for word in words for character in word)
-    return tuple(words) if few and several and without_digits else ()
-
-
-def _decorated(values: pa.Array, counts: NDArray[np.int64], semicolons: bool) -> Sequence[NumericColumn]:
-    """Returns the form in which the values would be numbers with something around or within them; none if they
+def _decorated(values: pa.Array, counts: NDArray[np.int64], semicolons: bool) -> NumericColumn | None:
+    """Returns the form in which the values would be numbers with something around or within them; None if they
     are not."""
     values, counts = values[:_LOOKED_AT], counts[:_LOOKED_AT]
     parts = pc.extract_regex(values, _PARTS)
     found = parts.is_valid().to_numpy(zero_copy_only=False)
     if not found.any():
-        return ()
+        return None
     part: dict[str, list[Any]] = {
         name: pc.struct_field(parts, name).filter(pa.array(found)).to_pylist()
         for name in ("bound", "prefix", "digits", "suffix", "plus")
@@ -133,7 +114,7 @@ def _decorated(values: pa.Array, counts: NDArray[np.int64], semicolons: bool) ->
             decorations[name] = unit
     decorations["bounds"] = any(part["bound"]) or any(part["plus"])
     form = PLAIN_NUMBER.replace(**decorations)
-    return () if form == PLAIN_NUMBER else (form,)
+    return None if form == PLAIN_NUMBER else form
 
 
 def _marks_of(
@@ -150,12 +131,8 @@ def _marks_of(
     shorter = pc.any(pc.match_substring_regex(digits, r"^\d{1,2}(?:\D|$)|^\d+[.]")).as_py()
     for mark, pattern in ((",", ","), ("'", "'"), (" ", "[ \u00a0\u202f]")):
         marked = digits.filter(pc.match_substring_regex(digits, pattern))
-        # ids of three digits each are a bag
-        if (
-            len(marked)
-            and (attached or shorter)
-            and pc.all(pc.match_substring_regex(marked, _GROUPED % pattern)).as_py()
-        ):
+        grouped = pc.all(pc.match_substring_regex(marked, _GROUPED % pattern)).as_py()
+        if len(marked) and (attached or shorter) and grouped:  # ids of three digits each are a bag
             with_comma = mark != "," and pc.any(pc.match_substring(marked, ",")).as_py()
             return {"thousands": mark, **({"decimal": ","} if with_comma else {})}
     commas = pc.count_substring(digits, ",").to_numpy(zero_copy_only=False)
@@ -163,9 +140,8 @@ def _marks_of(
         return {"thousands": "."} if pc.any(pc.greater(pc.count_substring(digits, "."), 1)).as_py() else {}
     several = pc.any(pc.match_substring_regex(digits, r"\..*,")).as_py()  # 1.234,50
     each_has_one = np.dot(commas == 1, rows) >= (1 - MOSTLY) * rows.sum()
-    return (
-        {"decimal": ","} if commas.max() == 1 and (several or semicolons or attached or each_has_one) else {}
-    )
+    decimal = commas.max() == 1 and (several or semicolons or attached or each_has_one)
+    return {"decimal": ","} if decimal else {}
 
 
 SAMPLE_ROWS = 100_000
@@ -237,8 +213,7 @@ class ColumnSample:
     @property
     def codes(self) -> NDArray[np.int32]:
         """Place of each row's value among `values` (of a list column, of each element's), -1 if missing."""
-        codes: NDArray[np.int32] = self._coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        return codes
+        return codes_of(self._coded)
 
     @property
     def values(self) -> pa.Array:
@@ -333,8 +308,14 @@ def draw_sample(
         rows += batch.table.num_rows
     commas = all(file.dialect.delimiter == ";" for file in log.files)
     arrays = {name: [batch.column(name) for batch in batches] for name in columns}
+    in_folders = set.intersection(*(set(file.partition) for file in log.files))
     if not complete:
-        arrays |= {name: _over_all_files(log, name, rows) for name in _in_folders(log) if name in columns}
+        # a folder's values in the order of the files, each in as many rows as its file has of the bytes
+        sizes = [file.path.stat().st_size for file in log.files]
+        counts = [max(1, round(rows * size / sum(sizes))) for size in sizes]
+        pairs = [*zip(log.files, counts, strict=True)]
+        for name in in_folders.intersection(columns):
+            arrays[name] = [repeated(file.partition[name], count) for file, count in pairs]
     return Sample(
         columns={
             name: ColumnSample(name, _joined(name, parts), complete, commas)
@@ -366,14 +347,3 @@ def _joined(name: str, parts: Sequence[pa.Array]) -> pa.Array:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         held = " and ".join(sorted(map(str, types)))
         raise UserError(f"column {name!r} holds {held} in files of one log: write it alike in all.") from None
-
-
-def _in_folders(log: RawLog) -> set[str]:
-    return set.intersection(*(set(file.partition) for file in log.files))
-
-
-def _over_all_files(log: RawLog, name: str, rows: int) -> list[pa.Array]:
-    """A folder's values in the order of the files, each in as many of the rows as its file has of the bytes."""
-    sizes = [file.path.stat().st_size for file in log.files]
-    counts = [max(1, round(rows * size / sum(sizes))) for size in sizes]
-    return [repeated(file.partition[name], count) for file, count in zip(log.files, counts, strict=True)]

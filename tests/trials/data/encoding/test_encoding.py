@@ -172,7 +172,7 @@ def test_an_indicator_needs_missing_training_values(clicks: Columns, write_csv: 
     schema = with_columns(infer_schema([path]), price=NumericColumn())
     log = prepare([path], schema=schema)
     assert log.features.numeric == ("price", "dwell_seconds")
-    assert np.all(log.split("train").numeric[:, 0] == 0.0)  # constant: no division by zero
+    assert np.all(log.split("train").inputs.numeric[:, 0] == 0.0)  # constant: no division by zero
 
 
 def test_saved_and_loaded(encoding: Encoding, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trials.data.prepare import fit
 from trials.data.prepare.fit import ValueCounts
 from trials.data.raw.columns import spelled
-from trials.data.vocabulary import UNKNOWN_ID, Vocabulary, hash64, hashed_ids, load_vocabulary
+from trials.data.vocabulary import UNKNOWN_ID, Vocabulary, hash64, hashed_ids
 
 texts = st.text(max_size=6).filter(lambda text: spelled(pa.array([text]))[0].as_py() == text)
 
@@ -73,8 +73,8 @@ def test_hash_buckets_are_even() -> None:
 
 
 def test_a_vocabulary_of_before_values_had_one_spelling_finds_them(tmp_path: Path) -> None:
-    earlier = Vocabulary(pa.array(["3.0", "True", "3", "a.0"]), np.array([9, 5, 2, 1]))
+    earlier = Vocabulary(pa.table({"value": ["3.0", "True", "3", "a.0"], "count": [9, 5, 2, 1]}))
     earlier.save(tmp_path / "values")
-    read = load_vocabulary(tmp_path / "values")
+    read = Vocabulary.load(tmp_path / "values")
     assert read.ids(pa.array(["3", "true", "a.0", "4"])).tolist() == [2, 3, 5, UNKNOWN_ID]
     assert read.name(0) == "3.0"

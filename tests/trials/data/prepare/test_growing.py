@@ -47,9 +47,9 @@ def test_keys_are_the_hashes_of_the_values(
         key if name else 0 for key, name in zip(expected.tolist(), countries, strict=True)
     ]
     place = [table.name for table in log.features.categorical].index("country")
-    assert not split.categorical[:, place].any()
+    assert not split.inputs.categorical[:, place].any()
     tags = [tag for value in clicks["tags"][:rows] for tag in str(value).split("|") if tag]
-    assert split.bags[0].ids.tolist() == hash64(pa.array(tags)).view(np.int64).tolist()
+    assert split.inputs.bags[0].ids.tolist() == hash64(pa.array(tags)).view(np.int64).tolist()
 
 
 def test_rows_to_score_are_encoded_alike(

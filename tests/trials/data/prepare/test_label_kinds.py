@@ -121,7 +121,7 @@ def test_clicks_among_impressions_are_a_row_for_each_impression(
         shown = np.array([first[:19] <= time <= last[:19] for time in times])
         label = np.array(singly["click"])[shown]
         assert split.base_rate == pytest.approx(label.mean())
-        weights = example_weights(split, 1.0)
+        weights = example_weights(split.labels, split.weight, 1.0)
         assert weights is not None
         assert weights.sum() == shown.sum()
         # a prediction that depends on the row: by its rating

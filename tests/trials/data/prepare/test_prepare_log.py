@@ -38,7 +38,13 @@ WriteCsv = Callable[..., Path]
 
 
 def arrays(split: Split) -> list[np.ndarray]:
-    found = [split.labels, split.categorical, split.numeric, split.bags[0].ids, split.bags[0].offsets]
+    found = [
+        split.labels,
+        split.inputs.categorical,
+        split.inputs.numeric,
+        split.inputs.bags[0].ids,
+        split.inputs.bags[0].offsets,
+    ]
     return [*found, *(one for one in (split.weight, split.timestamp) if one is not None)]
 
 
@@ -129,7 +135,7 @@ def test_columns_that_are_empty_for_long(
     assert sum(tiny.summary().rows.values()) == 500
     names = [table.name for table in tiny.features.tables]
     assert {"late", "late_tags"} <= set(names)
-    assert np.all(tiny.split("train").categorical[:200, names.index("late")] == 0)
+    assert np.all(tiny.split("train").inputs.categorical[:200, names.index("late")] == 0)
     assert "late_price__missing" in tiny.features.numeric
 
 
@@ -302,7 +308,7 @@ def test_an_encoding_that_was_fitted_before(clicks: Columns, write_csv: WriteCsv
     log = prepare([write_csv(later, "later.csv")], encoding=first.encoding)
     assert log.features == first.features
     users = [table.name for table in log.features.tables].index("user_id")
-    assert np.all(log.split("train").categorical[:, users] == 1)
+    assert np.all(log.split("train").inputs.categorical[:, users] == 1)
     by_order = first.schema.replace(split=SplitRule(by="order", validation=0.3, test=0.3))
     assert prepare([write_csv(later)], encoding=first.encoding, schema=by_order).summary().rows["test"] == 180
     given = prepare(
@@ -465,7 +471,7 @@ def test_how_often_ids_come_again_is_counted(clicks: Columns, write_csv: WriteCs
     places = {table.name: place for place, table in enumerate(log.features.tables)}
     assert counted["user_id"].repeats
     for name in log.schema.categorical:
-        ids = log.split("train").categorical[:, places[name]]
+        ids = log.split("train").inputs.categorical[:, places[name]]
         again = np.sort(np.bincount(ids, minlength=counted[name].rows))[::-1].clip(min=1) - 1
         shares = [again[:rows].sum() / len(ids) for rows in kept_rows(counted[name].rows)]
         assert counted[name].repeats == pytest.approx(shares, abs=1e-4)

@@ -108,7 +108,7 @@ def test_the_first_rows_of_one_class_decide(write_csv: WriteCsv, monkeypatch: py
 
 def prices(log: PreparedLog) -> dict[str, list[float]]:
     return {
-        name: log.encoding.numbers("price", np.asarray(log.split(name).numeric)).round(3).tolist()
+        name: log.encoding.numbers("price", np.asarray(log.split(name).inputs.numeric)).round(3).tolist()
         for name in SPLITS
     }
 

@@ -10,7 +10,7 @@ from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
 from dhen.values import parse
 from trials.cluster.cluster import CUDA_CONTEXT_BYTES, Cluster
-from trials.data.prepare.fit import repeats
+from trials.data.prepare.fit import repeats_of
 from trials.planner.collectives import (
     ALLOCATOR_RESERVE_BYTES,
     CUBLAS_WORKSPACE_BYTES,
@@ -177,7 +177,7 @@ def test_hits_are_those_of_the_most_frequent_rows_after_their_first_time(
 ) -> None:
     counts = [drawn(30_000, exponents[0], 200_000), drawn(500, exponents[1], 200_000)]
     tables = tuple(
-        Table(name=f"t{place}", rows=len(each), repeats=repeats(each.numpy()))
+        Table(name=f"t{place}", rows=len(each), repeats=repeats_of(each.numpy()))
         for place, each in enumerate(counts)
     )
     again = torch.cat(counts).sort(descending=True).values.sub(1).clamp(min=0)
@@ -186,7 +186,7 @@ def test_hits_are_those_of_the_most_frequent_rows_after_their_first_time(
 
 
 def test_counts_of_ids_change_what_a_plan_says_and_not_the_job() -> None:
-    counted = Table(name="user", rows=200_000, repeats=repeats(drawn(200_000, 0.8, 300_000).numpy()))
+    counted = Table(name="user", rows=200_000, repeats=repeats_of(drawn(200_000, 0.8, 300_000).numpy()))
     known = SCHEMA.replace(
         tables=tuple(counted if table.name == "user" else table for table in SCHEMA.tables)
     )
