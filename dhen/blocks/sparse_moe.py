@@ -54,7 +54,7 @@ class SparseMoeConfig(BlockConfig):
 
     def cost(self, shape: BlockShape) -> Costs:
         """Gate and noise, the experts that an example is sent to, their mixture."""
-        width, out = shape.embeddings * shape.dim, shape.out * shape.dim
+        width, out = shape.width, shape.out_width
         return (
             linear_cost("gate", width, self.experts, bias=False),
             linear_cost("noise", width, self.experts, bias=False),
@@ -68,7 +68,7 @@ class SparseMoeConfig(BlockConfig):
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
         """Gate and noise, rows sorted by expert, the experts, their outputs in order again, their mixture."""
-        width, out, k = shape.embeddings * shape.dim, shape.out * shape.dim, self.active
+        width, out, k = shape.width, shape.out_width, self.active
         top = tape.operation(k, [self._write_logits(tape, x, width)], saves=[self._indices(tape)])
         order, back = self._indices(tape), self._indices(tape)
         rows = tape.operation(k, [], itemsize=INDEX_BYTES)
@@ -105,13 +105,13 @@ class SparseMoe(nn.Module):
 
     def __init__(self, shape: BlockShape, config: SparseMoeConfig) -> None:
         super().__init__()
-        width, self.shape, self.active = shape.embeddings * shape.dim, (shape.out, shape.dim), config.active
+        width, self.shape, self.active = shape.width, (shape.out, shape.dim), config.active
         self.gate = Linear(width, config.experts, bias=False)
         self.noise = Linear(width, config.experts, bias=False)
         nn.init.zeros_(self.gate.weight)
         nn.init.zeros_(self.noise.weight)
         self.first = ExpertLinear(config.experts, width, config.hidden)
-        self.second = ExpertLinear(config.experts, config.hidden, shape.out * shape.dim)
+        self.second = ExpertLinear(config.experts, config.hidden, shape.out_width)
 
     def forward(self, x_BMD: Tensor) -> Tensor:
         """Rows for each choice of an example, sorted by expert, and back."""

@@ -24,15 +24,7 @@ from dhen.ops.linear import Linear, linear_tape
 from dhen.tape import Tape
 
 
-class _MixingConfig(EnsembleConfig):
-    """Puts out as many embeddings as each module."""
-
-    def embeddings(self, modules: int, out: int) -> int:
-        """l."""
-        return out
-
-
-class GatedSumConfig(_MixingConfig):
+class GatedSumConfig(EnsembleConfig):
     """The outputs added up with weights from the instance: y = sum_i softmax(W x + b)_i u_i, x flattened."""
 
     kind: Literal["gated"] = "gated"
@@ -59,7 +51,7 @@ class GatedSumConfig(_MixingConfig):
         return mixed
 
 
-class AttentionSumConfig(_MixingConfig):
+class AttentionSumConfig(EnsembleConfig):
     """The outputs added up with weights from themselves, for each embedding:
     y = sum_i softmax_i(h ReLU(W u_i + b)) u_i."""
 
@@ -98,7 +90,7 @@ class AttentionSumConfig(_MixingConfig):
         return total
 
 
-class BilinearSumConfig(_MixingConfig):
+class BilinearSumConfig(EnsembleConfig):
     """The outputs added up, and the products of all pairs beside: y = sum_i u_i + sum_(i != j) (u_i W) * u_j."""
 
     kind: Literal["bilinear"] = "bilinear"

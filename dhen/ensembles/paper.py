@@ -44,10 +44,6 @@ class SumConfig(EnsembleConfig):
 
     kind: Literal["sum"] = "sum"
 
-    def embeddings(self, modules: int, out: int) -> int:
-        """l."""
-        return out
-
     def build(self, shape: EnsembleShape) -> nn.Module:
         """[u_BLD] -> y_BLD."""
         return Sum()
@@ -69,10 +65,6 @@ class WeightedSumConfig(EnsembleConfig):
     """The modules' outputs added up with one learned weight per module, 1 at the start."""
 
     kind: Literal["weighted_sum"] = "weighted_sum"
-
-    def embeddings(self, modules: int, out: int) -> int:
-        """l."""
-        return out
 
     def build(self, shape: EnsembleShape) -> nn.Module:
         """[u_BLD] -> y_BLD."""

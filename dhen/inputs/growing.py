@@ -146,14 +146,14 @@ class GrowingRows(nn.Module):
         self._salt_G = torch.tensor(self._salts[: len(columns)], dtype=torch.int64)
         self.register_buffer("keys", torch.zeros(1 + self.starts[-1], dtype=torch.int64))
         self.index = KeyIndex()
-        self.register_load_state_dict_post_hook(_build_index)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(GrowingRows.build_index)  # type: ignore[no-untyped-call]
 
     def forward(self, batch: FeatureBatch) -> FeatureBatch:
         """Returns a batch with rows in place of keys: those that the keys have, else the default row."""
         assert batch.keys is not None
         return self.with_rows(batch, self.index.find(self.salted(batch.keys)))
 
-    def build_index(self) -> None:
+    def build_index(self, *_: object) -> None:
         """Makes the index of `keys` anew, after they were loaded."""
         self.index = KeyIndex()
         row_N = self.keys.nonzero().squeeze(1)
@@ -207,10 +207,6 @@ class GrowingRows(nn.Module):
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """Stays in host memory, and of its types, wherever the model goes."""
         return self
-
-
-def _build_index(module: GrowingRows, _: object) -> None:
-    module.build_index()
 
 
 def _salt(name: str) -> int:

@@ -95,17 +95,11 @@ class Together(NamedTuple):
     columns: list[int]
     """The blocks that they attend to, one row after another."""
 
-    def gathers_rows(self, layout: BlockLayout) -> bool:
-        """Whether its queries are not all there are, in their order."""
-        return self.rows != _all(layout)
 
-    def gathers_columns(self, layout: BlockLayout) -> bool:
-        """Whether its keys are not all there are, in their order; a global block's are."""
-        return self.columns != _all(layout)
-
-
-def _all(layout: BlockLayout) -> list[int]:
-    return list(range(len(layout.heads) * layout.blocks))
+def gathered(blocks: list[int], layout: BlockLayout) -> list[int]:
+    """Returns the blocks that are gathered; none if these are all there are, in their order, as a global block's
+    are."""
+    return [] if blocks == list(range(len(layout.heads) * layout.blocks)) else blocks
 
 
 def together(layout: BlockLayout) -> list[Together]:
@@ -129,12 +123,10 @@ class BlockAttention(nn.Module):
         super().__init__()
         self.layout, self.groups = layout, together(layout)
         for place, group in enumerate(self.groups):
-            self._register(f"rows{place}", group.rows, gathers=group.gathers_rows(layout))
-            self._register(f"columns{place}", group.columns, gathers=group.gathers_columns(layout))
-
-    def _register(self, name: str, blocks: list[int], *, gathers: bool) -> None:
-        """A buffer of the blocks that are gathered; None if they are taken as they lie."""
-        self.register_buffer(name, torch.tensor(blocks) if gathers else None, persistent=False)
+            for name, blocks in (("rows", group.rows), ("columns", group.columns)):
+                taken = gathered(blocks, layout)
+                buffer = torch.tensor(taken) if taken else None
+                self.register_buffer(f"{name}{place}", buffer, persistent=False)
 
     def forward(self, qkv_BMV: Tensor, p: float) -> Tensor:
         """With dropout `p` of the weights; q is scaled already, and on CPUs v by dropout's scale."""
@@ -179,7 +171,7 @@ class _BlockAttention(torch.autograd.Function):
         for group, places in zip(groups, _places(indices), strict=True):
             weights = _weights(blocks, group, places)
             dropout = _Dropout(p, _keep(weights, p) if p else None)
-            _put_values(values, blocks[2], weights, places, dropout)
+            places.put_queries(values, torch.bmm(dropout(weights), places.keys(blocks[2], len(weights))))
             saved += [weights] if dropout.keep is None else [weights, dropout.keep]
         ctx.save_for_backward(blocks, *saved, *indices)
         ctx.p, ctx.layout, ctx.groups = p, layout, groups
@@ -285,10 +277,6 @@ def _weights(blocks: Tensor, group: Together, places: _Places) -> Tensor:
     return scores.softmax(dim=-1)
 
 
-def _put_values(into: Tensor, v: Tensor, weights: Tensor, places: _Places, dropout: _Dropout) -> None:
-    places.put_queries(into, torch.bmm(dropout(weights), places.keys(v, weights.shape[0])))
-
-
 def _add_gradients(
     into: Tensor, by_values: Tensor, blocks: Tensor, weights: Tensor, places: _Places, dropout: _Dropout
 ) -> None:
@@ -296,15 +284,12 @@ def _add_gradients(
     q, k, v = blocks
     gradient, count = places.queries(by_values), weights.shape[0]
     places.add_keys(into[2], torch.bmm(dropout(weights).mT, gradient))
-    by_scores = _by_scores(gradient, places.keys(v, count), weights, dropout)
+    values = places.keys(v, count)
+    by_scores = dropout(torch.bmm(gradient, values.mT))
+    by_scores = torch._softmax_backward_data(by_scores, weights, -1, weights.dtype)  # before the softmax
+    del values
     places.put_queries(into[0], torch.bmm(by_scores, places.keys(k, count)))
     places.add_keys(into[1], torch.bmm(by_scores.mT, places.queries(q)))
-
-
-def _by_scores(gradient: Tensor, v: Tensor, weights: Tensor, dropout: _Dropout) -> Tensor:
-    """The gradient before the softmax."""
-    by_weights = dropout(torch.bmm(gradient, v.mT))
-    return torch._softmax_backward_data(by_weights, weights, -1, weights.dtype)
 
 
 # What attention over a layout of blocks costs: its FLOPs, and its memory on a tape.
@@ -326,7 +311,8 @@ def block_attention_cost(layout: BlockLayout, dim: int) -> Costs:
 def block_attention_tape(tape: Tape, qkv: int, layout: BlockLayout, dim: int, *, p: float) -> int:
     """Writes down `BlockAttention` of queries, keys and values; the tensor of its output."""
     m, heads = layout.embeddings, len(layout.heads)
-    tape.buffer_bytes += INDEX_BYTES * _indices(layout)
+    blocks = (blocks for group in together(layout) for blocks in (group.rows, group.columns))
+    tape.buffer_bytes += INDEX_BYTES * sum(len(gathered(each, layout)) for each in blocks)
     if is_fused(tape.device, layout, dim // heads, p):
         return fused_attention_tape(tape, qkv, m, dim, heads)
     sizes, split = list(_sizes(layout, dim // heads)), layout.blocks * layout.size * dim
@@ -335,12 +321,20 @@ def block_attention_tape(tape: Tape, qkv: int, layout: BlockLayout, dim: int, *,
         saved.append(tape.scratch(size.scores))
         if p:
             saved.append(tape.scratch(size.scores, itemsize=MASK_BYTES))
+    # beside what forward saves and puts out; blocks of later groups have not been made before
+    kept, most = tape.itemsize + (MASK_BYTES if p else 0), 0
+    not_yet = kept * sum(size.scores for size in sizes) + tape.itemsize * m * dim
+    for size in sizes:
+        most = max(most, size.forward(tape.itemsize, p) - not_yet)
+        not_yet -= kept * size.scores
+    most_backward = max(0, *(size.backward(p) - 3 * m * dim for size in sizes))
     return tape.operation(
         m * dim,
         [qkv],
         saves=saved,
-        running=_held(tape, _running(tape.itemsize, sizes, split, m * dim, p)),
-        backward_running=_held(tape, _backward_running(tape.itemsize, sizes, split, m * dim, p)),
+        running=Held(tape.rows * (tape.itemsize * split + most)),
+        # the gradient of queries, keys and values is made last
+        backward_running=Held(tape.rows * tape.itemsize * (4 * split + most_backward)),
     )
 
 
@@ -392,33 +386,6 @@ def _sizes(layout: BlockLayout, head: int) -> Iterator[_Sizes]:
             queries=queries,
             keys=keys,
             scores=size * size * len(group.columns),
-            gathered_queries=queries if group.gathers_rows(layout) else 0,
-            gathered_keys=keys if group.gathers_columns(layout) else 0,
+            gathered_queries=queries if gathered(group.rows, layout) else 0,
+            gathered_keys=keys if gathered(group.columns, layout) else 0,
         )
-
-
-def _running(itemsize: int, sizes: list[_Sizes], split: int, out: int, p: float) -> int:
-    """Bytes of forward beside what it saves and puts out; blocks of later groups have not been made before."""
-    kept = itemsize + (MASK_BYTES if p else 0)
-    not_yet = kept * sum(size.scores for size in sizes) + itemsize * out
-    most = 0
-    for size in sizes:
-        most = max(most, size.forward(itemsize, p) - not_yet)
-        not_yet -= kept * size.scores
-    return itemsize * split + most
-
-
-def _backward_running(itemsize: int, sizes: list[_Sizes], split: int, out: int, p: float) -> int:
-    """The same of backward, whose gradient of queries, keys and values is made last."""
-    return itemsize * (4 * split + max(0, *(size.backward(p) - 3 * out for size in sizes)))
-
-
-def _held(tape: Tape, row_bytes: int) -> Held:
-    return Held(row_bytes * tape.rows)
-
-
-def _indices(layout: BlockLayout) -> int:
-    """Numbers of blocks that are gathered."""
-    groups = together(layout)
-    rows = sum(len(group.rows) for group in groups if group.gathers_rows(layout))
-    return rows + sum(len(group.columns) for group in groups if group.gathers_columns(layout))

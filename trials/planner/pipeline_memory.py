@@ -234,20 +234,50 @@ def pipeline_peak(
         device: kind of the device, for the update's workspace and gloo's copies.
         bucket_bytes: bytes of gradients that zero1 reduces at a time.
     """
-    found = [
-        _rank_peak(
-            rank,
-            stages,
-            strategy,
-            batch,
-            looked_up + (0 if rank else gathered),
-            itemsizes,
-            data_ranks,
-            device,
-            bucket_bytes,
+    found = list[DensePeak]()
+    computed, reduced, moment_bytes = itemsizes
+    for rank in range(strategy.pipeline):
+        own = stages[rank :: strategy.pipeline]
+        segments = [segment for stage in own for segment in stage.segments]
+        values = sum(stage.parameters for stage in own)
+        buffers = sum(segment.buffer_bytes for segment in segments)
+        wrapping = gradients = 0
+        if strategy.dense == "zero1":
+            zero = zero_state(segments, strategy, itemsizes, data_ranks, bucket_bytes)
+            parameters, owned, buckets = zero.weights + zero.masters, zero.owned, zero.weights
+            longest = max(zero.parts, default=0)
+            sent = reduced * longest * data_ranks
+            on_its_way = reduced * longest + sent * ((reduced != computed) + (device == "cpu"))
+            flat = FP32_BYTES * owned
+            wrapping = buffers + zero_wrapping_bytes(segments, itemsizes, zero)
+        else:
+            parameters = (FP32_BYTES + (computed if computed != FP32_BYTES else 0)) * values
+            owned, buckets, gradients = values, 0, computed * values
+            # gradients one after another, beside those of the model, and what is sent of them
+            flat = FP32_BYTES * values
+            on_its_way = reduced * values if data_ranks > 1 and reduced != FP32_BYTES else 0
+        embeddings = batch.embeddings if rank == 0 else 0
+        workspace = update_workspace(itemsizes, owned, device)
+        moments = [
+            *_passes(rank, stages, strategy, gradients, embeddings),  # beside the embeddings' gradients
+            LiveMemory("optimizer step", 0, 0, gradients + flat, buffers=max(on_its_way, workspace)),
+        ]
+        peak = max(moments, key=total)
+        of_stage = peak.at.partition(" of ")[2] or "stage"
+        places = strategy.micro_batches * sum(stage.received + stage.sent for stage in own)
+        found.append(
+            DensePeak(
+                parameters=buffers + parameters,
+                optimizer_state=len(MOMENTS) * moment_bytes * owned,
+                buckets=buckets + places,
+                batch=looked_up + (0 if rank else gathered) + embeddings + batch.other,
+                moment=peak,
+                left=LiveMemory(TABLES_UPDATE, 0, 0, gradients),
+                wrapping=wrapping,
+                by_segment=((of_stage, peak.activations),) if peak.activations else (),
+                host=0,
+            )
         )
-        for rank in range(strategy.pipeline)
-    ]
     return max(found, key=lambda peak: peak.total)
 
 
@@ -273,62 +303,6 @@ def stage_memories(
             )
         )
     return found
-
-
-def _rank_peak(
-    rank: int,
-    stages: Sequence[StageMemory],
-    strategy: Strategy,
-    batch: Batch,
-    looked_up: int,
-    itemsizes: Itemsizes,
-    data_ranks: int,
-    device: Literal["cpu", "cuda"],
-    bucket_bytes: int,
-) -> DensePeak:
-    own = stages[rank :: strategy.pipeline]
-    segments = [segment for stage in own for segment in stage.segments]
-    values = sum(stage.parameters for stage in own)
-    computed, reduced, moment_bytes = itemsizes
-    buffers = sum(segment.buffer_bytes for segment in segments)
-    wrapping = gradients = 0
-    if strategy.dense == "zero1":
-        zero = zero_state(segments, strategy, itemsizes, data_ranks, bucket_bytes)
-        parameters, owned, buckets = zero.weights + zero.masters, zero.owned, zero.weights
-        longest = max(zero.parts, default=0)
-        sent = reduced * longest * data_ranks
-        on_its_way = (
-            reduced * longest + (sent if reduced != computed else 0) + (sent if device == "cpu" else 0)
-        )
-        flat = FP32_BYTES * owned
-        wrapping = buffers + zero_wrapping_bytes(segments, itemsizes, zero)
-    else:
-        parameters = (FP32_BYTES + (computed if computed != FP32_BYTES else 0)) * values
-        owned, buckets, gradients = values, 0, computed * values
-        # gradients one after another, beside those of the model, and what is sent of them
-        flat = FP32_BYTES * values
-        on_its_way = reduced * values if data_ranks > 1 and reduced != FP32_BYTES else 0
-    places = strategy.micro_batches * sum(stage.received + stage.sent for stage in own)
-    first = rank == 0
-    embeddings = looked_up + (batch.embeddings if first else 0)
-    beside = batch.embeddings if first else 0  # their gradients
-    workspace = update_workspace(itemsizes, owned, device)
-    moments = [
-        *_passes(rank, stages, strategy, gradients, beside),
-        LiveMemory("optimizer step", 0, 0, gradients + flat, buffers=max(on_its_way, workspace)),
-    ]
-    peak = max(moments, key=total)
-    return DensePeak(
-        parameters=buffers + parameters,
-        optimizer_state=len(MOMENTS) * moment_bytes * owned,
-        buckets=buckets + places,
-        batch=embeddings + batch.other,
-        moment=peak,
-        left=LiveMemory(TABLES_UPDATE, 0, 0, gradients),
-        wrapping=wrapping,
-        by_segment=((peak.at.partition(" of ")[2] or "stage", peak.activations),) if peak.activations else (),
-        host=0,
-    )
 
 
 def _passes(

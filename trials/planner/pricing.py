@@ -53,7 +53,7 @@ from trials.planner.table_shards import (
     ROW_STATE_BYTES,
     TABLE_DECAY_ROW_BYTES,
 )
-from trials.planner.zero_memory import Activations, Batch, Itemsizes, LiveMemory, total
+from trials.planner.zero_memory import Activations, Batch, DenseRank, Itemsizes, LiveMemory, total
 from trials.records.job import Job, TrainingConfig
 from trials.records.strategy import KIB, Checkpointing, Strategy, data_ranks
 
@@ -438,6 +438,7 @@ class Pricing:
         hosts, per_host = data_ranks(strategy.tensor, self.cluster.hosts, self.cluster.gpus_per_host)
         if self.alone:
             hosts, per_host = 1, 1
+        segments = self.segments(micro, strategy.tensor)
         if strategy.pipeline > 1:
             width = FP32_BYTES * sum(self._dims)
             return pipeline_peak(
@@ -451,22 +452,21 @@ class Pricing:
                 device=self.cluster.device,
                 bucket_bytes=self._bucket_bytes(hosts, per_host),
             )
-        return dense_peak(
-            self.segments(micro, strategy.tensor),
+        rank = DenseRank(
+            segments,
             self._activations_of(micro, strategy),
             strategy,
             self._batch(strategy, micro),
-            itemsizes=self.itemsizes,
-            hosts=hosts,
-            gpus_per_host=per_host,
+            self.itemsizes,
+            hosts,
+            per_host,
             device=self.cluster.device,
             bucket_bytes=self._bucket_bytes(hosts, per_host),
             delayed=self.training.delayed_update,
             one_bit=self.one_bit,
-            low_rank=low_rank_of(
-                shapes_of(self.segments(micro, strategy.tensor)), self.training.power_sgd_rank
-            ),
+            low_rank=low_rank_of(shapes_of(segments), self.training.power_sgd_rank),
         )
+        return dense_peak(rank)
 
     def _tables_moments(self, dense: DensePeak) -> tuple[LiveMemory, LiveMemory]:
         """Returns the lookup, when no embeddings are there yet, and the update of the tables, when no activations

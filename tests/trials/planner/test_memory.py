@@ -18,7 +18,7 @@ from trials.cluster.machine import Precision
 from trials.planner.ladder import ladder
 from trials.planner.memory import DensePeak, dense_peak, recomputed, unit
 from trials.planner.segments import Segment, segments
-from trials.planner.zero_memory import Activations, Batch, Itemsizes
+from trials.planner.zero_memory import Activations, Batch, DenseRank, Itemsizes
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Dense, Strategy, data_ranks, named
 
@@ -53,15 +53,8 @@ def peak(
     found = segments(model, schema, precision, "cpu", micro, strategy.tensor)
     activations = Activations(found, recomputed(found, strategy))
     hosts, gpus = data_ranks(strategy.tensor, hosts, gpus)
-    return dense_peak(
-        found,
-        activations,
-        strategy,
-        batch,
-        itemsizes=Itemsizes.of(training or TrainingConfig(precision=precision)),
-        hosts=hosts,
-        gpus_per_host=gpus,
-    )
+    itemsizes = Itemsizes.of(training or TrainingConfig(precision=precision))
+    return dense_peak(DenseRank(found, activations, strategy, batch, itemsizes, hosts, gpus))
 
 
 def cases() -> list[tuple[str, int, Strategy, int, int, int, TrainingConfig]]:
