@@ -138,7 +138,7 @@ def _row(case: Case, of_ranks: list[Steps]) -> tuple[object, ...]:
         StageSeconds(length("F", stage), length("B", stage), length("I", stage), length("W", stage), send=0.0)
         for stage in range(case.stages * CHUNKS_PER_RANK[case.schedule])
     ]
-    planned = played(case.schedule, case.stages, case.micro_batches, stages)
+    planned = played(case.schedule, case.stages, case.micro_batches, tuple(stages))
     seconds, shares = [], []
     for step in zip(*of_ranks, strict=True):
         passes = [timed for of_rank in step for timed in of_rank]
@@ -151,7 +151,7 @@ def _row(case: Case, of_ranks: list[Steps]) -> tuple[object, ...]:
         case.schedule,
         m,
         f"{m / (m + p - 1):.1%}",
-        f"{planned.efficiency:.1%}",
+        f"{max(planned.busy) / planned.seconds:.1%}",
         f"{median(shares):.1%}",
         f"{1e3 * median(seconds):.1f}",
         f"{planned.seconds / median(seconds) - 1:+.1%}",

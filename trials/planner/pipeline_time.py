@@ -11,13 +11,13 @@ Left out: that ranks of a CPU that wait leave it to others.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from trials.planner.collectives import NOTHING, AlphaBeta, collectives, send
 from trials.planner.estimates import StepTime
-from trials.planner.overlap import SentBySplit
+from trials.planner.overlap import Seconds
 from trials.planner.pipeline_memory import orders, stages_of
 from trials.planner.step_time import (
     Parts,
@@ -60,13 +60,9 @@ class Played(NamedTuple):
     busy: tuple[float, ...]
     """Seconds that each rank computes."""
 
-    @property
-    def efficiency(self) -> float:
-        """Share of the time that the busiest rank computes."""
-        return max(self.busy) / self.seconds
 
-
-def played(schedule: Schedule, ranks: int, micro_batches: int, stages: Sequence[StageSeconds]) -> Played:
+@lru_cache(maxsize=1024)
+def played(schedule: Schedule, ranks: int, micro_batches: int, stages: tuple[StageSeconds, ...]) -> Played:
     """Plays the passes of all micro-batches; stages are in the model's order, stage s on rank s modulo `ranks`."""
     waiting = [list(reversed(passes)) for passes in orders(schedule, ranks, micro_batches)]
     clocks, busy, last = [0.0] * ranks, [0.0] * ranks, len(stages) - 1
@@ -135,24 +131,32 @@ def pipeline_time(step: Step, strategy: Strategy, layers_per_stage: Sequence[int
     links = [_link(step, ranks, number % ranks) for number in range(len(stages) - 1)]
     timed = tuple(
         StageSeconds(
-            forward=of.forward + of.split.forward,
-            backward=of.backward + of.again + of.split.backward,
-            of_inputs=of.again + SPLIT * of.backward + of.split.backward,
+            forward=of.forward + (of.summed[0] + of.gathered[0]),
+            backward=of.backward + of.again + (of.summed[1] + of.gathered[1]),
+            of_inputs=of.again + SPLIT * of.backward + (of.summed[1] + of.gathered[1]),
             of_weights=(1 - SPLIT) * of.backward,
             send=links[number](sent.boundaries[number]) if number < len(links) else 0.0,
         )
         for number, of in enumerate(seconds)
     )
-    clock = _played(strategy.schedule, ranks, micro_batches, timed)
+    clock = played(strategy.schedule, ranks, micro_batches, timed)
     busiest = max(range(ranks), key=clock.busy.__getitem__)
     of_busiest = seconds[busiest::ranks]
     largest = _largest(step, strategy, stages, data_ranks)
-    reduced = _reduced(largest, strategy, data_ranks)
-    hop = max((link for link in links), key=lambda link: link.beta, default=NOTHING)
+    reduced = 0.0  # gradients are averaged over data ranks
+    if data_ranks > 1 and strategy.dense == "dp":
+        reduced = all_reduce_seconds(largest, largest.itemsizes.computed * sum(largest.parameters.each))
+    elif data_ranks > 1:
+        values = largest.parameters.each
+        buckets = [sum(values[place] for place in each) for each in unit_buckets(largest, strategy)]
+        each = [reduction(largest, strategy, size) for size in buckets]
+        reduced = sum(bucket.copy_in + bucket.scatter for bucket in each)
+    hop = max(links, key=lambda link: link.beta, default=NOTHING)
     exchanged = 2 * hop(sent.embeddings * (ranks - 1) / ranks) if sent.embeddings else 0.0
-    summed, gathered = (micro_batches * sum(of.split[kind] for of in of_busiest) for kind in (2, 3))
+    gathered = micro_batches * sum(sum(of.gathered) for of in of_busiest)
     if step.sent is not None:
         gathered += step.sent.inputs(micro_batches * step.sent.input_bytes)
+    summed = micro_batches * sum(sum(of.summed) for of in of_busiest)
     items = {
         "forward": micro_batches * sum(of.forward for of in of_busiest),
         "backward": micro_batches * sum(of.backward for of in of_busiest),
@@ -170,16 +174,6 @@ def pipeline_time(step: Step, strategy: Strategy, layers_per_stage: Sequence[int
     return StepTime(**items, hidden=0.0, total=sum(items.values()))
 
 
-class _Split(NamedTuple):
-    """Seconds in which a stage's tensor groups send, in one micro-batch: by pass, and the same by collective."""
-
-    forward: float = 0.0
-    backward: float = 0.0
-    """Seconds of backward, recomputation included."""
-    all_reduce: float = 0.0
-    all_gather: float = 0.0
-
-
 class _Passes(NamedTuple):
     """Seconds of a micro-batch in one stage."""
 
@@ -187,40 +181,37 @@ class _Passes(NamedTuple):
     backward: float
     again: float
     """Seconds of recomputation."""
-    split: _Split
-
-
-_played = lru_cache(maxsize=1024)(played)
+    summed: tuple[float, float] = (0.0, 0.0)
+    """Seconds of forward, and of backward with recomputation, in which the stage's tensor groups add up."""
+    gathered: tuple[float, float] = (0.0, 0.0)
+    """The same in which they gather."""
 
 
 def _passes(step: Step, strategy: Strategy, layers: range, count: int) -> _Passes:
-    ends = layers.start == 0, layers.stop == count
     recomputed = set(range(count)[RECOMPUTED[strategy.checkpointing]])
-    of_layers = slice(layers.start, layers.stop)
-    return _Passes(
-        _of(step.forward, of_layers, ends) + step.besides * len(layers) / count,
-        _of(step.backward, of_layers, ends),
-        sum(step.forward.layers[index] for index in layers if index in recomputed),
-        _split(step.sent, layers, count, recomputed) if step.sent is not None else _Split(),
-    )
+    again = [index for index in layers if index in recomputed]
 
-
-def _split(sent: SentBySplit, layers: range, count: int, recomputed: Collection[int]) -> _Split:
-    places = range(layers.start + (layers.start > 0), layers.stop + 1 + (layers.stop == count))
-    again = [index + 1 for index in layers if index in recomputed]  # behind features
-    by_kind = [
-        (
-            sum(kind.forward[place] for place in places),
-            sum(kind.backward[place] for place in places) + sum(kind.forward[place] for place in again),
+    def of(parts: Parts) -> float:
+        return (
+            parts.before * (layers.start == 0)
+            + sum(parts.layers[layers.start : layers.stop])
+            + parts.after * (layers.stop == count)
         )
-        for kind in (sent.all_reduce, sent.all_gather)
-    ]
-    reduced, gathered = by_kind
-    return _Split(reduced[0] + gathered[0], reduced[1] + gathered[1], sum(reduced), sum(gathered))
 
+    def sent(kind: Seconds) -> tuple[float, float]:
+        places = range(layers.start + (layers.start > 0), layers.stop + 1 + (layers.stop == count))
+        repeated = sum(kind.forward[index + 1] for index in again)  # behind features
+        return (
+            sum(kind.forward[place] for place in places),
+            sum(kind.backward[place] for place in places) + repeated,
+        )
 
-def _of(parts: Parts, layers: slice, ends: tuple[bool, bool]) -> float:
-    return parts.before * ends[0] + sum(parts.layers[layers]) + parts.after * ends[1]
+    return _Passes(
+        of(step.forward) + step.besides * len(layers) / count,
+        of(step.backward),
+        sum(step.forward.layers[index] for index in again),
+        *((sent(step.sent.all_reduce), sent(step.sent.all_gather)) if step.sent is not None else ()),
+    )
 
 
 def _link(step: Step, ranks: int, rank: int) -> AlphaBeta:
@@ -233,29 +224,13 @@ def _link(step: Step, ranks: int, rank: int) -> AlphaBeta:
 
 def _largest(step: Step, strategy: Strategy, stages: Sequence[range], data_ranks: int) -> Step:
     """Returns the step of the rank that has the most parameters, among the data ranks of its stages."""
-    count, ranks = stages[-1].stop, strategy.pipeline
-
-    def of(parts: Parts, rank: int) -> Parts:
+    count, ranks, numbers = stages[-1].stop, strategy.pipeline, step.parameters
+    by_rank = list[Parts]()
+    for rank in range(ranks):
         own = stages[rank::ranks]
-        layers = [parts.layers[index] for layers in own for index in layers]
-        return Parts(
-            parts.before if own[0].start == 0 else 0.0, layers, parts.after if own[-1].stop == count else 0.0
-        )
-
-    fullest = max(range(ranks), key=lambda rank: of(step.parameters, rank).total)
-    own = of(step.parameters, fullest)
+        layers = [numbers.layers[index] for layers in own for index in layers]
+        before = numbers.before if own[0].start == 0 else 0.0
+        by_rank.append(Parts(before, layers, numbers.after if own[-1].stop == count else 0.0))
     per_host = min(data_ranks, max(1, step.cluster.gpus_per_host // strategy.tensor))
     group = collectives(step.cluster, -(-data_ranks // per_host), per_host)
-    return step._replace(parameters=own, everywhere=group)
-
-
-def _reduced(largest: Step, strategy: Strategy, data_ranks: int) -> float:
-    """Returns the seconds in which gradients are averaged over data ranks."""
-    if data_ranks == 1:
-        return 0.0
-    values = (largest.parameters.before, *largest.parameters.layers, largest.parameters.after)
-    if strategy.dense == "dp":
-        return all_reduce_seconds(largest, largest.itemsizes.computed * sum(values))
-    buckets = unit_buckets(largest, strategy)
-    each = [reduction(largest, strategy, sum(values[place] for place in bucket)) for bucket in buckets]
-    return sum(bucket.copy_in + bucket.scatter for bucket in each)
+    return step._replace(parameters=max(by_rank, key=lambda parts: parts.total), everywhere=group)
