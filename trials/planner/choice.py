@@ -1,7 +1,8 @@
 """A ladder whose strategies are priced when they are looked at, and the choice among them.
 
-The choice is that of `trials.planner.ladder.choose` over the whole priced ladder. It prices less: strategies
-come in the order in which they are preferred, one whose least bytes (`bounds`) exceed the memory is passed
+Of the strategies that fit, the choice takes that with the fewest techniques, those whose ranks hold whole layers
+first, those that have parts of stages last, then with the shortest step. It prices few of them: strategies come in
+the order in which they are preferred, one whose least bytes (`bounds`) exceed the memory is passed
 over, and so is one whose least seconds exceed those of what fits already.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import groupby, takewhile
-from typing import get_args, overload
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
@@ -111,11 +112,10 @@ def with_servers(
     """Returns the strategies that can train against servers, with as many as were asked for or are needed.
 
     Raises:
-        UserError: for a technique that cannot, or more servers than a growing table has rows.
+        UserError: for more servers than a growing table has rows, or two numbers of them.
     """
-    check_technique(options.technique, pricing)
     asked = options.technique
-    count = options.servers or (asked.servers if asked is not None and asked.servers else None)
+    count = options.servers or (asked.servers if asked is not None else 0)
     if options.servers and asked is not None and asked.servers not in (0, options.servers):
         raise UserError(
             f"servers={options.servers} and technique={asked.name} name different numbers of servers; "
@@ -125,7 +125,13 @@ def with_servers(
     if pricing.alone:
         of_ranks = [each for each in of_ranks if each.dense == "dp" and each.checkpointing == "none"]
     counts = {level: count or _needed(pricing, level) for level in LEVELS}
-    _check_growing(max(counts.values()), pricing)
+    servers = max(counts.values())
+    for table in pricing.served.tables:
+        if table.growing is not None and table.rows - 1 < servers:
+            raise UserError(
+                f"table {table.name!r} has room for {table.rows - 1} id(s), fewer than one for each of {servers} "
+                f"servers; give servers={table.rows - 1} at most, or the table more capacity."
+            )
     return tuple(
         each.replace(servers=counts[level], server_level=level) for each in of_ranks for level in LEVELS
     )
@@ -174,15 +180,6 @@ def _needed(pricing: Pricing, level: ServerLevel) -> int:
     seconds = {count: pricing.time(dp.replace(servers=count)).total for count in counts}
     longest = (1 + WORTH) * min(seconds.values())
     return next(count for count, each in seconds.items() if each <= longest)
-
-
-def _check_growing(servers: int, pricing: Pricing) -> None:
-    for table in pricing.served.tables:
-        if table.growing is not None and table.rows - 1 < servers:
-            raise UserError(
-                f"table {table.name!r} has room for {table.rows - 1} id(s), fewer than one for each of {servers} "
-                f"servers; give servers={table.rows - 1} at most, or the table more capacity."
-            )
 
 
 def too_few(pricing: Pricing, strategy: Strategy, rank_bytes: int) -> str:
@@ -256,8 +253,7 @@ def seconds_per_batch(pricing: Pricing, strategy: Strategy, mode: Synchrony) -> 
     if mode == pricing.training.tables.synchrony:
         other = pricing
     else:
-        training = pricing.training.replace(tables=TablesConfig(synchrony=mode))
-        other = Pricing(pricing.model, pricing.schema, training, pricing.cluster, options=pricing.options)
+        other = pricing.changed(tables=TablesConfig(synchrony=mode))
     strategy = strategy if mode != "async" else strategy.replace(checkpointing="none")
     return other.time(strategy).total / (other.cluster.ranks if other.alone else 1)
 
@@ -266,8 +262,7 @@ def way_out(pricing: Pricing) -> str:
     """Says, where tables fit on no rank, with how many servers they would; nothing if they would not."""
     if pricing.training.weight_average:  # which servers exclude
         return ""
-    training = pricing.training.replace(tables=TablesConfig(synchrony="semi"))
-    other = Pricing(pricing.model, pricing.schema, training, pricing.cluster, options=pricing.options)
+    other = pricing.changed(tables=TablesConfig(synchrony="semi"))
     count = fewest_servers(other, "memory", 0)
     if count is not None:
         return (
@@ -299,16 +294,10 @@ class PricedLadder(Sequence[PricedStrategy]):
     def __len__(self) -> int:
         return len(self.strategies)
 
-    @overload
-    def __getitem__(self, place: int) -> PricedStrategy: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[PricedStrategy]: ...
-
-    def __getitem__(self, place: int | slice) -> PricedStrategy | list[PricedStrategy]:
-        if isinstance(place, slice):
-            return [self[one] for one in range(len(self))[place]]
+    def __getitem__(self, place: Any) -> Any:
         place = range(len(self))[place]
+        if isinstance(place, range):  # of a slice
+            return [self[one] for one in place]
         if place not in self._priced:
             self._priced[place] = self._price(place)
         return self._priced[place]

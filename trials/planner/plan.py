@@ -7,6 +7,7 @@ looks at them (`trials.planner.choice`). Pure arithmetic: nothing is built, no G
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 
 from pydantic import SkipValidation
@@ -41,12 +42,11 @@ from trials.planner.ladder import (
 from trials.planner.pipeline_memory import wrong_micro_batches
 from trials.planner.pricing import Pricing
 from trials.planner.sentences import (
+    compression_sentences,
     delay_sentences,
     faster_sentence,
     lacking_sentence,
-    one_bit_sentences,
     option_sentences,
-    power_sgd_sentences,
     split_sentences,
 )
 from trials.planner.table_placement import PlacementError
@@ -61,26 +61,17 @@ MOST_HOSTS = 64
 
 def nearest_change(pricing: Pricing, strategy: Strategy) -> str:
     """Returns a sentence with each single change after which `strategy`, which lacks least, would fit."""
-    changes_that_fit = [
-        words
-        for alternatives in (_batches(pricing), _hosts(pricing), _depths(pricing))
-        if (words := _first_that_fits(alternatives, strategy)) is not None
-    ]
+    changes_that_fit = []
+    for alternatives in (_batches(pricing), _hosts(pricing), _depths(pricing)):
+        for words, changed in alternatives:
+            with suppress(PlacementError):
+                on_ladder = _is_on_ladder(strategy, changed)
+                if on_ladder and changed.lacking_bytes(changed.memory(strategy)) == 0:
+                    changes_that_fit.append(words)
+                    break
     if not changes_that_fit:
         return "No smaller batch, more hosts or fewer layers alone would fit: give a rank more memory."
     return f"It would fit with {', or '.join(changes_that_fit)}."
-
-
-def _first_that_fits(changes: Iterator[tuple[str, Pricing]], strategy: Strategy) -> str | None:
-    for words, changed in changes:
-        if not _is_on_ladder(strategy, changed):
-            continue
-        try:
-            if changed.lacking_bytes(changed.memory(strategy)) == 0:
-                return words
-        except PlacementError:
-            continue
-    return None
 
 
 def _is_on_ladder(strategy: Strategy, pricing: Pricing) -> bool:
@@ -98,21 +89,18 @@ def _batches(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
     """Yields the batch halved again and again."""
     batch = pricing.batch_size // 2
     while batch >= pricing.cluster.ranks:
-        yield f"training.batch_size={batch}", _changed(pricing, batch_size=batch)
+        yield f"training.batch_size={batch}", pricing.changed(batch_size=batch)
         batch //= 2
 
 
 def _hosts(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
-    """Yields one more host, then two, four ... more, where the cluster has a network."""
+    """Yields one more host, then two, four ... more, if the cluster has a network."""
     cluster, more = pricing.cluster, 1
     while cluster.network and more <= MOST_HOSTS * cluster.hosts:
-        hosts = cluster.hosts + more
-        larger = cluster.replace(hosts=hosts)
+        larger = cluster.replace(hosts=cluster.hosts + more)
         if pricing.batch_size >= larger.ranks:
-            yield (
-                f"{more} more host{'s' if more > 1 else ''} ({hosts} in all)",
-                _changed(pricing, cluster=larger),
-            )
+            hosts = f"{more} more host{'s' if more > 1 else ''} ({larger.hosts} in all)"
+            yield hosts, pricing.changed(cluster=larger)
         more *= 2
 
 
@@ -122,26 +110,7 @@ def _depths(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
     if isinstance(model, DhenConfig):
         for depth in range(len(model.layers) - 1, 0, -1):
             shorter = model.replace(layers=model.layers[:depth])
-            yield f"{depth} of {len(model.layers)} layers", _changed(pricing, model=shorter)
-
-
-def _changed(
-    pricing: Pricing,
-    *,
-    model: DhenConfig | None = None,
-    cluster: Cluster | None = None,
-    batch_size: int | None = None,
-) -> Pricing:
-    training = pricing.training
-    if batch_size is not None:
-        training = training.replace(batch_size=batch_size)
-    return Pricing(
-        model or pricing.model,
-        pricing.schema,
-        training,
-        cluster or pricing.cluster,
-        options=pricing.options,
-    )
+            yield f"{depth} of {len(model.layers)} layers", pricing.changed(model=shorter)
 
 
 NO_STAGES = (
@@ -248,21 +217,18 @@ def plan_in_least_shape(
         if found.chosen is not None:
             return found.replace(other_shapes=tuple(why_not.values()))
         unfit.append(found)
-        why_not[found.shape] = f"{found.shape}: fits nowhere: {_what_lacks(found)}"
+        lacks = found.remedy or "the tables do not fit."
+        if found.closest is not None:
+            lacking, available = byte_words(found.lacking_bytes), byte_words(found.hbm)
+            name = found.closest.strategy.name
+            lacks = f"{name} comes closest and lacks {lacking} of {available} per rank."
+        why_not[found.shape] = f"{found.shape}: fits nowhere: {lacks}"
     closest = min(unfit, key=lambda one: one.lacking_bytes)
     if len(clusters) == 1:
         return closest
     others = tuple(words for shape, words in why_not.items() if shape != closest.shape)
     remedy = " ".join((f"{closest.shape}: {closest.remedy or 'nothing fits.'}", *others))
     return closest.replace(other_shapes=others, remedy=remedy)
-
-
-def _what_lacks(unfit: Plan) -> str:
-    """Says what the strategy lacks that lacks least, or the tables alone."""
-    if unfit.closest is None:
-        return unfit.remedy or "the tables do not fit."
-    lacking, available = byte_words(unfit.lacking_bytes), byte_words(unfit.hbm)
-    return f"{unfit.closest.strategy.name} comes closest and lacks {lacking} of {available} per rank."
 
 
 def plan(
@@ -296,12 +262,23 @@ def plan(
     priced = PricedLadder(pricing, strategies)
     chosen, remedy, lacking = priced.chosen(options.prefer), None, 0
     if chosen is None and (closest := priced.closest()) is not None:
-        lacking = closest.lacking_bytes
-        remedy = f"{lacking_sentence(closest, pricing)} {_would_fit(pricing, closest)}"
+        lacking, memory = closest.lacking_bytes, closest.memory
+        if memory.servers and memory.needed <= cluster.hbm:
+            change = too_few(pricing, closest.strategy, pricing.host_bytes(memory) - memory.servers)
+        else:
+            change = nearest_change(pricing, closest.strategy)
+        remedy = f"{lacking_sentence(closest, pricing)} {change}"
         if too_large is not None:
             remedy += f" Tables on the device: {too_large}"
     elif too_large is not None and chosen is None:
-        remedy, lacking = f"{too_large}{_kept_there(pricing)}{way_out(pricing)}", too_large.lacking_bytes
+        decay = training.table_decay
+        kept = (
+            f" training.table_decay={decay:g} reads every row in every step: with table_decay=0 tables could lie "
+            "below the device (host_tables, ssd_tables)."
+            if decay and pricing.may_lie_below
+            else ""
+        )
+        remedy, lacking = f"{too_large}{kept}{way_out(pricing)}", too_large.lacking_bytes
     return Plan(
         cluster=cluster.name,
         hosts=cluster.hosts,
@@ -319,8 +296,7 @@ def plan(
         notes=(
             *option_sentences(options),
             *delay_sentences(training),
-            *one_bit_sentences(pricing, chosen),
-            *power_sgd_sentences(pricing, chosen),
+            *compression_sentences(pricing, chosen),
             *([NO_STAGES.format(model.family)] if _without_pipeline(options, model) else []),
             *mode_sentences(chosen.strategy if chosen else None, pricing),
             *split_sentences(chosen, _less_cut(chosen, priced), pricing),
@@ -377,26 +353,6 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
             "+no_sync) or without."
         )
     return allowed
-
-
-def _kept_there(pricing: Pricing) -> str:
-    """A sentence on the setting that keeps tables on the device; empty if there is none."""
-    decay = pricing.training.table_decay
-    if not decay or not pricing.may_lie_below:
-        return ""
-    return (
-        f" training.table_decay={decay:g} reads every row in every step: with table_decay=0 tables could lie "
-        "below the device (host_tables, ssd_tables)."
-    )
-
-
-def _would_fit(pricing: Pricing, closest: PricedStrategy) -> str:
-    """Says what would have to change for the strategy that lacks least."""
-    memory = closest.memory
-    rank_bytes = pricing.host_bytes(memory) - memory.servers
-    if memory.servers and memory.needed <= pricing.cluster.hbm:
-        return too_few(pricing, closest.strategy, rank_bytes)
-    return nearest_change(pricing, closest.strategy)
 
 
 def _without_pipeline(options: PlanOptions, model: ModelConfig) -> bool:

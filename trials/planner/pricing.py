@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from math import ceil
+from typing import Any
 
 from dhen.config import ModelConfig
 from dhen.cost import NUMBER_BYTES
@@ -102,6 +103,18 @@ class Pricing:
         self._cuts: dict[tuple[int, int, int], tuple[int, ...]] = {}
         self._stage_memories: dict[tuple[int, int, tuple[int, ...], Checkpointing], list[StageMemory]] = {}
         self._without_tables: dict[Strategy, MemoryEstimate] = {}
+
+    def changed(
+        self, *, model: ModelConfig | None = None, cluster: Cluster | None = None, **training: Any
+    ) -> Pricing:
+        """Returns the prices with another model, another cluster, or other settings of the training."""
+        return Pricing(
+            model or self.model,
+            self.schema,
+            self.training.replace(**training),
+            cluster or self.cluster,
+            options=self.options,
+        )
 
     @cached_property
     def below(self) -> Below:

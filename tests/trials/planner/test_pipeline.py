@@ -18,9 +18,10 @@ from torch.distributed.pipelining.schedules import (
 from dhen.errors import UserError
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
+from tests.priced import choose
 from trials.cluster.this_machine import load_cluster
 from trials.planner.estimates import PlanOptions
-from trials.planner.ladder import choose, ladder
+from trials.planner.ladder import ladder
 from trials.planner.pipeline_memory import layers_per_stage, orders, stages_of, wrong_micro_batches
 from trials.planner.pipeline_time import StageSeconds, played
 from trials.planner.plan import Plan, plan
