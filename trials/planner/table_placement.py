@@ -81,21 +81,6 @@ class Placement(NamedTuple):
         """Weights and optimizer state on the fullest rank."""
         return max(self.bytes_per_rank)
 
-    @property
-    def heaviest_cost(self) -> float:
-        """Seconds of the slowest rank, for which all others wait."""
-        return max(self.cost_per_rank)
-
-    @property
-    def mean_cost(self) -> float:
-        """Seconds of a rank on average."""
-        return sum(self.cost_per_rank) / len(self.cost_per_rank)
-
-    @property
-    def imbalance(self) -> float:
-        """The slowest rank's cost over the mean: 1 where perfect, and if there are no tables."""
-        return self.heaviest_cost / self.mean_cost if self.mean_cost else 1.0
-
 
 class PlacementError(UserError):
     """The tables do not fit, however they are placed."""
@@ -155,8 +140,14 @@ def _balanced(tables: tuple[SizedTable, ...], work: Workload, cluster: Cluster) 
     """Places by cost; the fullest rank holds no more bytes than it would on half as many ranks, which seldom
     needs a second look."""
     placement = _by_cost(tables, work, cluster, math.inf)
-    half = _half(cluster)
-    if half is None or placement.heaviest_bytes <= _least_bytes(tables, work, half.ranks):
+    if cluster.ranks == 1:
+        return placement
+    hosts, in_host = cluster.hosts, cluster.gpus_per_host
+    half = cluster.replace(**({"hosts": hosts // 2} if hosts > 1 else {"gpus_per_host": in_host // 2}))
+    # what the fullest of these ranks holds at least: the mean without splitting, or one narrowest shard
+    mean = sum(held_bytes(*table, work) for table in tables) / half.ranks
+    narrowest = max((_narrowest_bytes(table, work, half.ranks) for table in tables), default=0)
+    if placement.heaviest_bytes <= max(mean, narrowest):
         return placement
     most_bytes = _balanced(tables, work, half).heaviest_bytes
     if placement.heaviest_bytes > most_bytes:
@@ -201,22 +192,6 @@ def _compact(tables: tuple[SizedTable, ...], work: Workload, cluster: Cluster) -
 
     shards = spread([table.dim for table in tables], cluster.ranks, price)
     return _placement([], list(tables), shards, work, cluster)
-
-
-def _half(cluster: Cluster) -> Cluster | None:
-    """Returns the cluster with half the hosts; the last host with half the ranks."""
-    if cluster.ranks == 1:
-        return None
-    hosts, in_host = cluster.hosts, cluster.gpus_per_host
-    fewer = {"hosts": hosts // 2} if hosts > 1 else {"gpus_per_host": in_host // 2}
-    return cluster.replace(**fewer)
-
-
-def _least_bytes(tables: tuple[SizedTable, ...], work: Workload, ranks: int) -> float:
-    """Returns what the fullest of so many ranks holds at least: the mean without splitting, or one narrowest
-    shard."""
-    mean = sum(held_bytes(*table, work) for table in tables) / ranks
-    return max(mean, max((_narrowest_bytes(table, work, ranks) for table in tables), default=0))
 
 
 def _narrowest_bytes(sized: SizedTable, work: Workload, ranks: int) -> int:

@@ -69,18 +69,73 @@ def spread(
 
     Ranks that would exceed `most_bytes` are passed over as long as there are others.
     """
-    waiting, pod = _Waiting(dims, ranks, pricing), _RankLoads(ranks)
+    prices = [pricing(table, dim) for table, dim in enumerate(dims)]
+    mean_load = sum(price.load for price in prices) / ranks or 1.0
+    mean_bytes = sum(price.held_bytes for price in prices) / ranks or 1.0
+    narrowest = [pricing(table, narrowest_width(dim, ranks)) for table, dim in enumerate(dims)]
+    indivisible_bytes = max((price.held_bytes for price in narrowest), default=0)
+    heavy = [price.held_bytes / mean_bytes > WEIGHS_ON_MEMORY * price.load / mean_load for price in prices]
+    # the shards without a rank yet, and what all shards together load and hold, by round
+    waiting: list[Shard] = []
+    parts, total_load, total_bytes = [0] * len(dims), 0.0, [0, 0]
+
+    def share(price: Price) -> float:
+        return max(price.load / mean_load, price.held_bytes / mean_bytes)
+
+    def add(table: int, first_column: int, widths: list[int]) -> None:
+        """Adds shards of a table from a column on."""
+        nonlocal total_load
+        parts[table] += len(widths)
+        for columns in widths:
+            price, turn = pricing(table, columns), 0 if heavy[table] else 1
+            heapq.heappush(waiting, Shard(turn, -share(price), table, first_column, columns, price))
+            total_load += price.load
+            total_bytes[turn] += price.held_bytes
+            first_column += columns
+
+    for table, (dim, price) in enumerate(zip(dims, prices, strict=True)):
+        add(table, 0, _widths(dim, min(most_parts(dim, ranks), math.ceil(share(price)))))
+    loads, held = [0.0] * ranks, [0] * ranks
+    tables: list[set[int]] = [set() for _ in range(ranks)]
+    by_load = [
+        (0.0, rank) for rank in range(ranks)
+    ]  # a heap; loads in it may be outdated, and are then too low
     placed = []
     while waiting:
-        shard = waiting.dearest()
-        rank = pod.cheapest(shard, min(waiting.bytes_limit(shard), most_bytes))
-        welcome = rank is not None and pod.loads[rank] + shard.price.load <= waiting.load_limit
-        if not welcome and waiting.can_halve(shard):
-            waiting.halve(shard)
+        shard = heapq.heappop(waiting)
+        bytes_limit = most_bytes
+        if not shard.round:  # the largest indivisible shard always fits on an empty rank
+            even = (1 + BYTES_TOLERANCE) * total_bytes[0] / ranks
+            bytes_limit = min(max(even, indivisible_bytes), most_bytes)
+        # the rank with the lowest load that has no shard of the table and has room below the limit
+        passed_over: list[tuple[float, int]] = []
+        cheapest: int | None = None
+        while by_load and cheapest is None:
+            load, rank = by_load[0]
+            if load < loads[rank]:
+                heapq.heapreplace(by_load, (loads[rank], rank))
+            elif shard.table in tables[rank] or held[rank] + shard.price.held_bytes > bytes_limit:
+                passed_over.append(heapq.heappop(by_load))
+            else:
+                cheapest = rank
+        for entry in passed_over:
+            heapq.heappush(by_load, entry)
+        load_limit = (1 + LOAD_TOLERANCE) * total_load / ranks
+        unwelcome = cheapest is None or loads[cheapest] + shard.price.load > load_limit
+        # halves must be wide enough, and there must be a rank for each shard of the table
+        if unwelcome and shard.columns >= 2 * NARROWEST and parts[shard.table] < ranks:
+            parts[shard.table] -= 1
+            total_load -= shard.price.load
+            total_bytes[shard.round] -= shard.price.held_bytes
+            add(shard.table, shard.first_column, _widths(shard.columns, 2))
             continue
-        rank = pod.emptiest(shard) if rank is None else rank
-        pod.put(shard, rank)
-        placed.append((shard, rank))
+        if cheapest is None:
+            free = (rank for rank in range(ranks) if shard.table not in tables[rank])
+            cheapest = min(free, key=lambda rank: (held[rank], loads[rank]))
+        loads[cheapest] += shard.price.load
+        held[cheapest] += shard.price.held_bytes
+        tables[cheapest].add(shard.table)
+        placed.append((shard, cheapest))
     return sorted(placed, key=lambda pair: (pair[0].table, pair[0].first_column))
 
 
@@ -92,115 +147,6 @@ def most_parts(dim: int, ranks: int) -> int:
 def narrowest_width(dim: int, ranks: int) -> int:
     """Returns the columns of the widest shard of a table that is split as finely as it can be."""
     return _widths(dim, most_parts(dim, ranks))[0]
-
-
-class _Waiting:
-    """The shards without a rank yet, and how much of all shards a rank may take."""
-
-    def __init__(self, dims: Sequence[int], ranks: int, pricing: Pricing) -> None:
-        self._ranks, self._pricing = ranks, pricing
-        table_prices = [pricing(table, dim) for table, dim in enumerate(dims)]
-        self._mean_load = sum(table_price.load for table_price in table_prices) / ranks or 1.0
-        self._mean_bytes = sum(table_price.held_bytes for table_price in table_prices) / ranks or 1.0
-        narrowest = [narrowest_width(dim, ranks) for dim in dims]
-        self._indivisible_bytes = max(
-            (pricing(table, columns).held_bytes for table, columns in enumerate(narrowest)), default=0
-        )
-        self._rounds = [0 if self._weighs_on_memory(table_price) else 1 for table_price in table_prices]
-        self._parts = [0] * len(dims)
-        self._load, self._bytes = 0.0, [0, 0]
-        self._queue: list[Shard] = []
-        for table, (dim, table_price) in enumerate(zip(dims, table_prices, strict=True)):
-            shard_count = min(most_parts(dim, ranks), math.ceil(self._share(table_price)))
-            self._add(table, 0, _widths(dim, shard_count))
-
-    def __bool__(self) -> bool:
-        return bool(self._queue)
-
-    @property
-    def load_limit(self) -> float:
-        """The load that a rank should not exceed."""
-        return (1 + LOAD_TOLERANCE) * self._load / self._ranks
-
-    def bytes_limit(self, shard: Shard) -> float:
-        """Returns the bytes that a rank must not exceed with this shard; the largest indivisible shard always
-        fits on an empty rank."""
-        if shard.round:
-            return math.inf
-        return max((1 + BYTES_TOLERANCE) * self._bytes[0] / self._ranks, self._indivisible_bytes)
-
-    def dearest(self) -> Shard:
-        """Takes the next shard out and returns it."""
-        return heapq.heappop(self._queue)
-
-    def can_halve(self, shard: Shard) -> bool:
-        """Tells whether halves are wide enough, and there is a rank for each shard of the table."""
-        return shard.columns >= 2 * NARROWEST and self._parts[shard.table] < self._ranks
-
-    def halve(self, shard: Shard) -> None:
-        """Puts back the two halves of a shard that was taken out."""
-        self._parts[shard.table] -= 1
-        self._load -= shard.price.load
-        self._bytes[shard.round] -= shard.price.held_bytes
-        self._add(shard.table, shard.first_column, _widths(shard.columns, 2))
-
-    def _add(self, table: int, first_column: int, widths: list[int]) -> None:
-        """Adds shards of a table from a column on."""
-        self._parts[table] += len(widths)
-        for columns in widths:
-            price = self._pricing(table, columns)
-            shard = Shard(self._rounds[table], -self._share(price), table, first_column, columns, price)
-            heapq.heappush(self._queue, shard)
-            self._load += price.load
-            self._bytes[shard.round] += price.held_bytes
-            first_column += columns
-
-    def _share(self, price: Price) -> float:
-        return max(price.load / self._mean_load, price.held_bytes / self._mean_bytes)
-
-    def _weighs_on_memory(self, price: Price) -> bool:
-        return price.held_bytes / self._mean_bytes > WEIGHS_ON_MEMORY * price.load / self._mean_load
-
-
-class _RankLoads:
-    """The ranks with the shards, loads and bytes that they have so far."""
-
-    def __init__(self, ranks: int) -> None:
-        self.loads = [0.0] * ranks
-        self._bytes = [0] * ranks
-        self._tables: list[set[int]] = [set() for _ in range(ranks)]
-        self._by_load = [(0.0, rank) for rank in range(ranks)]
-        """A heap with one entry per rank; loads in it may be outdated, and are then too low."""
-
-    def cheapest(self, shard: Shard, bytes_limit: float) -> int | None:
-        """Returns the rank with the lowest load that has no shard of the table and has room below the
-        limit."""
-        passed_over: list[tuple[float, int]] = []
-        cheapest = None
-        while self._by_load and cheapest is None:
-            load, rank = self._by_load[0]
-            if load < self.loads[rank]:
-                heapq.heapreplace(self._by_load, (self.loads[rank], rank))
-            elif (
-                shard.table in self._tables[rank] or self._bytes[rank] + shard.price.held_bytes > bytes_limit
-            ):
-                passed_over.append(heapq.heappop(self._by_load))
-            else:
-                cheapest = rank
-        for entry in passed_over:
-            heapq.heappush(self._by_load, entry)
-        return cheapest
-
-    def emptiest(self, shard: Shard) -> int:
-        """Returns the rank with the fewest bytes that has no shard of the table."""
-        free = (rank for rank, tables in enumerate(self._tables) if shard.table not in tables)
-        return min(free, key=lambda rank: (self._bytes[rank], self.loads[rank]))
-
-    def put(self, shard: Shard, rank: int) -> None:
-        """Gives a rank a shard."""
-        self.loads[rank] += shard.price.load
-        self._bytes[rank] += shard.price.held_bytes
-        self._tables[rank].add(shard.table)
 
 
 def _widths(columns: int, count: int) -> list[int]:
