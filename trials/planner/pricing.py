@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cached_property
 from math import ceil
 from typing import Any
@@ -220,17 +221,8 @@ class Pricing:
             lacking = needed + self._reserve_bytes(needed) - room
             raise PlacementError(str(error), lacking) from None
 
-    @cached_property
-    def _heaviest_bytes(self) -> int:
-        """Bytes of tables on the fullest rank, where they lie on the device."""
-        return self.placement.heaviest_bytes
-
-    @cached_property
-    def _placed_below(self) -> Placement:
-        """Placement of tables for whose bytes the device needs no room."""
-        return self._placed(None)
-
     def _placed(self, memory_bytes: int | None) -> Placement:
+        """Returns the placement in so much memory; None for tables for whose bytes the device needs no room."""
         alone = self.cluster.ranks == 1
         state = ONE_PROCESS_ROW_STATE_BYTES if alone else ROW_STATE_BYTES
         return place(
@@ -274,17 +266,14 @@ class Pricing:
         """What a reader of the prices should know."""
         segment_lists = self._segments.values()
         kinds = {kind for segments in segment_lists for segment in segments for kind in segment.undeclared}
-        return tuple(
+        traced = tuple(
             f"Module {kind!r} declares no memory (`write`): its layers were traced, on the CPU's code path."
             for kind in sorted(kinds)
-        ) + (self._table_notes if self.schema.tables and not self.on_servers else ())
-
-    @property
-    def _table_notes(self) -> tuple[str, ...]:
-        try:
-            return table_notes(self.training, self.placement, self.cluster.device)
-        except PlacementError:  # the plan says that they do not fit
-            return ()
+        )
+        if self.schema.tables and not self.on_servers:
+            with suppress(PlacementError):  # the plan says that they do not fit
+                return traced + table_notes(self.training, self.placement, self.cluster.device)
+        return traced
 
     def micro_batch(self, strategy: Strategy) -> int:
         """Returns the number of examples in a rank's largest micro-batch; those of a tensor group are all its
@@ -332,7 +321,7 @@ class Pricing:
             self._steps[key] = prepare(
                 self.segments(micro, tensor),
                 self.cluster,
-                self._placed_below if below else self.placement,
+                self._placed(None) if below else self.placement,
                 examples=micro,
                 training=self.training,
                 tensor=tensor,
@@ -364,9 +353,14 @@ class Pricing:
         """Returns the memory of the fullest rank: at the dense part's peak, or at the moment when tables are
         read and updated."""
         if strategy.servers:
-            return self._on_servers(strategy, self._with_tables_of(strategy, 0))
+            memory, served = self._with_tables_of(strategy, 0), self.served
+            on_host = self.kept.of_host(strategy.servers, strategy.server_level, self.cluster.hosts)
+            pulled = 0  # rows pulled are an accelerator's host's
+            if self.cluster.device != "cpu":
+                pulled = (1 + self.training.tables.pulls_ahead) * served.held_bytes + served.gradient_bytes
+            return memory.replace(servers=on_host, host=memory.host + pulled)
         if strategy.tables == "device":
-            return self._with_tables_of(strategy, self._heaviest_bytes)
+            return self._with_tables_of(strategy, self.placement.heaviest_bytes)
         alike = strategy.replace(tables="host", table_cache=0)
         if alike not in self._without_tables:
             self._without_tables[alike] = self._with_tables_of(alike, 0)
@@ -383,14 +377,6 @@ class Pricing:
         """Returns the memory with what the allocator holds beyond its tensors."""
         tensors = memory.total - memory.context - memory.reserve
         return memory.replace(reserve=self._reserve_bytes(tensors))
-
-    def _on_servers(self, strategy: Strategy, memory: MemoryEstimate) -> MemoryEstimate:
-        """Returns the memory of a rank with that of servers; on an accelerator rows pulled are the host's."""
-        found = self.kept.of_host(strategy.servers, strategy.server_level, self.cluster.hosts)
-        if self.cluster.device == "cpu":
-            return memory.replace(servers=found)
-        pulled = (1 + self.training.tables.pulls_ahead) * self.served.held_bytes + self.served.gradient_bytes
-        return memory.replace(servers=found, host=memory.host + pulled)
 
     def _with_tables_of(self, strategy: Strategy, table_bytes: int) -> MemoryEstimate:
         """Returns the memory of the fullest rank whose tables take so much of it."""
@@ -444,7 +430,14 @@ class Pricing:
     def _peak(self, strategy: Strategy) -> tuple[DensePeak, LiveMemory]:
         """Returns the dense part of the fullest rank at its peak, and the moment of the rank's."""
         dense = self._dense_peak(strategy, self.micro_batch(strategy))
-        return dense, max(dense.moment, *self._tables_moments(dense), _wrapping(dense), key=total)
+        left = dense.left
+        # in the lookup no embeddings are there yet; in the tables' update no activations, but dense gradients;
+        # while ranks take the model over, what is held beyond what a step has all the time
+        lookup = LiveMemory("lookup in the tables", 0, 0, buffers=self._lookup_workspace)
+        update = left._replace(buffers=left.buffers + self._tables_workspace - self._saved_of_lookup)
+        always = dense.parameters + dense.optimizer_state + dense.buckets + dense.batch
+        wrapping = LiveMemory("wrapping of the model", 0, 0, buffers=max(dense.wrapping - always, 0))
+        return dense, max(dense.moment, lookup, update, wrapping, key=total)
 
     def _dense_peak(self, strategy: Strategy, micro: int) -> DensePeak:
         """Returns the dense part of the fullest rank at its peak."""
@@ -480,13 +473,6 @@ class Pricing:
             low_rank=low_rank_of(shapes_of(segments), self.training.power_sgd_rank),
         )
         return dense_peak(rank)
-
-    def _tables_moments(self, dense: DensePeak) -> tuple[LiveMemory, LiveMemory]:
-        """Returns the lookup, when no embeddings are there yet, and the update of the tables, when no activations
-        are, but the dense part's gradients."""
-        left = dense.left
-        update = left._replace(buffers=left.buffers + self._tables_workspace - self._saved_of_lookup)
-        return LiveMemory("lookup in the tables", 0, 0, buffers=self._lookup_workspace), update
 
     @cached_property
     def _lookup_workspace(self) -> int:
@@ -546,7 +532,7 @@ class Pricing:
         """Returns what the fullest rank of a strategy that splits modules needs at least, activations left out;
         `state_bytes` are those of its weights, gradients and optimizer state."""
         beside = self.context_bytes + self._more_communicators(strategy) + self.options.margin_bytes(strategy)
-        tensors = state_bytes + self._heaviest_bytes + self._kept_of_lookup
+        tensors = state_bytes + self.placement.heaviest_bytes + self._kept_of_lookup
         return beside + tensors + self._reserve_bytes(tensors)
 
     def _more_communicators(self, strategy: Strategy) -> int:
@@ -580,9 +566,12 @@ class Pricing:
             other_bytes += width * of_rank if strategy.pipeline == 1 else 0
             other_bytes += FP32_BYTES * (len(self.schema.numeric) + len(self.schema.bucketed) + 1) * examples
         apart = bool(strategy.techniques or self.training.frequency_decay or self.one_bit)
-        within = self.cluster.ranks == 1 and not apart
+        looked_up = width
+        if self.cluster.ranks == 1 and not apart:  # a matrix product saves what it lifts
+            shorter = [dim for dim in self._dims if dim < self.model.embedding_dim]
+            looked_up = FP32_BYTES * sum(shorter) if self.precision == "fp32" else 0
         return Batch(
-            embeddings=(self._lifted_bytes if within else width) * examples,
+            embeddings=looked_up * examples,
             micro_embeddings=width * micro,
             other=other_bytes + self._saved_of_lookup,
         )
@@ -593,12 +582,6 @@ class Pricing:
         if self.cluster.ranks > 1 and not self.on_servers:
             return 0
         return saved_bytes(self._tables, self.schema.multi_hot, self.examples_per_rank)
-
-    @property
-    def _lifted_bytes(self) -> int:
-        """Bytes of an example's embeddings that a matrix product saves as they were looked up."""
-        saved = self.precision == "fp32"
-        return FP32_BYTES * sum(dim for dim in self._dims if dim < self.model.embedding_dim) if saved else 0
 
     @cached_property
     def itemsizes(self) -> Itemsizes:
@@ -658,12 +641,6 @@ class Pricing:
         if self.training.table_precision == "fp32":
             return 0
         return WORKSPACE_BYTES * min(numbers, AT_ONCE[self.cluster.device])
-
-
-def _wrapping(dense: DensePeak) -> LiveMemory:
-    """Returns what is held while ranks take the model over, beyond what a step has all the time."""
-    always = dense.parameters + dense.optimizer_state + dense.buckets + dense.batch
-    return LiveMemory("wrapping of the model", 0, 0, buffers=max(dense.wrapping - always, 0))
 
 
 def pricing_of(job: Job, cluster: Cluster) -> Pricing:
