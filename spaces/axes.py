@@ -90,13 +90,20 @@ class Choice:
             raise UserError(f"{self.name}: {received!r} is not one of {list(self.labels)}.")
         return self.values[self.labels.index(received)]
 
-    def holds(self, value: Any) -> bool:
-        """Whether the axis has this value, and there is a choice at all."""
-        return self.size > 1 and value in self.values
+    @property
+    def first(self) -> Scalar:
+        """The label in a point if nothing else is said."""
+        return self.labels[0]
+
+    def has(self, value: Any) -> bool:
+        """Whether the axis has this value, be it as its constant."""
+        return value in self.values
 
     def encode(self, value: Any) -> Scalar:
         """The label of a value."""
-        return self.labels[self.values.index(value)] if value in self.values else _outside(self.name, value)
+        if value not in self.values:
+            raise OutsideError(self.name, value)
+        return self.labels[self.values.index(value)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +144,10 @@ class Range:
             raise UserError(f"{self.name}: {received!r} is not between {self.low} and {self.high}.")
         return received
 
-    def holds(self, value: Any) -> bool:
-        """Says whether the value lies between the bounds, on a step, and there is a choice at all."""
-        return self.size > 1 and self.has(value)
+    @property
+    def first(self) -> Scalar:
+        """The number in a point if nothing else is said."""
+        return self.low
 
     def has(self, value: Any) -> bool:
         """Says whether the value lies between the bounds, on a step, be it the only one."""
@@ -149,7 +157,10 @@ class Range:
 
     def encode(self, value: Any) -> Scalar:
         """The number itself."""
-        return value if self.has(value) else _outside(self.name, value)
+        if not self.has(value):
+            raise OutsideError(self.name, value)
+        number: Scalar = value
+        return number
 
 
 Axis = Choice | Range
@@ -221,16 +232,13 @@ def _read_range(name: str, spec: dict[str, Any]) -> Range:
         )
     whole = isinstance(low, int) and isinstance(high, int)
     step = spec.get("step", 1)
-    if "step" in spec and not (_is_count(step) and whole and (step == 1 or not log)):
+    is_count = isinstance(step, int) and not isinstance(step, bool) and step > 0
+    if "step" in spec and not (is_count and whole and (step == 1 or not log)):
         raise UserError(
             f"space: {name}: `step` is a whole number above 0, for whole `low` and `high` and no logarithmic "
             f"scale; received {spec}."
         )
     return Range(name=name, low=low, high=high, log=log, step=step, whole=whole)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _has_label(value: Any) -> bool:
@@ -240,10 +248,6 @@ def _has_label(value: Any) -> bool:
 
 def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
-
-
-def _outside(name: str, value: Any) -> Scalar:
-    raise OutsideError(name, value)
 
 
 # The next value beyond an end of an axis, in the axis's own steps.

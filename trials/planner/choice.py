@@ -25,7 +25,6 @@ from trials.planner.pricing import Pricing
 from trials.planner.segments import Segment
 from trials.planner.sentences import pipeline_words, reason
 from trials.planner.step_time import Step, segment_seconds
-from trials.planner.zero_memory import Itemsizes
 from trials.records.job import Synchrony, TablesConfig
 from trials.records.strategy import RECOMPUTED, Prefer, ServerLevel, Strategy
 
@@ -43,55 +42,26 @@ IN_ORDER = ("1f1b", "gpipe")
 """Schedules whose stages go backward in one pass each, so that the first to go back is one of the last stage."""
 
 
-class ComputeBounds:
-    """Seconds of one micro-batch's compute in a model, whatever its size."""
-
-    def __init__(self, step: Step, segments: Sequence[Segment], tensor: int) -> None:
-        """Takes the step of a micro-batch on ranks that split nothing, and the model's segments; a tensor rank has
-        all of features, and of any other at least its part of what depends on sizes."""
-        on_cpu = step.cluster.device == "cpu"
-        starts = [from_sizes(0.0, segment, step.cluster) for segment in segments]
-
-        def at_least(whole: float, start: float) -> float:
-            return start + (whole - start) / tensor if on_cpu else max(start, whole / tensor)
-
-        passes = segment_seconds(step)
-        self.forward = [at_least(whole, start) for (whole, _), start in zip(passes, starts, strict=True)]
-        self.backward = [
-            at_least(whole, BACKWARD_PASSES * start) for (_, whole), start in zip(passes, starts, strict=True)
-        ]
-        self.forward[0], self.backward[0] = passes[0]
-        self.besides = 0.0 if on_cpu else step.besides
-
-
-def least_seconds(compute: ComputeBounds, strategy: Strategy, beside: float) -> float:
-    """Returns a number of seconds that no step takes less than.
+def compute_bounds(step: Step, segments: Sequence[Segment], tensor: int) -> tuple[list[float], list[float]]:
+    """Returns the least seconds of forward and backward of each segment in one micro-batch.
 
     Args:
-        compute: of one micro-batch.
-        strategy: how the model is held.
-        beside: seconds beside compute that any strategy takes.
+        step: of a micro-batch on ranks that split nothing.
+        segments: the model's.
+        tensor: over how many ranks modules are split; a rank has all of features, and of any other at least its
+            part of what depends on sizes.
     """
-    again = sum(compute.forward[1:-1][RECOMPUTED[strategy.checkpointing]])
-    forward, backward = sum(compute.forward) + compute.besides, sum(compute.backward) + again
-    once, stages = forward + backward, strategy.pipeline
-    least = strategy.micro_batches * once / stages
-    if stages > 1 and strategy.schedule in IN_ORDER:
-        # the first micro-batch comes back to a stage, which then has the others' backward before it
-        least = max(least, once + (strategy.micro_batches - 1) * backward / stages)
-    return (1 - ROUNDING) * (least + beside)
+    on_cpu, passes = step.cluster.device == "cpu", segment_seconds(step)
+    starts = [from_sizes(0.0, segment, step.cluster) for segment in segments]
 
+    def at_least(whole: float, start: float) -> float:
+        return start + (whole - start) / tensor if on_cpu else max(start, whole / tensor)
 
-def least_state_bytes(numbers: int, strategy: Strategy, itemsizes: Itemsizes, data_ranks: int) -> int:
-    """Returns the bytes of weights, gradients and optimizer state that the fullest rank has at least, where a
-    model of so many numbers is split and cut."""
-    computed, _, moment = itemsizes
-    own = numbers // strategy.model_ranks
-    masters = FP32_BYTES if computed != FP32_BYTES else 0
-    state = masters + len(MOMENTS) * moment
-    if strategy.dense == "zero1":
-        return 2 * computed * own + state * (own // data_ranks)
-    return (2 * computed + state) * own
+    forward = [at_least(whole, start) for (whole, _), start in zip(passes, starts, strict=True)]
+    backward = [
+        at_least(whole, BACKWARD_PASSES * start) for (_, whole), start in zip(passes, starts, strict=True)
+    ]
+    return [passes[0][0], *forward[1:]], [passes[0][1], *backward[1:]]
 
 
 # The strategies with servers on the ladder: how many servers, and on which level they have the tables.
@@ -289,7 +259,7 @@ class PricedLadder(Sequence[PricedStrategy]):
         self._priced: dict[int, PricedStrategy] = {}
         self._memory: dict[int, MemoryEstimate] = {}
         self._time: dict[int, StepTime] = {}
-        self._compute: dict[tuple[int, int], ComputeBounds] = {}
+        self._compute: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
 
     def __len__(self) -> int:
         return len(self.strategies)
@@ -372,8 +342,16 @@ class PricedLadder(Sequence[PricedStrategy]):
         step = pricing.step(micro, below=below)
         key = micro, strategy.tensor
         if key not in self._compute:
-            self._compute[key] = ComputeBounds(step, pricing.segments(micro), strategy.tensor)
-        return least_seconds(self._compute[key], strategy, step.all_to_all + step.tables_reduce)
+            self._compute[key] = compute_bounds(step, pricing.segments(micro), strategy.tensor)
+        each_forward, each_backward = self._compute[key]
+        again = sum(each_forward[1:-1][RECOMPUTED[strategy.checkpointing]])
+        forward, backward = sum(each_forward) + step.besides, sum(each_backward) + again
+        once, stages = forward + backward, strategy.pipeline
+        least = strategy.micro_batches * once / stages
+        if stages > 1 and strategy.schedule in IN_ORDER:
+            # the first micro-batch comes back to a stage, which then has the others' backward before it
+            least = max(least, once + (strategy.micro_batches - 1) * backward / stages)
+        return (1 - ROUNDING) * (least + (step.all_to_all + step.tables_reduce))
 
     def _least_lacking(self, place: int) -> int:
         """Returns bytes of the device's memory that a strategy lacks at least; 0 for those whose memory is priced
@@ -383,7 +361,14 @@ class PricedLadder(Sequence[PricedStrategy]):
             return self._lacks(place)
         if strategy.tensor == 1:
             return 0
-        state = least_state_bytes(pricing.numbers, strategy, pricing.itemsizes, pricing.data_ranks(strategy))
+        # weights, gradients and optimizer state of the model's equal parts
+        computed, _, moment = pricing.itemsizes
+        own = pricing.numbers // strategy.model_ranks
+        state = (FP32_BYTES if computed != FP32_BYTES else 0) + len(MOMENTS) * moment
+        if strategy.dense == "zero1":
+            state = 2 * computed * own + state * (own // pricing.data_ranks(strategy))
+        else:
+            state = (2 * computed + state) * own
         return max(0, pricing.least_bytes(strategy, state) - pricing.cluster.hbm)
 
     def _price(self, place: int) -> PricedStrategy:

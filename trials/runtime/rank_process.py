@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -94,7 +95,13 @@ class Ending(NamedTuple):
 def endings_of(codes: Mapping[int, int | None], killed: Mapping[int, str], folder: Path) -> list[Ending]:
     """Returns the endings of all ranks that are gone: exit codes, states of those that were killed from here,
     their last words."""
-    return [Ending(rank, code, killed.get(rank), _words(folder, rank)) for rank, code in codes.items()]
+    endings = []
+    for rank, code in codes.items():
+        words = None
+        with contextlib.suppress(OSError, ValidationError):  # none, or it was killed while it wrote
+            words = LastWords.model_validate_json((folder / last_words(rank)).read_bytes())
+        endings.append(Ending(rank, code, killed.get(rank), words))
+    return endings
 
 
 def memory_kills() -> int | None:
@@ -140,7 +147,10 @@ def verdict(
             out_of_memory=starved,
             killed=not starved and cause.killed is None and -(cause.code or 0) in FROM_OUTSIDE,
         )
-    failed = _with_the_greatest_need(cause.words.failed, endings)
+    failed = cause.words.failed
+    if failed.needed_bytes is not None:  # ranks that lack memory do so within moments of each other
+        needs = [ending.words.failed.needed_bytes or 0 for ending in endings if ending.words]
+        failed = failed.replace(needed_bytes=max(needs))
     # of memory, the words say it all; a log would end with where in our counter it was noticed
     log = "" if failed.out_of_memory else _log(logs, cause.rank, but=failed.error.partition("\n")[0])
     return failed.replace(error=f"{subject} failed {at}: {failed.error}{late_ranks}{log}")
@@ -177,14 +187,6 @@ def _of_server(
     )
 
 
-def _with_the_greatest_need(failed: Failed, endings: list[Ending]) -> Failed:
-    """Returns the failure with the greatest need: ranks that lack memory do so within moments of each other."""
-    needs = [ending.words.failed.needed_bytes or 0 for ending in endings if ending.words]
-    if failed.needed_bytes is None:
-        return failed
-    return failed.replace(needed_bytes=max(needs))
-
-
 def state_of(pid: int | None) -> str:
     """Returns what a process does, in a word."""
     try:
@@ -198,15 +200,16 @@ def _hang(endings: list[Ending], at: str, logs: RankLogs, seconds: float) -> Fai
     """Names the rank that stands still, or what each rank waits for."""
     stopped = [ending.rank for ending in endings if ending.killed == STOPPED]
     suspect = stopped[0] if stopped else 0
-    states = ", ".join(
-        f"{logs.words(e.rank)} {e.killed or how(e)}{'' if e.killed == STOPPED else _frame(logs, e.rank)}"
-        for e in endings
-    )
+    states = list[str]()
+    for ending in endings:
+        frames = [] if ending.killed == STOPPED else FRAME.findall(tail(logs.path(ending.rank)))
+        frame = " in {2} ({0}:{1})".format(*frames[-1]) if frames else ""
+        states.append(f"{logs.words(ending.rank)} {ending.killed or how(ending)}{frame}")
     waited_for = ""
     if stopped and len(stopped) < len(endings):
         named = " and ".join(map(logs.words, stopped))
         waited_for = f"; the others wait for {named}, which {'is' if len(stopped) == 1 else 'are'} stopped"
-    error = f"no progress for {seconds:,.1f} s, {at}: {states}{waited_for}"
+    error = f"no progress for {seconds:,.1f} s, {at}: {', '.join(states)}{waited_for}"
     stacks = f"; the stacks are in the ranks' logs, {logs.name}.*.log"
     return Failed(error=error + (_log(logs, suspect) if stopped else stacks), stopped=bool(stopped))
 
@@ -222,13 +225,6 @@ def how(ending: Ending) -> str:
     return f"was killed by signal {-code} ({names.get(-code, 'unknown')})"
 
 
-def _words(folder: Path, rank: int) -> LastWords | None:
-    try:
-        return LastWords.model_validate_json((folder / last_words(rank)).read_bytes())
-    except (OSError, ValidationError):  # none, or it was killed while it wrote
-        return None
-
-
 def _log(logs: RankLogs, rank: int, *, but: str | None = None) -> str:
     """Returns the lines at the end of a log that may say why, or where to look."""
     lines = [line for line in tail(logs.path(rank)).splitlines() if line.strip()]
@@ -237,11 +233,6 @@ def _log(logs: RankLogs, rank: int, *, but: str | None = None) -> str:
     if lines:
         return f"; {logs.path(rank).name} ends: " + " | ".join(lines)
     return f"; its log is {logs.path(rank).name}" if logs.path(rank).exists() else ""
-
-
-def _frame(logs: RankLogs, rank: int) -> str:
-    frames = FRAME.findall(tail(logs.path(rank)))
-    return " in {2} ({0}:{1})".format(*frames[-1]) if frames else ""
 
 
 def tail(log: Path) -> str:
@@ -291,13 +282,8 @@ class LocalRank:
 
     def __init__(self, process: BaseProcess, device: str | None = None) -> None:
         """Takes over a process that was started, with the id of the CUDA device that it was given, if any."""
-        self._process, self.device = process, device
+        self._process, self.device, self.sentinel = process, device, process.sentinel
         self.killed: str | None = None
-
-    @property
-    def sentinel(self) -> int:
-        """See `RankProcess`."""
-        return self._process.sentinel
 
     @property
     def exitcode(self) -> int | None:
