@@ -9,6 +9,7 @@ The data's half is `dhen.schema`.
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
@@ -44,12 +45,8 @@ def of_kind(registry: dict[str, type[K]], what: str, value: object) -> object:
     return parse(registry[kind], value, f"{what} {kind!r}")
 
 
-def _block(value: object) -> object:
-    return of_kind(BLOCKS, "interaction module", value)
-
-
-def _ensemble(value: object) -> object:
-    return of_kind(ENSEMBLES, "ensemble", value)
+_block = partial(of_kind, BLOCKS, "interaction module")
+_ensemble = partial(of_kind, ENSEMBLES, "ensemble")
 
 
 class LayerConfig(Value):

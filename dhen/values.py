@@ -292,12 +292,7 @@ def parse_yaml(text: str) -> Any:
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
         reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
         raise ValueError(f"not valid YAML: {reason}.") from None
-    _check_size(data)
-    return data
-
-
-def _check_size(data: Any) -> None:
-    """Checks how many values there are once aliases are written out, of which few lines may have any number."""
+    # of values once aliases are written out few lines may have any number
     waiting, count = [data], 0
     while waiting:
         value = waiting.pop()
@@ -308,6 +303,7 @@ def _check_size(data: Any) -> None:
             waiting.extend(value.values())
         elif isinstance(value, list):
             waiting.extend(value)
+    return data
 
 
 def load_json(path: Path) -> Any:

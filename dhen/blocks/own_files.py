@@ -38,7 +38,14 @@ def classes_of_own_files(variable: str, base: type[Kind], *, known: Collection[s
     found: dict[str, type[Kind]] = {}
     for path in map(Path, filter(None, os.environ.get(variable, "").split(os.pathsep))):
         module = _imported(path, variable)
-        classes = [own for own in vars(module).values() if _is_own(own, module, base)]
+        classes = [
+            own
+            for own in vars(module).values()
+            if isinstance(own, type)
+            and issubclass(own, base)
+            and own.__module__ == module.__name__
+            and not own.__name__.startswith("_")
+        ]
         if not classes:
             raise OwnFileError(f"{variable}: {path} defines no subclass of {base.__name__}.")
         for own in classes:
@@ -49,16 +56,6 @@ def classes_of_own_files(variable: str, base: type[Kind], *, known: Collection[s
                 )
             found[kind] = own
     return found
-
-
-def _is_own(value: object, module: ModuleType, base: type[BaseModel]) -> bool:
-    """Whether a value is a class that the module itself defines, ready to be used."""
-    return (
-        isinstance(value, type)
-        and issubclass(value, base)
-        and value.__module__ == module.__name__
-        and not value.__name__.startswith("_")
-    )
 
 
 def _imported(path: Path, variable: str) -> ModuleType:

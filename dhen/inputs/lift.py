@@ -39,16 +39,13 @@ def held_schema(config: ModelConfig, schema: FeatureSchema) -> FeatureSchema:
 
 @lru_cache(maxsize=8)
 def _with_capacity(schema: FeatureSchema, share: float) -> FeatureSchema:
-    return schema.replace(tables=tuple(_shared(table, share) for table in schema.tables))
-
-
-def _shared(table: Table, share: float) -> Table:
-    if table.growing is None:
-        return table
-    capacity = max(1, round(share * table.growing.capacity))
-    kept = {name: getattr(table, name) for name in Table.model_fields}
-    kept |= {"rows": capacity + 1, "growing": table.growing.replace(capacity=capacity)}
-    return ShareTable(**kept)
+    tables = list(schema.tables)
+    for place, table in enumerate(tables):
+        if table.growing is not None:
+            capacity = max(1, round(share * table.growing.capacity))
+            changes = {"rows": capacity + 1, "growing": table.growing.replace(capacity=capacity)}
+            tables[place] = ShareTable(**{**dict(table), **changes})
+    return schema.replace(tables=tuple(tables))
 
 
 # The length of each table's embeddings: the larger a table, the shorter (mixed dimensions, arXiv 1909.11810).
@@ -74,11 +71,15 @@ def table_dims(config: ModelConfig, schema: FeatureSchema) -> tuple[int, ...]:
     """d of each table that the model holds, at most D."""
     schema = held_schema(config, schema)
     fewest = min((table.rows for table in schema.tables if not table.buckets), default=1)
-    halvings = [
-        0.0 if table.buckets else config.table_dim_exponent * math.log2(table.rows / fewest)
-        for table in schema.tables
-    ]
-    return tuple(_shortened(config.embedding_dim, round(each)) for each in halvings)
+    longest, dims = config.embedding_dim, list[int]()
+    for table in schema.tables:
+        halvings = 0 if table.buckets else round(config.table_dim_exponent * math.log2(table.rows / fewest))
+        if halvings < 1:
+            dims.append(longest)
+        else:  # a power of two
+            power_of_two = 1 << max((longest >> halvings).bit_length() - 1, 0)
+            dims.append(min(longest, max(SHORTEST, power_of_two)))
+    return tuple(dims)
 
 
 def summed_tables(config: ModelConfig, schema: FeatureSchema) -> int:
@@ -121,14 +122,6 @@ def crossed(config: ModelConfig, schema: FeatureSchema) -> tuple[TableGroup, ...
     if nodes:
         found.append(TableGroup(first.dim, first.places[kept : kept + nodes]))
     return (*found, *others)
-
-
-def _shortened(longest: int, halvings: int) -> int:
-    """A power of two within the bounds, or all if there is nothing to halve."""
-    if halvings < 1:
-        return longest
-    power_of_two = 1 << max((longest >> halvings).bit_length() - 1, 0)
-    return min(longest, max(SHORTEST, power_of_two))
 
 
 class Lift(nn.Module):
@@ -181,15 +174,14 @@ def mixed_tape(
     longest, groups = config.embedding_dim, crossed(config, schema)
     columns, wholes = [], []
     for e, (dim, places) in zip(embeddings, groups, strict=True):
-        wholes.append(_lifted(tape, e, len(places), dim, longest) if dim < longest else e)
+        if dim < longest:
+            shape = len(places), dim * longest
+            e = tape.operation(len(places) * longest, [e], saves=[e], parameters=[shape])
+        wholes.append(e)
         columns += tape.unbind(wholes[-1], len(places))
     x = tape.concat([*(columns[place] for place in _order(groups)), *numeric])
     tape.refer(*embeddings, *wholes, *numeric)
     return x
-
-
-def _lifted(tape: Tape, e: int, tables: int, dim: int, longest: int) -> int:
-    return tape.operation(tables * longest, [e], saves=[e], parameters=[(tables, dim * longest)])
 
 
 def _order(groups: Sequence[TableGroup]) -> list[int]:
