@@ -11,7 +11,7 @@ keys and values; N blocks of s embeddings, R blocks of queries that are computed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple, cast
 
@@ -315,26 +315,44 @@ def block_attention_tape(tape: Tape, qkv: int, layout: BlockLayout, dim: int, *,
     tape.buffer_bytes += INDEX_BYTES * sum(len(gathered(each, layout)) for each in blocks)
     if is_fused(tape.device, layout, dim // heads, p):
         return fused_attention_tape(tape, qkv, m, dim, heads)
-    sizes, split = list(_sizes(layout, dim // heads)), layout.blocks * layout.size * dim
-    saved = [tape.scratch(3 * split)]
-    for size in sizes:
-        saved.append(tape.scratch(size.scores))
-        if p:
-            saved.append(tape.scratch(size.scores, itemsize=MASK_BYTES))
+    size, split, itemsize = layout.size, layout.blocks * layout.size * dim, tape.itemsize
+    saved, groups, masks = [tape.scratch(3 * split)], together(layout), MASK_BYTES if p else 0
+    all_scores = [size * size * len(group.columns) for group in groups]
     # beside what forward saves and puts out; blocks of later groups have not been made before
-    kept, most = tape.itemsize + (MASK_BYTES if p else 0), 0
-    not_yet = kept * sum(size.scores for size in sizes) + tape.itemsize * m * dim
-    for size in sizes:
-        most = max(most, size.forward(tape.itemsize, p) - not_yet)
-        not_yet -= kept * size.scores
-    most_backward = max(0, *(size.backward(p) - 3 * m * dim for size in sizes))
+    most, not_yet = 0, (itemsize + masks) * sum(all_scores) + itemsize * m * dim
+    most_backward = 0
+    for group, scores in zip(groups, all_scores, strict=True):
+        saved.append(tape.scratch(scores))
+        if p:
+            saved.append(tape.scratch(scores, itemsize=MASK_BYTES))
+        head = size * dim // heads
+        queries, keys = head * len(group.rows), head * len(group.columns)
+        copied_queries = head * len(gathered(group.rows, layout))
+        copied_keys = head * len(gathered(group.columns, layout))
+        # bytes of the scores; their softmax; its dropout; the products with v
+        forward = max(
+            itemsize * (copied_queries + copied_keys + scores),
+            itemsize * 2 * scores,
+            (itemsize + 2 * masks) * scores,
+            masks * scores + itemsize * (scores + (scores if p else 0) + copied_keys + queries),
+        )
+        most = max(most, forward - not_yet)
+        not_yet -= (itemsize + masks) * scores
+        # numbers of the gradients of v; of the scores; of q and k
+        backward = max(
+            (scores if p else 0) + keys,
+            copied_keys + 2 * scores,
+            scores + copied_keys + queries,
+            scores + copied_queries + keys,
+        )
+        most_backward = max(most_backward, copied_queries + backward - 3 * m * dim)
     return tape.operation(
         m * dim,
         [qkv],
         saves=saved,
-        running=Held(tape.rows * (tape.itemsize * split + most)),
+        running=Held(tape.rows * (itemsize * split + most)),
         # the gradient of queries, keys and values is made last
-        backward_running=Held(tape.rows * tape.itemsize * (4 * split + most_backward)),
+        backward_running=Held(tape.rows * itemsize * (4 * split + most_backward)),
     )
 
 
@@ -345,47 +363,3 @@ def fused_attention_tape(tape: Tape, qkv: int, embeddings: int, dim: int, heads:
         values, [qkv], saves=[qkv, sums], saves_output=True, backward_running=tape.held(3 * values)
     )
     return tape.copy(attended) if heads > 1 else attended
-
-
-class _Sizes(NamedTuple):
-    """Numbers per example of blocks that are computed together."""
-
-    queries: int
-    keys: int
-    scores: int
-    gathered_queries: int
-    """Those of `queries` that are copied for it."""
-    gathered_keys: int
-
-    def forward(self, itemsize: int, p: float) -> int:
-        """Most bytes at a moment: scores; their softmax; its dropout; the products with v."""
-        masks, dropped = (MASK_BYTES, self.scores) if p else (0, 0)
-        return max(
-            itemsize * (self.gathered_queries + self.gathered_keys + self.scores),
-            itemsize * 2 * self.scores,
-            (itemsize + 2 * masks) * self.scores,
-            masks * self.scores + itemsize * (self.scores + dropped + self.gathered_keys + self.queries),
-        )
-
-    def backward(self, p: float) -> int:
-        """Most numbers at a moment: gradients of v; of the scores; of q and k."""
-        others = max(
-            (self.scores if p else 0) + self.keys,
-            self.gathered_keys + 2 * self.scores,
-            self.scores + self.gathered_keys + self.queries,
-            self.scores + self.gathered_queries + self.keys,
-        )
-        return self.gathered_queries + others
-
-
-def _sizes(layout: BlockLayout, head: int) -> Iterator[_Sizes]:
-    size = layout.size
-    for group in together(layout):
-        queries, keys = size * head * len(group.rows), size * head * len(group.columns)
-        yield _Sizes(
-            queries=queries,
-            keys=keys,
-            scores=size * size * len(group.columns),
-            gathered_queries=queries if gathered(group.rows, layout) else 0,
-            gathered_keys=keys if gathered(group.columns, layout) else 0,
-        )
