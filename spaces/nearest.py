@@ -8,7 +8,7 @@ MLP, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import combinations_with_replacement, product
@@ -174,11 +174,18 @@ def space_size(space: Space) -> SpaceSize:
         name: axis for name, axis in space.model_axes.items() if axis is not dropout or axis.size == math.inf
     }
     training = list(space.training_axes.values())
-    counts = [
-        (stacks, _model_count(others, depth))
-        for model_dropout in dropouts
-        for depth, stacks in _stack_counts(space, model_dropout)
-    ]
+    # settings outside the layers: one member alone has one place to part
+    constant = Choice(name="members", values=(1,))
+    members, parting = others.pop("members", constant), others.pop("members_from", constant)
+    alone = int((min(members.values) if isinstance(members, Choice) else members.low) == 1)
+    other_settings = math.prod(axis.size for axis in others.values())
+    counts = list[tuple[float, float]]()
+    for model_dropout in dropouts:
+        layers = [_layer_count(space, axes, model_dropout) for axes in space.layer_axes.values()]
+        for depth in _values(space.depth):
+            stacks = layers[0] if space.config.layers == "shared" else math.prod(layers[:depth])
+            places = len({min(layer, depth) for layer in _values(parting)})
+            counts.append((stacks, other_settings * ((members.size - alone) * places + alone)))
     return SpaceSize(
         architectures=math.inf
         if any(models == math.inf for _, models in counts)
@@ -187,25 +194,6 @@ def space_size(space: Space) -> SpaceSize:
         real_axes=sum(axis.size == math.inf for axis in training),
         axes=len(space.axes),
     )
-
-
-def _model_count(axes: Mapping[str, Axis], depth: int) -> float:
-    """Distinct settings outside the layers of a model this deep; one member alone has one place to part."""
-    constant = Choice(name="members", values=(1,))
-    members, parting = axes.get("members", constant), axes.get("members_from", constant)
-    parting_layers = len({min(layer, depth) for layer in _values(parting)})
-    low = min(members.values) if isinstance(members, Choice) else members.low
-    alone = int(low == 1)
-    others = math.prod(axis.size for name, axis in axes.items() if name not in ("members", "members_from"))
-    return others * ((members.size - alone) * parting_layers + alone)
-
-
-def _stack_counts(space: Space, model_dropout: float) -> Iterator[tuple[int, float]]:
-    """Each depth, and the number of distinct stacks of so many layers in models with this dropout."""
-    layers = [_layer_count(space, axes, model_dropout) for axes in space.layer_axes.values()]
-    shared = space.config.layers == "shared"
-    for depth in _values(space.depth):
-        yield depth, layers[0] if shared else math.prod(layers[:depth])
 
 
 def _layer_count(space: Space, axes: dict[str, Axis], model_dropout: float) -> float:

@@ -137,7 +137,15 @@ class Space:
         self.training_axes = {
             key: read_axis(f"training.{key}", spec) for key, spec in config.training.items()
         }
-        self.layer_axes = {prefix: self._layer_axes(prefix) for prefix in self._prefixes()}
+        self.layer_axes = dict[str, dict[str, Axis]]()
+        """By recipe its axes by field of a layer: slots, ensemble and the rest, then each kind's settings."""
+        kinds = list(config.modules)
+        for prefix in self._prefixes():
+            specs = {f"block{slot}": [NONE, *kinds] if slot else kinds for slot in range(config.slots)}
+            specs |= {key: getattr(config, key) for key in LAYER_FIELDS}
+            for kind, settings in config.modules.items():
+                specs |= {f"{kind}.{key}": spec for key, spec in settings.items()}
+            self.layer_axes[prefix] = {key: read_axis(f"{prefix}.{key}", spec) for key, spec in specs.items()}
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -262,19 +270,6 @@ class Space:
         if self.config.layers == "shared":
             return ["layer"]
         return [f"layer{index}" for index in range(self.max_depth)]
-
-    def _layer_axes(self, prefix: str) -> dict[str, Axis]:
-        """Axes by field of a layer: slots, ensemble and the rest, then each kind's settings."""
-        kinds, config = list(self.config.modules), self.config
-        axes: dict[str, Axis] = {"block0": read_axis(f"{prefix}.block0", kinds)}
-        for slot in range(1, config.slots):
-            axes[f"block{slot}"] = read_axis(f"{prefix}.block{slot}", [NONE, *kinds])
-        for key in LAYER_FIELDS:
-            axes[key] = read_axis(f"{prefix}.{key}", getattr(config, key))
-        for kind, settings in config.modules.items():
-            for key, spec in settings.items():
-                axes[f"{kind}.{key}"] = read_axis(f"{prefix}.{kind}.{key}", spec)
-        return axes
 
     def _decode_layer(self, prefix: str, point: Point) -> dict[str, Any]:
         axes = self.layer_axes[prefix]

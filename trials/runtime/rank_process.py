@@ -138,15 +138,31 @@ def verdict(
         return Failed(error=f"the fork server, which starts and ends all ranks, was killed {at}", killed=True)
     late = [f"{logs.words(e.rank)} was {e.killed}" for e in endings if e.killed and e is not cause]
     late_ranks = "".join(f"; {late_rank} and had to be killed" for late_rank in late)
+    unasked = cause.words is None and cause.killed is None
+    by_kernel = memory_was_short and unasked and cause.code == -signal.SIGKILL
+    from_outside = unasked and not by_kernel and -(cause.code or 0) in FROM_OUTSIDE
     if logs.server(cause.rank) is not None:
-        return _of_server(cause, subject, at, progress, late_ranks, logs, memory_was_short=memory_was_short)
-    if cause.words is None:
-        starved = memory_was_short and cause.code == -signal.SIGKILL and cause.killed is None
-        return Failed(
-            error=f"{subject} {how(cause)} {at}{late_ranks}{_log(logs, cause.rank)}",
-            out_of_memory=starved,
-            killed=not starved and cause.killed is None and -(cause.code or 0) in FROM_OUTSIDE,
+        # what memory a server lacked is not the ranks': no strategy that takes less of theirs would help
+        words = cause.words.failed if cause.words else Failed(error="")
+        starved = words.out_of_memory or by_kernel
+        ended = f"failed {at}: {words.error}" if words.error else f"{how(cause)} {at}"
+        unsaved = progress.unsaved_steps if progress else None
+        lost = (
+            f"; the updates of {unsaved:,} step(s) since its newest checkpoint are lost with it, and made again"
+            if unsaved
+            else ""
         )
+        log = "" if starved else _log(logs, cause.rank, but=ended.rpartition(": ")[2].partition("\n")[0])
+        memory = f"; {SERVER_MEMORY}" if starved else ""
+        return Failed(
+            error=f"{subject} {ended}{memory}{lost}{late_ranks}{log}",
+            killed=words.killed or from_outside,
+            host_left=words.host_left,
+            of_server=True,
+        )
+    if cause.words is None:
+        error = f"{subject} {how(cause)} {at}{late_ranks}{_log(logs, cause.rank)}"
+        return Failed(error=error, out_of_memory=by_kernel, killed=from_outside)
     failed = cause.words.failed
     if failed.needed_bytes is not None:  # ranks that lack memory do so within moments of each other
         needs = [ending.words.failed.needed_bytes or 0 for ending in endings if ending.words]
@@ -154,37 +170,6 @@ def verdict(
     # of memory, the words say it all; a log would end with where in our counter it was noticed
     log = "" if failed.out_of_memory else _log(logs, cause.rank, but=failed.error.partition("\n")[0])
     return failed.replace(error=f"{subject} failed {at}: {failed.error}{late_ranks}{log}")
-
-
-def _of_server(
-    cause: Ending,
-    subject: str,
-    at: str,
-    progress: Progress | None,
-    late: str,
-    logs: RankLogs,
-    *,
-    memory_was_short: bool,
-) -> Failed:
-    """Returns why a server ended, and what goes with it. What memory it lacked is not the ranks': no strategy that
-    takes less of theirs would help."""
-    words = cause.words.failed if cause.words else Failed(error="")
-    unasked = cause.words is None and cause.killed is None
-    starved = words.out_of_memory or (memory_was_short and unasked and cause.code == -signal.SIGKILL)
-    ended = f"failed {at}: {words.error}" if words.error else f"{how(cause)} {at}"
-    unsaved = progress.unsaved_steps if progress else None
-    lost = (
-        f"; the updates of {unsaved:,} step(s) since its newest checkpoint are lost with it, and made again"
-        if unsaved
-        else ""
-    )
-    log = "" if starved else _log(logs, cause.rank, but=ended.rpartition(": ")[2].partition("\n")[0])
-    return Failed(
-        error=f"{subject} {ended}{f'; {SERVER_MEMORY}' if starved else ''}{lost}{late}{log}",
-        killed=words.killed or (not starved and unasked and -(cause.code or 0) in FROM_OUTSIDE),
-        host_left=words.host_left,
-        of_server=True,
-    )
 
 
 def state_of(pid: int | None) -> str:
