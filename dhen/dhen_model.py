@@ -39,13 +39,13 @@ from dhen.ops.parts import (
     EmbeddingProjection,
     mlp,
     mlp_cost,
-    mlp_tape,
     projection_cost,
     projection_tape,
     split_in_turn,
+    tower_tape,
     undivided,
 )
-from dhen.ops.split import RankGroup, how_split
+from dhen.ops.split import RankGroup
 from dhen.schema import FeatureSchema
 from dhen.tape import FP32_BYTES, Setting, Tape, Taped, Undeclared, row_bytes
 
@@ -282,9 +282,7 @@ def taped_dhen(config: DhenConfig, schema: FeatureSchema, setting: Setting) -> I
         logit = heads_tape(tape, config.members, width, config.head, p=p, parted=_part(config))
     else:
         why_whole = undivided(config.head, setting.ranks)
-        *how, last = how_split([(0, each) for each in (*config.head, 1)], setting.ranks)
-        hidden = mlp_tape(tape, tape.input(width), width, config.head, dropout=p, how=how)
-        logit = linear_tape(tape, hidden, (width, *config.head)[-1], 1, how=last)
+        logit = tower_tape(tape, tape.input(width), width, config.head, 1, dropout=p)
     # the map to the logit alone is no loss
     whole = (f"head ({why_whole})",) if setting.ranks > 1 and config.head and why_whole else ()
     yield Taped("head", flops - tape.flops_elsewhere, tape, logit, whole=whole)

@@ -1,7 +1,7 @@
 """How long do the ranks of a pipeline wait, beside what the planner says?
 
 Each rank has a stage of a DHEN (two with `interleaved`) and trains by torch's schedule over gloo. How long each
-pass lasts is noted; planned is the planner's clock (`trials.planner.pipeline_time`), given what passes took.
+pass lasts is noted; planned is the planner's clock (`trials.planner.pipeline`), given what passes took.
 With `--pass-ms` they last so long at least and leave the cores to others, as those of an accelerator do, so that
 four ranks on two cores have a bubble too; with 0 they last as long as this CPU takes, for which each rank needs a
 core.
@@ -39,8 +39,7 @@ from search.log_config import DemoConfig
 from trials.cluster.this_machine import load_cluster
 from trials.data.loader import train_batches
 from trials.data.prepared_log import PreparedLog
-from trials.planner.pipeline_memory import Kind, wrong_micro_batches
-from trials.planner.pipeline_time import StageSeconds, played
+from trials.planner.pipeline import Kind, StageSeconds, played, wrong_micro_batches
 from trials.records.job import Job, TrainingConfig
 from trials.records.strategy import CHUNKS_PER_RANK, Ranks, Schedule, Strategy
 from trials.training.distributed_step import DistributedStep

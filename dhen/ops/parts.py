@@ -148,6 +148,15 @@ class VectorToEmbeddings(nn.Module):
         return u_BLD
 
 
+def tower_tape(
+    tape: Tape, x: int, n_in: int, widths: Sequence[int], out: int, *, dropout: float, split: bool = True
+) -> int:
+    """The memory of an MLP and a linear map to `out` numbers."""
+    *how, last = how_split([(0, width) for width in (*widths, out)], tape.ranks if split else 1)
+    v = mlp_tape(tape, x, n_in, widths, dropout=dropout, how=how)
+    return linear_tape(tape, v, (n_in, *widths)[-1], out, how=last)
+
+
 class Tower(NamedTuple):
     """An MLP and W_m, in which several modules end."""
 
@@ -175,9 +184,7 @@ class Tower(NamedTuple):
     def write(self, tape: Tape, x: int, *, dropout: float, split: bool = False) -> int:
         """The memory of both; where they are split, maps are by columns and by rows in turn."""
         out = self.embeddings * self.dim
-        *how, last = how_split([(0, width) for width in (*self.widths, out)], tape.ranks if split else 1)
-        v = mlp_tape(tape, x, self.n_in, self.widths, dropout=dropout, how=how)
-        return linear_tape(tape, v, self.last, out, how=last)
+        return tower_tape(tape, x, self.n_in, self.widths, out, dropout=dropout, split=split)
 
     @staticmethod
     def split(module: nn.Module, group: RankGroup) -> None:

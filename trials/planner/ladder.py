@@ -13,7 +13,7 @@ from functools import cache
 from typing import NamedTuple, get_args
 
 from dhen.errors import UserError
-from trials.planner.pipeline_memory import wrong_micro_batches
+from trials.planner.pipeline import wrong_micro_batches
 from trials.records.job import TrainingConfig
 from trials.records.strategy import (
     CHUNKS_PER_RANK,

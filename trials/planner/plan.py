@@ -39,7 +39,7 @@ from trials.planner.ladder import (
     split_ladder,
     staged_ladder,
 )
-from trials.planner.pipeline_memory import wrong_micro_batches
+from trials.planner.pipeline import wrong_micro_batches
 from trials.planner.pricing import Pricing
 from trials.planner.sentences import (
     compression_sentences,

@@ -27,14 +27,15 @@ from trials.planner.collectives import (
 )
 from trials.planner.estimates import DEFAULT_OPTIONS, MemoryEstimate, PlanOptions, StepTime
 from trials.planner.memory import DensePeak, dense_peak, recomputed
-from trials.planner.pipeline_memory import (
+from trials.planner.pipeline import (
+    Sent,
     StageMemory,
     layers_per_stage,
     pipeline_peak,
+    pipeline_time,
     stage_memories,
     stages_of,
 )
-from trials.planner.pipeline_time import Sent, pipeline_time
 from trials.planner.segments import ITEMSIZES, Segment, segments_at, shapes_of, taped
 from trials.planner.step_time import Step, prepare, price, segment_seconds
 from trials.planner.table_memory import (
@@ -47,14 +48,17 @@ from trials.planner.table_memory import (
     update_bytes,
 )
 from trials.planner.table_memory import one_rank_update_bytes as update_bytes_alone
-from trials.planner.table_placement import Placement, PlacementError, place, table_notes
-from trials.planner.table_servers import LEFT_TO_SYSTEM, Fleet, Kept, Served, ServersTime, kept, servers_time
-from trials.planner.table_shards import (
+from trials.planner.table_placement import (
     FP32_BYTES,
     ONE_PROCESS_ROW_STATE_BYTES,
     ROW_STATE_BYTES,
     TABLE_DECAY_ROW_BYTES,
+    Placement,
+    PlacementError,
+    place,
+    table_notes,
 )
+from trials.planner.table_servers import LEFT_TO_SYSTEM, Kept, Served, ServersTime, kept, servers_time
 from trials.planner.zero_memory import Activations, Batch, DenseRank, Itemsizes, LiveMemory, total
 from trials.records.job import Job, TrainingConfig
 from trials.records.strategy import KIB, Checkpointing, Strategy, data_ranks
@@ -140,23 +144,17 @@ class Pricing:
         dense_numbers = self.numbers if self.alone else 0
         return kept(self.served, decays=self.training.table_decay > 0, dense_numbers=dense_numbers)
 
-    def fleet(self, strategy: Strategy) -> Fleet:
-        """Returns the servers of a strategy with the ranks that ask them."""
-        return Fleet(
-            self.cluster,
-            self.served,
-            self.kept,
-            strategy.servers,
-            strategy.server_level,
-            self.training.tables.synchrony,
-            self.training.tables.pulls_ahead,
-            self.training.tables.steps_behind == 0,
-            self.numbers if self.alone else 0,
-        )
-
     def servers_time(self, strategy: Strategy) -> ServersTime:
         """Returns the seconds of pulls and pushes in a step of a strategy with servers."""
-        return servers_time(self.fleet(strategy), self._beside_servers(strategy).total)
+        return servers_time(
+            self.served,
+            self.kept,
+            self.cluster,
+            strategy,
+            self.training.tables,
+            dense_numbers=self.numbers if self.alone else 0,
+            rest=self._beside_servers(strategy).total,
+        )
 
     def _beside_servers(self, strategy: Strategy) -> StepTime:
         """Returns a step without what servers are about: a rank looks up in rows that it has pulled, and where it
@@ -298,15 +296,6 @@ class Pricing:
             self._cuts[key] = layers_per_stage(tuple(map(sum, segment_seconds(step))), stages)
         return self._cuts[key]
 
-    def _stages(self, strategy: Strategy, micro: int) -> list[StageMemory]:
-        """Returns the stages of a pipeline, which dp and zero1 have alike."""
-        layers = self.layers_per_stage(strategy)
-        key = micro, strategy.tensor, layers, strategy.checkpointing
-        if key not in self._stage_memories:
-            segments = self.segments(micro, strategy.tensor)
-            self._stage_memories[key] = stage_memories(segments, layers, strategy)
-        return self._stage_memories[key]
-
     def _sent(self, strategy: Strategy, micro: int) -> Sent:
         """Returns what the ranks of a pipeline send each other."""
         segments = self.segments(micro, strategy.tensor)
@@ -429,7 +418,7 @@ class Pricing:
 
     def _peak(self, strategy: Strategy) -> tuple[DensePeak, LiveMemory]:
         """Returns the dense part of the fullest rank at its peak, and the moment of the rank's."""
-        dense = self._dense_peak(strategy, self.micro_batch(strategy))
+        dense = self._dense_peak(strategy)
         left = dense.left
         # in the lookup no embeddings are there yet; in the tables' update no activations, but dense gradients;
         # while ranks take the model over, what is held beyond what a step has all the time
@@ -439,16 +428,21 @@ class Pricing:
         wrapping = LiveMemory("wrapping of the model", 0, 0, buffers=max(dense.wrapping - always, 0))
         return dense, max(dense.moment, lookup, update, wrapping, key=total)
 
-    def _dense_peak(self, strategy: Strategy, micro: int) -> DensePeak:
+    def _dense_peak(self, strategy: Strategy) -> DensePeak:
         """Returns the dense part of the fullest rank at its peak."""
+        micro = self.micro_batch(strategy)
         hosts, per_host = data_ranks(strategy.tensor, self.cluster.hosts, self.cluster.gpus_per_host)
         if self.alone:
             hosts, per_host = 1, 1
         segments = self.segments(micro, strategy.tensor)
         if strategy.pipeline > 1:
             width = FP32_BYTES * sum(self._dims)
+            layers = self.layers_per_stage(strategy)  # which dp and zero1 have alike
+            stages_key = micro, strategy.tensor, layers, strategy.checkpointing
+            if stages_key not in self._stage_memories:
+                self._stage_memories[stages_key] = stage_memories(segments, layers, strategy)
             return pipeline_peak(
-                self._stages(strategy, micro),
+                self._stage_memories[stages_key],
                 strategy,
                 self._batch(strategy, micro),
                 width * self.examples_per_rank,
@@ -458,9 +452,12 @@ class Pricing:
                 device=self.cluster.device,
                 bucket_bytes=self._bucket_bytes(hosts, per_host),
             )
+        key = micro, strategy.tensor, strategy.checkpointing
+        if key not in self._activations:
+            self._activations[key] = Activations(segments, recomputed(segments, strategy))
         rank = DenseRank(
             segments,
-            self._activations_of(micro, strategy),
+            self._activations[key],
             strategy,
             self._batch(strategy, micro),
             self.itemsizes,
@@ -539,13 +536,6 @@ class Pricing:
         """Returns the bytes of the communicators of tensor groups, of pipelines, and of data ranks beside them."""
         degrees = (strategy.tensor > 1) + (strategy.pipeline > 1)
         return (degrees + 1) * NCCL_COMMUNICATOR_BYTES if degrees and self.cluster.device != "cpu" else 0
-
-    def _activations_of(self, micro: int, strategy: Strategy) -> Activations:
-        key = (micro, strategy.tensor, strategy.checkpointing)
-        if key not in self._activations:
-            segments = self.segments(micro, strategy.tensor)
-            self._activations[key] = Activations(segments, recomputed(segments, strategy))
-        return self._activations[key]
 
     def _batch(self, strategy: Strategy, micro: int) -> Batch:
         """Returns a rank's input. Plain DP on one rank looks embeddings up within the step, unless gradients of

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from dhen.inputs.lift import TableGroup
 from dhen.schema import Table, kept_rows
-from trials.planner.table_placement import Placement
-from trials.planner.table_shards import FP32_BYTES, ID_BYTES, ONE_PROCESS_ROW_STATE_BYTES
+from trials.planner.table_placement import FP32_BYTES, ID_BYTES, ONE_PROCESS_ROW_STATE_BYTES, Placement
 from trials.records.strategy import KIB, Strategy
 
 # Memory of lookup and update of tables on several ranks, beside the tables: TorchRec's buffers, and gradients.

@@ -27,8 +27,8 @@ from trials.cluster.cluster import Cluster, Link
 from trials.optim.adamw import MOMENTS
 from trials.planner.collectives import HOST_MEMORY_BANDWIDTH, NETWORK_SHARE
 from trials.planner.table_memory import hits_of, stretches
-from trials.records.job import Synchrony
-from trials.records.strategy import ServerLevel
+from trials.records.job import TablesConfig
+from trials.records.strategy import ServerLevel, Strategy
 
 # Embedding tables on servers: the rows that ranks pull for a step, and the bytes that are held and sent of them.
 #
@@ -219,23 +219,6 @@ ADAMW_COPIES = 3 + 2 * len(MOMENTS)
 """Times that a dense weight's bytes go through memory where a server updates it."""
 
 
-class Fleet(NamedTuple):
-    """Servers, the ranks that ask them, and the cluster that has both."""
-
-    cluster: Cluster
-    served: Served
-    kept: Kept
-    servers: int
-    level: ServerLevel
-    synchrony: Synchrony
-    pulls_ahead: bool
-    """Whether a batch's rows are pulled while the one before is computed."""
-    waits_for_updates: bool
-    """Whether a pull waits for the updates of the step before."""
-    dense_numbers: int
-    """Dense weights that are pulled and pushed too; 0 if ranks have them."""
-
-
 class ServersTime(NamedTuple):
     """Seconds of a step that servers are about."""
 
@@ -252,10 +235,29 @@ class ServersTime(NamedTuple):
         return self.pull + self.push + self.waits
 
 
-def servers_time(fleet: Fleet, rest: float) -> ServersTime:
-    """Returns the seconds of pulls and pushes in a step whose rest takes so many seconds."""
-    served, cluster, ranks, servers = fleet.served, fleet.cluster, fleet.cluster.ranks, fleet.servers
-    link, alone = link_of(cluster), fleet.synchrony == "async"
+def servers_time(
+    served: Served,
+    kept: Kept,
+    cluster: Cluster,
+    strategy: Strategy,
+    tables: TablesConfig,
+    *,
+    dense_numbers: int,
+    rest: float,
+) -> ServersTime:
+    """Returns the seconds of pulls and pushes in a step.
+
+    Args:
+        served: the tables.
+        kept: all that servers have.
+        cluster: it has servers, and the ranks that ask them.
+        strategy: its servers.
+        tables: what waits for what.
+        dense_numbers: dense weights that are pulled and pushed too; 0 if ranks have them.
+        rest: seconds of the step without what servers are about.
+    """
+    ranks, servers = cluster.ranks, strategy.servers
+    link, alone = link_of(cluster), tables.synchrony == "async"
     asking = 1 if alone else ranks  # ranks that train together ask at the same moment
 
     def transfer(size: float) -> float:
@@ -276,30 +278,36 @@ def servers_time(fleet: Fleet, rest: float) -> ServersTime:
     messages = MESSAGES * servers * MESSAGE_SECONDS + link.latency
     rows, numbers = served.rows_pulled, served.numbers_pulled
     read = READ_ROW_SECONDS * rows + READ_COPIES * (served.weight_bytes * numbers) / CORE_BANDWIDTH
-    if fleet.level == "ssd":
-        read += cold_share(fleet) * rows * COLD_ROW_SECONDS
+    if strategy.server_level == "ssd":
+        # a host's memory holds pages of the rows that occur most, one for each row
+        room = (1 - LEFT_TO_SYSTEM) * cluster.host_memory_bytes * min(servers, cluster.hosts) - kept.beside
+        if room < kept.rows:
+            in_memory = hits_of(served.tables).share(int(max(0.0, room) // PAGE_BYTES))
+            # an id whose row is not among these is taken to be the batch's only one of it
+            cold = min(1.0, (1.0 - in_memory) * served.ids / max(rows, 1e-9))
+            read += cold * rows * COLD_ROW_SECONDS
     read /= servers
     merge = (MERGE_ROW_SECONDS * rows + MERGE_COPIES * (FP32_BYTES * numbers) / CORE_BANDWIDTH) / servers
-    dense_update = ADAMW_COPIES * FP32_BYTES * fleet.dense_numbers / CORE_BANDWIDTH / servers
+    dense_update = ADAMW_COPIES * FP32_BYTES * dense_numbers / CORE_BANDWIDTH / servers
     # of growing tables key, table and occurrences, and a row in answer
     asked = transfer(NUMBER_BYTES * rows + 4 * NUMBER_BYTES * served.growing_rows)
     unpacking = READ_COPIES * FP32_BYTES * numbers / CORE_BANDWIDTH
     pull = asked + transfer(served.pulled_bytes) + unpacking + ID_SECONDS * served.ids
     pull += 2 * messages * (2 if served.growing_rows else 1) + asking * read
     push = transfer(served.pushed_bytes) + unpacking + messages
-    if fleet.synchrony == "sync":
+    if tables.synchrony == "sync":
         push += update(served._replace(examples=ranks * served.examples)) + ranks * merge
     else:
         push += asking * update(served)
-    if fleet.dense_numbers:
-        pull += 2 * messages + transfer(FP32_BYTES * fleet.dense_numbers)
-        push += transfer(FP32_BYTES * fleet.dense_numbers) + dense_update
+    if dense_numbers:
+        pull += 2 * messages + transfer(FP32_BYTES * dense_numbers)
+        push += transfer(FP32_BYTES * dense_numbers) + dense_update
     if alone:
         busy = ranks * (read + update(served) + dense_update)
         return ServersTime(pull, push, 0.0, waits=max(0.0, busy - rest - pull - push))
-    if fleet.pulls_ahead:
+    if tables.pulls_ahead:
         return ServersTime(pull, push, min(rest, pull + push))
-    return ServersTime(pull, push, 0.0 if fleet.waits_for_updates else min(rest, push))
+    return ServersTime(pull, push, 0.0 if tables.steps_behind == 0 else min(rest, push))
 
 
 def link_of(cluster: Cluster) -> Link:
@@ -310,16 +318,3 @@ def link_of(cluster: Cluster) -> Link:
     if cluster.device == "cpu" and cluster.nvlink is not None:
         return cluster.nvlink
     return Link(bandwidth=HOST_MEMORY_BANDWIDTH / READ_COPIES, latency=0.0)
-
-
-def cold_share(fleet: Fleet) -> float:
-    """Returns the share of rows pulled that are not in memory, where servers have them on an SSD: a host's memory
-    holds pages of those that occur most, one for each row."""
-    room = (1 - LEFT_TO_SYSTEM) * fleet.cluster.host_memory_bytes * min(fleet.servers, fleet.cluster.hosts)
-    room -= fleet.kept.beside
-    if room >= fleet.kept.rows:
-        return 0.0
-    rows = int(max(0.0, room) // PAGE_BYTES)
-    share = hits_of(fleet.served.tables).share(rows)
-    # an id whose row is not among these is taken to be the batch's only one of it
-    return min(1.0, (1.0 - share) * fleet.served.ids / max(fleet.served.rows_pulled, 1e-9))

@@ -22,8 +22,14 @@ from tests.priced import choose
 from trials.cluster.this_machine import load_cluster
 from trials.planner.estimates import PlanOptions
 from trials.planner.ladder import ladder
-from trials.planner.pipeline_memory import layers_per_stage, orders, stages_of, wrong_micro_batches
-from trials.planner.pipeline_time import StageSeconds, played
+from trials.planner.pipeline import (
+    StageSeconds,
+    layers_per_stage,
+    orders,
+    played,
+    stages_of,
+    wrong_micro_batches,
+)
 from trials.planner.plan import Plan, plan
 from trials.records.job import TrainingConfig
 from trials.records.strategy import CHUNKS_PER_RANK, Schedule, named

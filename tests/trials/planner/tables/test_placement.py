@@ -15,13 +15,15 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.this_machine import load_cluster
 from trials.optim.rowwise_adagrad import RowWiseAdagrad
 from trials.planner import table_placement
-from trials.planner.table_placement import Placement, PlacementError, place
-from trials.planner.table_shards import (
+from trials.planner.table_placement import (
     NARROWEST,
     ONE_PROCESS_ROW_STATE_BYTES,
     TABLE_DECAY_ROW_BYTES,
+    Placement,
+    PlacementError,
     Workload,
     narrowest_width,
+    place,
     rates,
     sharded_cost,
 )
