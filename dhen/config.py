@@ -23,8 +23,7 @@ from pydantic import (
 
 from dhen.blocks import BLOCKS, BlockConfig
 from dhen.ensembles import ENSEMBLES
-from dhen.ensembles.base import EnsembleConfig
-from dhen.ensembles.paper import SumConfig
+from dhen.ensembles.ensembles import EnsembleConfig, SumConfig
 from dhen.errors import unknown_name
 from dhen.ops.norm import NormKind
 from dhen.ops.parts import Widths

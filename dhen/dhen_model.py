@@ -18,7 +18,7 @@ from dhen.batch import FeatureBatch
 from dhen.blocks import BlockConfig, BlockShape
 from dhen.config import DhenConfig, LayerConfig
 from dhen.cost import CostRow, Costs, elementwise_cost, headline_flops, linear_cost, within
-from dhen.ensembles.base import EnsembleShape
+from dhen.ensembles.ensembles import EnsembleShape
 from dhen.inputs.features import FeatureProcessing, feature_cost, taped_features
 from dhen.inputs.lift import num_embeddings
 from dhen.members import (

@@ -43,7 +43,7 @@ from trials.planner.ladder import ladder
 from trials.planner.memory import DensePeak, dense_peak, recomputed
 from trials.planner.memory_counter import MemoryCounter
 from trials.planner.plan import plan
-from trials.planner.segments import segments
+from trials.planner.segments import segments_at, taped
 from trials.planner.zero_memory import Activations, Batch, DenseRank, Itemsizes
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Strategy, data_ranks
@@ -197,7 +197,8 @@ def composed(case: Case) -> DensePeak:
     micro = -(-examples // case.strategy.micro_batches)
     width = 4 * sum(table_dims(case.model, case.inputs))
     tensor = case.strategy.tensor
-    found = segments(case.model, case.inputs, case.precision, "cpu", micro, tensor)
+    written = taped(case.model, case.inputs, case.precision, "cpu", tensor)
+    found = segments_at(written, case.precision, micro)
     hosts, per_host = data_ranks(tensor, case.hosts, case.gpus_per_host)
     rank = DenseRank(
         found,

@@ -1,7 +1,7 @@
 """Feature processing: sparse ids and raw numbers become the embeddings x_BMD (paper, section 3.1).
 
 One embedding per table (multi-hot bags are averaged) and one for all numeric inputs, by an MLP, to which those of
-their buckets are added unless the configuration has them apart, or interpolated (`dhen.inputs.nodes`). Tables of
+their buckets are added unless the configuration has them apart, or interpolated (`dhen.inputs.lift`). Tables of
 one dimension lie in one matrix, so all their categorical columns are looked up at once; its gradient is sparse.
 What a table's first row is belongs to `row_offsets`; sharding is not decided here.
 
@@ -24,21 +24,19 @@ from dhen.config import ModelConfig
 from dhen.cost import ELEMENTWISE, LOOKUP, CostRow, Costs, elementwise_cost, headline_flops
 from dhen.inputs.growing import GrowingRows, fresh_rows
 from dhen.inputs.lift import (
+    CategoricalIds,
     MixedEmbeddings,
     held_schema,
-    lift_cost,
-    looked_up,
-    mixed_tape,
-    summed_tables,
-    table_dims,
-    table_groups,
-)
-from dhen.inputs.nodes import (
-    CategoricalIds,
     interpolate,
     interpolation_cost,
     interpolation_tape,
+    lift_cost,
+    looked_up,
+    mixed_tape,
     node_tables,
+    summed_tables,
+    table_dims,
+    table_groups,
 )
 from dhen.ops.linear import Linear, linear_tape
 from dhen.ops.parts import mlp, mlp_cost, mlp_tape

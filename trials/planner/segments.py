@@ -45,19 +45,6 @@ class Segment(NamedTuple):
     """What each of these ranks has whole all the same, and why."""
 
 
-def segments(
-    model: ModelConfig,
-    schema: FeatureSchema,
-    precision: Precision,
-    device: Device,
-    batch: int,
-    tensor: int = 1,
-) -> tuple[Segment, ...]:
-    """Returns the model's segments for a micro-batch of `batch` examples on a device, as a rank of `tensor` has
-    them that split modules."""
-    return segments_at(taped(model, schema, precision, device, tensor), precision, batch)
-
-
 def taped(
     model: ModelConfig, schema: FeatureSchema, precision: Precision, device: Device, tensor: int = 1
 ) -> tuple[Taped, ...]:

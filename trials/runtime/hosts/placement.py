@@ -7,7 +7,6 @@ and to reserve them anew. It is given back once nobody has taken it for a while,
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import time
 from collections.abc import Sequence, Set
@@ -16,7 +15,6 @@ from typing import Any, NamedTuple
 
 from trials.runtime.hosts.ray_connection import Head, devices_here
 
-LOG = logging.getLogger(__name__)
 RAYS_STEPS = 10_000
 """The smallest part of a resource that Ray counts is one by so many."""
 IDLE_SECONDS = 10.0
