@@ -18,7 +18,6 @@ from typing import Annotated, Any, Self, TypeVar, get_args
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails
 
 from dhen.errors import UserError, unknown_name
 
@@ -166,29 +165,21 @@ def _explain(error: ValidationError, cls: type[BaseModel]) -> str:
     if first["type"] == "model_type":  # pydantic's words would name a class of ours
         below = ", ".join(_known_beside(cls, (*first["loc"], "")))
         return f"{path}: has keys of its own, give one of them: {below} (received {first['input']!r})"
-    location, message = _alternatives(problems, first)
-    where = f"{'.'.join(map(str, location))}: " if location else ""
-    received = (
-        ""
-        if isinstance(first["input"], (dict, list, tuple, BaseModel))
-        else f" (received {first['input']!r})"
-    )
-    return f"{where}{message}{received}"
-
-
-def _alternatives(problems: list[ErrorDetails], first: ErrorDetails) -> tuple[tuple[int | str, ...], str]:
-    """Returns the path of the field that a problem is of, and what is wrong with it: where the field may be a word
-    or else of another type, all that it may be."""
-    location = first["loc"]
+    # where the field may be a word or else of another type, all that it may be
+    location, message = first["loc"], first["msg"]
     beside = [p for p in problems if p["loc"][:-1] == location[:-1] and p["msg"].startswith(SHOULD_BE)]
-    if not any(str(p["loc"][-1]).startswith("literal[") for p in beside):
-        message = (
-            first["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list, such as [a, b]")
-        )
-        quotes = first["type"] == "string_type" and isinstance(first["input"], int | float)
-        return location, f"{message}; a text that looks like a number stands in quotes" if quotes else message
-    allowed = (p["msg"].removeprefix(SHOULD_BE).partition(",")[0] for p in beside)
-    return location[:-1], SHOULD_BE + " or ".join(allowed).replace("a valid boolean", "yes or no")
+    if any(str(p["loc"][-1]).startswith("literal[") for p in beside):
+        allowed = (p["msg"].removeprefix(SHOULD_BE).partition(",")[0] for p in beside)
+        location = location[:-1]
+        message = SHOULD_BE + " or ".join(allowed).replace("a valid boolean", "yes or no")
+    else:
+        message = message.removeprefix("Value error, ").replace("a valid tuple", "a list, such as [a, b]")
+        if first["type"] == "string_type" and isinstance(first["input"], int | float):
+            message += "; a text that looks like a number stands in quotes"
+    where = f"{'.'.join(map(str, location))}: " if location else ""
+    if isinstance(first["input"], (dict, list, tuple, BaseModel)):
+        return f"{where}{message}"
+    return f"{where}{message} (received {first['input']!r})"
 
 
 def _known_beside(cls: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:

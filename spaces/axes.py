@@ -276,7 +276,14 @@ def value_beyond(axis: Axis, *, highest: bool) -> Any:
     if isinstance(end, tuple):
         widths = tuple(_times(width, DOUBLE, highest) for width in end)
         return widths if widths != end and min(widths) > 0 else None
-    value = _next_number(inner, end, counts_layers=_counts_layers(axis), highest=highest)
+    low, high = sorted((inner, end))
+    if _counts_layers(axis):
+        value = end + 1 if highest else end - 1
+    elif low > 0 and high / low >= DOUBLE:
+        whole = isinstance(inner, int) and isinstance(end, int)
+        value = _times(end, DOUBLE if whole else high / low, highest)
+    else:
+        value = _rounded(end + (end - inner))
     return value if value != end else None
 
 
@@ -288,16 +295,6 @@ def first_label_beyond(axis: Axis, value: Any, *, highest: bool) -> Scalar:
     if axis.whole:
         return int(end) + (axis.step if highest else -axis.step)
     return math.sqrt(end * value) if axis.log else (end + value) / 2
-
-
-def _next_number(inner: float, end: float, *, counts_layers: bool, highest: bool) -> float:
-    if counts_layers:
-        return end + 1 if highest else end - 1
-    whole = isinstance(inner, int) and isinstance(end, int)
-    low, high = sorted((inner, end))
-    if low > 0 and high / low >= DOUBLE:
-        return _times(end, DOUBLE if whole else high / low, highest)
-    return _rounded(end + (end - inner))
 
 
 def _new_end(axis: Range, *, highest: bool) -> float | None:

@@ -200,19 +200,6 @@ def update_workspace(itemsizes: Itemsizes, numbers: int, device: str) -> int:
     return 0 if itemsizes.moment == FP32_BYTES else WORKSPACE_BYTES * min(CHUNKS[device], numbers)
 
 
-def _cast_bytes(itemsizes: Itemsizes, gradient_bytes: int, bucket_bytes: int) -> int:
-    """Returns the memory beside DDP's buckets where gradients are sent in another precision
-    (`trials.training.distributed.parallelize`).
-
-    It is that of one bucket where buckets are cast in place. It is that of all buckets where the numbers sent are
-    larger than a bucket has room for, because possibly none has been reduced when backward ends.
-    """
-    computed, reduced, _ = itemsizes
-    if reduced == computed or not bucket_bytes:
-        return 0
-    return reduced * (gradient_bytes if reduced > computed else min(gradient_bytes, bucket_bytes)) // computed
-
-
 def _replicated(
     rank: DenseRank, bucket_bytes: int, workspace: int, compressing: int = 0
 ) -> Iterator[LiveMemory]:
@@ -222,7 +209,13 @@ def _replicated(
     """
     itemsize, activations, several = rank.itemsizes.computed, rank.activations, rank.several
     gradient_bytes = itemsize * rank.values
-    cast = _cast_bytes(rank.itemsizes, gradient_bytes, bucket_bytes) + compressing
+    _, sent, _ = rank.itemsizes
+    cast = compressing
+    if sent != itemsize and bucket_bytes:
+        # gradients are sent in another precision (`trials.training.distributed.parallelize`): beside one bucket if
+        # buckets are cast in place; beside all if numbers sent are larger than a bucket has room for, because
+        # possibly none has been reduced when backward ends
+        cast += sent * (gradient_bytes if sent > itemsize else min(gradient_bytes, bucket_bytes)) // itemsize
     gradients_so_far = gradient_bytes if several and not bucket_bytes else 0
     ready = 0
     yield from rank.forward(gradients_so_far)

@@ -279,6 +279,14 @@ def plan(
             else ""
         )
         remedy, lacking = f"{too_large}{kept}{way_out(pricing)}", too_large.lacking_bytes
+    less_cut = None
+    if chosen is not None and chosen.strategy.tensor > 1:
+        # the closest with as few techniques that leaves modules whole, or, if the chosen one splits them and has
+        # pipelines, that does one of the two
+        both, most = chosen.strategy.ways_to_cut == 2, len(chosen.strategy.techniques)
+        less_cut = priced.closest(
+            lambda each: (each.ways_to_cut < 2 if both else each.tensor == 1) and len(each.techniques) <= most
+        )
     return Plan(
         cluster=cluster.name,
         hosts=cluster.hosts,
@@ -299,7 +307,7 @@ def plan(
             *compression_sentences(pricing, chosen),
             *([NO_STAGES.format(model.family)] if _without_pipeline(options, model) else []),
             *mode_sentences(chosen.strategy if chosen else None, pricing),
-            *split_sentences(chosen, _less_cut(chosen, priced), pricing),
+            *split_sentences(chosen, less_cut, pricing),
             *([f"Tables on the device: {too_large}"] if too_large is not None and chosen else []),
             *pricing.notes,
         ),
@@ -432,17 +440,3 @@ def _with_room_for_tables(
         return below, error
     sized = {strategy.replace(table_cache=0).name: strategy for strategy in below}
     return tuple(sized.get(strategy.name, strategy) for strategy in strategies), None
-
-
-def _less_cut(chosen: PricedStrategy | None, priced: PricedLadder) -> PricedStrategy | None:
-    """Returns of the strategies with as few techniques as one that splits modules the closest that leaves them
-    whole, or that splits them or has pipelines where the one does both."""
-    if chosen is None or chosen.strategy.tensor == 1:
-        return None
-    ways, most = chosen.strategy.ways_to_cut, len(chosen.strategy.techniques)
-
-    def is_other(strategy: Strategy) -> bool:
-        other = strategy.ways_to_cut < 2 if ways == 2 else strategy.tensor == 1
-        return other and len(strategy.techniques) <= most
-
-    return priced.closest(is_other)

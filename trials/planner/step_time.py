@@ -465,12 +465,16 @@ def _host_bandwidth(cluster: Cluster) -> float:
 
 def _adamw(step: Step, strategy: Strategy) -> float:
     """Returns the seconds of AdamW on a rank's share of the state, on the device or, where offloaded, on the
-    host's CPUs."""
+    host's CPUs; of one-bit Adam's second stage, which every rank makes for all weights, without what is sent."""
     cluster, (computed, reduced, moment) = step.cluster, step.itemsizes
-    on_host = strategy.updated_on_host
+    on_host, shards, numbers = strategy.updated_on_host, _state_shards(step, strategy), step.parameters.total
+    publish = MASTER_BYTES + computed if computed != MASTER_BYTES else 0
     if step.one_bit:
-        return _one_bit_adam(step)
-    values = step.parameters.total / _state_shards(step, strategy)
+        pieces = 0 if cluster.device == "cpu" else ceil(numbers / AT_ONCE[cluster.device])
+        gather = 2 * computed + MASTER_BYTES  # gradients put together in fp32, their places set to zero
+        traffic = ONE_BIT_BYTES[cluster.device] + publish + gather
+        return ONE_BIT_KERNELS * pieces * KERNEL_SECONDS + traffic * (numbers / step.bandwidth)
+    values = numbers / shards
     state_bytes = (UPDATE_MASTERS * MASTER_BYTES + UPDATE_MOMENTS * moment) * values
     chunk = CHUNKS["cpu" if on_host else cluster.device]
     kernels = 0 if moment == MASTER_BYTES else UPDATE_KERNELS * ceil(values / chunk) * KERNEL_SECONDS
@@ -478,32 +482,15 @@ def _adamw(step: Step, strategy: Strategy) -> float:
         if strategy.dense == "zero_offload":  # gradients to fp32, weights to what the model computes with
             state_bytes += (reduced + 2 * MASTER_BYTES + computed) * values
         return kernels + state_bytes * cluster.gpus_per_host / _host_bandwidth(cluster)
-    return kernels + (state_bytes + _flat_master_bytes(step, strategy)) / step.bandwidth
-
-
-def _one_bit_adam(step: Step) -> float:
-    """Returns the seconds of an update of one-bit Adam's second stage, which every rank makes for all weights, and
-    of the copies around it, without what is sent."""
-    values, (computed, _, _) = step.parameters.total, step.itemsizes
-    on_cpu, times = step.cluster.device == "cpu", values / step.bandwidth
-    pieces = ceil(values / AT_ONCE[step.cluster.device])
-    kernels = 0.0 if on_cpu else ONE_BIT_KERNELS * pieces * KERNEL_SECONDS
-    publish = MASTER_BYTES + computed if computed != MASTER_BYTES else 0
-    gather = 2 * computed + MASTER_BYTES  # gradients put together in fp32, their places set to zero
-    return kernels + (ONE_BIT_BYTES[step.cluster.device] + publish + gather) * times
-
-
-def _flat_master_bytes(step: Step, strategy: Strategy) -> float:
-    """Returns what goes through memory around the update: with dp gradients together and weights to their copy
-    (`MasterWeights`), with zero1 and zero2 the own weights to theirs, and zeros into gradients that stay."""
-    if strategy.fully_sharded:
-        return 0.0
-    computed, values = step.itemsizes.computed, step.parameters.total
-    publish = MASTER_BYTES + computed if computed != MASTER_BYTES else 0
+    # around the update: with dp gradients together and weights to their copy (`MasterWeights`), with zero1 and
+    # zero2 the own weights to theirs, and zeros into gradients that stay
+    around = 0.0
     if strategy.dense == "dp":
         gather = computed + MASTER_BYTES + (computed if step.data_ranks > 1 else 0)
-        return (gather + publish) * values
-    return (publish / _state_shards(step, strategy) + (computed if strategy.dense == "zero1" else 0)) * values
+        around = (gather + publish) * numbers
+    elif not strategy.fully_sharded:
+        around = (publish / shards + (computed if strategy.dense == "zero1" else 0)) * numbers
+    return kernels + (state_bytes + around) / step.bandwidth
 
 
 def _state_shards(step: Step, strategy: Strategy) -> int:

@@ -86,7 +86,13 @@ def run_rank(task_data: dict[str, object], directory: str, rank: int, body: Body
     """Makes this process a rank, runs `body`, and ends the process; exit code 0 where that went well."""
     folder, code = Path(directory), 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what Ctrl-C means
-    _die_with_launcher()
+    # a process whose driver is gone ends, however the driver went: the fork server ends with the driver once no rank
+    # holds its pipe, which a rank, as it starts no processes, need not, and the kernel ends ranks with the server
+    server: Any = vars(forkserver)["_forkserver"]
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None
+    end_with_parent(FORK_SERVER if os.getpid() != FORK_SERVER else os.getppid())
     task = parse(Task, task_data, "task")
     server = task.server(rank)
     # before CUDA is asked for anything: others of this host are not the task's, and a server computes on the host
@@ -320,16 +326,3 @@ def _redirect_output(path: Path) -> None:
     print(f"{START_MARK}process {os.getpid()}, {time.strftime('%F %T')}", flush=True)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
-
-
-def _die_with_launcher() -> None:
-    """Ends a process whose driver is gone, however the driver went, and also if this process is stopped.
-
-    The fork server ends with the driver, once no rank keeps it, and the kernel ends ranks with the server.
-    """
-    # the server lives as long as anyone holds its pipe, and a rank starts no processes
-    server: Any = vars(forkserver)["_forkserver"]
-    if server._forkserver_alive_fd is not None:
-        os.close(server._forkserver_alive_fd)
-        server._forkserver_alive_fd = None
-    end_with_parent(FORK_SERVER if os.getpid() != FORK_SERVER else os.getppid())

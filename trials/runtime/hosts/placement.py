@@ -151,6 +151,7 @@ class Reservation:
         """
         import ray
         from ray.util.placement_group import placement_group_table
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         if self._places is not None:
             return self._places
@@ -162,7 +163,11 @@ class Reservation:
             self._places = tuple(Place(node, ()) for node in node_ids)
             return self._places
         if not self._holders:
-            self._hold_devices()
+            for index in range(self.shape.hosts):
+                here = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
+                holder = ray.remote(num_cpus=0, num_gpus=self.shape.gpus)(Devices)
+                self._holders.append(holder.options(scheduling_strategy=here).remote())
+            self._device_ids = [holder.ids.remote() for holder in self._holders]
         if len(ray.wait(self._device_ids, num_returns=self.shape.hosts, timeout=0)[0]) < self.shape.hosts:
             return None
         self._places = tuple(map(Place, node_ids, ray.get(self._device_ids)))
@@ -177,16 +182,6 @@ class Reservation:
             for holder in self._holders:
                 self._head.ask(partial(ray.kill, holder))
             self._head.ask(lambda: remove_placement_group(self._group))
-
-    def _hold_devices(self) -> None:
-        import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        for index in range(self.shape.hosts):
-            here = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
-            holder = ray.remote(num_cpus=0, num_gpus=self.shape.gpus)(Devices)
-            self._holders.append(holder.options(scheduling_strategy=here).remote())
-        self._device_ids = [holder.ids.remote() for holder in self._holders]
 
 
 class Reservations:
