@@ -86,12 +86,12 @@ def run_rank(task_data: dict[str, object], directory: str, rank: int, body: Body
     """Makes this process a rank, runs `body`, and ends the process; exit code 0 where that went well."""
     folder, code = Path(directory), 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what Ctrl-C means
-    # a process whose driver is gone ends, however the driver went: the fork server ends with the driver once no rank
-    # holds its pipe, which a rank, as it starts no processes, need not, and the kernel ends ranks with the server
-    server: Any = vars(forkserver)["_forkserver"]
-    if server._forkserver_alive_fd is not None:
-        os.close(server._forkserver_alive_fd)
-        server._forkserver_alive_fd = None
+    # a process ends once its driver is gone, however it went: the fork server ends with the driver if no rank holds
+    # its pipe, and the kernel ends ranks with the server
+    fork_server: Any = vars(forkserver)["_forkserver"]
+    if fork_server._forkserver_alive_fd is not None:
+        os.close(fork_server._forkserver_alive_fd)
+        fork_server._forkserver_alive_fd = None
     end_with_parent(FORK_SERVER if os.getpid() != FORK_SERVER else os.getppid())
     task = parse(Task, task_data, "task")
     server = task.server(rank)

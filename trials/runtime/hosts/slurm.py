@@ -72,9 +72,8 @@ class JobCluster:
         show = [_command("scontrol"), "--oneliner", "show", "node", node]
         shown = subprocess.run(show, capture_output=True, text=True, check=True).stdout
         match = re.search(r"NodeAddr=(\S+)", shown)  # the address at which the other nodes reach this one
-        self.address = (
-            f"{socket.gethostbyname(match[1] if match else node)}:{PORTS[int(os.environ[JOB]) % len(PORTS)]}"
-        )
+        reached = socket.gethostbyname(match[1] if match else node)
+        self.address = f"{reached}:{PORTS[int(os.environ[JOB]) % len(PORTS)]}"
         self._nodes = nodes
         self._steps: list[_Step] = []
         host, _, port = self.address.partition(":")
