@@ -86,8 +86,8 @@ def run_rank(task_data: dict[str, object], directory: str, rank: int, body: Body
     """Makes this process a rank, runs `body`, and ends the process; exit code 0 where that went well."""
     folder, code = Path(directory), 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what Ctrl-C means
-    # a process ends once its driver is gone, however it went: the fork server ends with the driver if no rank holds
-    # its pipe, and the kernel ends ranks with the server
+    # a process ends once its driver is gone, however it went: the fork server ends with the driver if no rank
+    # holds its pipe, and the kernel ends ranks with the server
     fork_server: Any = vars(forkserver)["_forkserver"]
     if fork_server._forkserver_alive_fd is not None:
         os.close(fork_server._forkserver_alive_fd)
@@ -105,9 +105,8 @@ def run_rank(task_data: dict[str, object], directory: str, rank: int, body: Body
         log_to_stderr(logs.words(rank), debug=task.debug)
         _log_task(task, ranks if server is None else None)
         keep_freed_memory()
-        torch.set_flush_denormal(
-            True
-        )  # Adam's moments of units that died become denormal: steps took 1.4 times
+        # Adam's moments of units that died become denormal: steps took 1.4 times
+        torch.set_flush_denormal(True)
         torch.set_num_threads(task.threads)
         if server is not None:
             _serve(task, folder, server)
