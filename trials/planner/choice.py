@@ -269,7 +269,21 @@ class PricedLadder(Sequence[PricedStrategy]):
         if isinstance(place, range):  # of a slice
             return [self[one] for one in place]
         if place not in self._priced:
-            self._priced[place] = self._price(place)
+            strategy, pricing = self.strategies[place], self._pricing
+            memory, time, lacking = self.memory(place), self.time(place), self._lacks(place)
+            below = strategy.tables != "device"
+            self._priced[place] = PricedStrategy(
+                strategy=strategy,
+                memory=memory,
+                time=time,
+                fits=lacking == 0,
+                lacking_bytes=lacking,
+                reason=reason(strategy, memory, pricing)
+                + pipeline_words(strategy, time, pricing)
+                + servers_words(strategy, pricing),
+                batches_at_once=pricing.cluster.ranks if pricing.alone else 1,
+                table_hit_rate=pricing.below.hit_rate(strategy.table_cache) if below else None,
+            )
         return self._priced[place]
 
     @property
@@ -370,20 +384,3 @@ class PricedLadder(Sequence[PricedStrategy]):
         else:
             state = (2 * computed + state) * own
         return max(0, pricing.least_bytes(strategy, state) - pricing.cluster.hbm)
-
-    def _price(self, place: int) -> PricedStrategy:
-        strategy, pricing = self.strategies[place], self._pricing
-        memory, time, lacking = self.memory(place), self.time(place), self._lacks(place)
-        below = strategy.tables != "device"
-        return PricedStrategy(
-            strategy=strategy,
-            memory=memory,
-            time=time,
-            fits=lacking == 0,
-            lacking_bytes=lacking,
-            reason=reason(strategy, memory, pricing)
-            + pipeline_words(strategy, time, pricing)
-            + servers_words(strategy, pricing),
-            batches_at_once=pricing.cluster.ranks if pricing.alone else 1,
-            table_hit_rate=pricing.below.hit_rate(strategy.table_cache) if below else None,
-        )

@@ -64,25 +64,22 @@ def nearest_change(pricing: Pricing, strategy: Strategy) -> str:
     changes_that_fit = []
     for alternatives in (_batches(pricing), _hosts(pricing), _depths(pricing)):
         for words, changed in alternatives:
+            # whether the ladder would have the strategy: a micro-batch holds an example at least, and a stage of a
+            # pipeline a layer
+            model, stages = changed.model, strategy.pipeline * strategy.chunks_per_rank
+            if changed.cluster.ranks % strategy.model_ranks or (
+                strategy.pipeline > 1 and isinstance(model, DhenConfig) and stages > len(model.layers)
+            ):
+                continue
+            if strategy.micro_batches > changed.examples(strategy):
+                continue
             with suppress(PlacementError):
-                on_ladder = _is_on_ladder(strategy, changed)
-                if on_ladder and changed.lacking_bytes(changed.memory(strategy)) == 0:
+                if changed.lacking_bytes(changed.memory(strategy)) == 0:
                     changes_that_fit.append(words)
                     break
     if not changes_that_fit:
         return "No smaller batch, more hosts or fewer layers alone would fit: give a rank more memory."
     return f"It would fit with {', or '.join(changes_that_fit)}."
-
-
-def _is_on_ladder(strategy: Strategy, pricing: Pricing) -> bool:
-    """Tells whether the ladder would have a strategy: a micro-batch holds an example at least, and a stage of a
-    pipeline a layer."""
-    model, stages = pricing.model, strategy.pipeline * strategy.chunks_per_rank
-    if pricing.cluster.ranks % strategy.model_ranks:
-        return False
-    if strategy.pipeline > 1 and isinstance(model, DhenConfig) and stages > len(model.layers):
-        return False
-    return strategy.micro_batches <= pricing.examples(strategy)
 
 
 def _batches(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:

@@ -435,6 +435,11 @@ class Pricing:
         if self.alone:
             hosts, per_host = 1, 1
         segments = self.segments(micro, strategy.tensor)
+        if (hosts, per_host) not in self._buckets:  # one data rank has none
+            several = hosts * per_host > 1
+            reduced = collectives(self.cluster, hosts, per_host)
+            self._buckets[hosts, per_host] = reduced.bucket_bytes() if several else 0
+        bucket_bytes = self._buckets[hosts, per_host]
         if strategy.pipeline > 1:
             width = FP32_BYTES * sum(self._dims)
             layers = self.layers_per_stage(strategy)  # which dp and zero1 have alike
@@ -450,7 +455,7 @@ class Pricing:
                 itemsizes=self.itemsizes,
                 data_ranks=self.data_ranks(strategy),
                 device=self.cluster.device,
-                bucket_bytes=self._bucket_bytes(hosts, per_host),
+                bucket_bytes=bucket_bytes,
             )
         key = micro, strategy.tensor, strategy.checkpointing
         if key not in self._activations:
@@ -464,7 +469,7 @@ class Pricing:
             hosts,
             per_host,
             device=self.cluster.device,
-            bucket_bytes=self._bucket_bytes(hosts, per_host),
+            bucket_bytes=bucket_bytes,
             delayed=self.training.delayed_update,
             one_bit=self.one_bit,
             low_rank=low_rank_of(shapes_of(segments), self.training.power_sgd_rank),
@@ -577,14 +582,6 @@ class Pricing:
     def itemsizes(self) -> Itemsizes:
         """Bytes per number of the dense part."""
         return Itemsizes.of(self.training)
-
-    def _bucket_bytes(self, hosts: int, per_host: int) -> int:
-        """Returns the bytes of gradients that DDP reduces at a time; one data rank has no buckets."""
-        if (hosts, per_host) not in self._buckets:
-            several = hosts * per_host > 1
-            reduced = collectives(self.cluster, hosts, per_host)
-            self._buckets[hosts, per_host] = reduced.bucket_bytes() if several else 0
-        return self._buckets[hosts, per_host]
 
     @cached_property
     def _lookup(self) -> Lookup:

@@ -361,7 +361,12 @@ class Launcher:
             (rank,) = self.ranks(again, directory, [process])
             return rank
 
-        task = self._with_devices(task)
+        from trials.training.process_group import visible_devices
+
+        visible, count = visible_devices(), len(task.ranks_here)
+        if task.devices is None and len(visible) > count:  # those that the fewest ranks have now
+            taken = Counter(rank.device for rank in self._started if rank.is_alive())
+            task = task.replace(devices=tuple(sorted(visible, key=lambda device: taken[device])[:count]))
         return _run_of(self.ranks(task, directory), task, directory, Replacements(task, anew))
 
     def launch(self, main: RankMain, task: Task, directory: Path) -> Run:
@@ -402,16 +407,6 @@ class Launcher:
             ", ".join(str(process.pid) for process in forked),
         )
         return started
-
-    def _with_devices(self, task: Task) -> Task:
-        """Gives the task's ranks those of this machine's CUDA devices that the fewest ranks have now."""
-        from trials.training.process_group import visible_devices
-
-        visible, count = visible_devices(), len(task.ranks_here)
-        if task.devices is not None or len(visible) <= count:
-            return task
-        taken = Counter(rank.device for rank in self._started if rank.is_alive())
-        return task.replace(devices=tuple(sorted(visible, key=lambda device: taken[device])[:count]))
 
     def _processes(self, main: RankMain, arguments: list[RankArguments]) -> list[ForkServerProcess]:
         """Starts all processes, or none; a server that is gone is replaced."""

@@ -127,8 +127,21 @@ def verdict(
     at = (
         f"after {progress.examples:,} of {progress.total_examples:,} examples" if progress else "at the start"
     )
-    if hung_seconds is not None:
-        return _hang(endings, at, logs, hung_seconds)
+    if hung_seconds is not None:  # the rank that stands still, or what each rank waits for
+        stopped = [ending.rank for ending in endings if ending.killed == STOPPED]
+        states = list[str]()
+        for ending in endings:
+            frames = [] if ending.killed == STOPPED else FRAME.findall(tail(logs.path(ending.rank)))
+            frame = " in {2} ({0}:{1})".format(*frames[-1]) if frames else ""
+            states.append(f"{logs.words(ending.rank)} {ending.killed or how(ending)}{frame}")
+        waited_for = ""
+        if stopped and len(stopped) < len(endings):
+            named = " and ".join(map(logs.words, stopped))
+            are = "is" if len(stopped) == 1 else "are"
+            waited_for = f"; the others wait for {named}, which {are} stopped"
+        error = f"no progress for {hung_seconds:,.1f} s, {at}: {', '.join(states)}{waited_for}"
+        stacks = f"; the stacks are in the ranks' logs, {logs.name}.*.log"
+        return Failed(error=error + (_log(logs, stopped[0]) if stopped else stacks), stopped=bool(stopped))
     cause = min(endings, key=lambda ending: ending.order)
     if any(ending.code == DISK_FULL_CODE for ending in endings):
         said = (ending.words.failed.error for ending in endings if ending.words)
@@ -179,24 +192,6 @@ def state_of(pid: int | None) -> str:
     except OSError:
         return "alive"
     return STATES.get(stat.rsplit(")", 1)[1].split()[0], "alive")
-
-
-def _hang(endings: list[Ending], at: str, logs: RankLogs, seconds: float) -> Failed:
-    """Names the rank that stands still, or what each rank waits for."""
-    stopped = [ending.rank for ending in endings if ending.killed == STOPPED]
-    suspect = stopped[0] if stopped else 0
-    states = list[str]()
-    for ending in endings:
-        frames = [] if ending.killed == STOPPED else FRAME.findall(tail(logs.path(ending.rank)))
-        frame = " in {2} ({0}:{1})".format(*frames[-1]) if frames else ""
-        states.append(f"{logs.words(ending.rank)} {ending.killed or how(ending)}{frame}")
-    waited_for = ""
-    if stopped and len(stopped) < len(endings):
-        named = " and ".join(map(logs.words, stopped))
-        waited_for = f"; the others wait for {named}, which {'is' if len(stopped) == 1 else 'are'} stopped"
-    error = f"no progress for {seconds:,.1f} s, {at}: {', '.join(states)}{waited_for}"
-    stacks = f"; the stacks are in the ranks' logs, {logs.name}.*.log"
-    return Failed(error=error + (_log(logs, suspect) if stopped else stacks), stopped=bool(stopped))
 
 
 def how(ending: Ending) -> str:
