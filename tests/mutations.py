@@ -284,9 +284,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "more techniques are chosen where they are faster",
-        "trials/planner/choice.py",
-        "return len(strategy.techniques), strategy.ways_to_cut",
-        "return 0, 0",
+        "trials/planner/ladder.py",
+        "return len(strategy.techniques), strategy.ways_to_cut, seconds",
+        "return 0, 0, seconds",
         "tests/search/planning/test_attempts.py",
     ),
     Mutation(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import get_args
 
 from dhen.model import parse_model
@@ -10,7 +9,7 @@ from dhen.schema import FeatureSchema, Table
 from trials.planner.estimates import MemoryEstimate, PricedStrategy, StepTime
 from trials.planner.ladder import ladder
 from trials.records.job import Job, TrainingConfig
-from trials.records.strategy import Dense, Prefer, Strategy, shards
+from trials.records.strategy import Dense, Strategy, shards
 
 GIB = 2**30
 HOSTS, GPUS_PER_HOST, EXAMPLES_PER_RANK = 2, 8, 16
@@ -80,16 +79,3 @@ def priced_ladder(hbm: int, *, layers: int = 4) -> tuple[PricedStrategy, ...]:
     """All strategies of two hosts of eight ranks, fewer techniques first."""
     strategies = ladder(HOSTS, GPUS_PER_HOST, EXAMPLES_PER_RANK)
     return tuple(priced(strategy, hbm, layers=layers) for strategy in strategies)
-
-
-def choose(priced: Iterable[PricedStrategy], prefer: Prefer) -> PricedStrategy | None:
-    """The choice among a whole priced ladder: the fewest techniques, those whose ranks hold whole layers first,
-    those that have parts of stages last, then the shortest step; None if nothing fits."""
-
-    def order(each: PricedStrategy) -> tuple[int, int, float]:
-        strategy, seconds = each.strategy, each.time.total
-        if prefer == "fastest":
-            return 0, 0, seconds
-        return len(strategy.techniques), strategy.ways_to_cut, seconds
-
-    return min((each for each in priced if each.fits), key=order, default=None)

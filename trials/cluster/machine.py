@@ -34,6 +34,10 @@ class MatmulPeak:
     fp32: float
     bf16: float
 
+    def or_better(self, other: MatmulPeak) -> MatmulPeak:
+        """The larger of two measurements, by precision."""
+        return MatmulPeak(fp32=max(self.fp32, other.fp32), bf16=max(self.bf16, other.bf16))
+
 
 def device() -> torch.device:
     """Returns the accelerator if there is one, else the CPU."""
@@ -61,11 +65,11 @@ def machine_name() -> str:
 @cache
 def matmul_peak(size: int) -> MatmulPeak:
     """The largest of several measurements a moment apart: other work that takes the cores slows one of them."""
-    measured = [measured_matmul(size)]
+    best = measured_matmul(size)
     for _ in range(MEASUREMENTS - 1):
         time.sleep(PAUSE_SECONDS)
-        measured.append(measured_matmul(size))
-    return MatmulPeak(fp32=max(each.fp32 for each in measured), bf16=max(each.bf16 for each in measured))
+        best = best.or_better(measured_matmul(size))
+    return best
 
 
 def measured_matmul(size: int) -> MatmulPeak:

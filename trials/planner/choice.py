@@ -1,8 +1,7 @@
 """A ladder whose strategies are priced when they are looked at, and the choice among them.
 
-Of the strategies that fit, the choice takes that with the fewest techniques, those whose ranks hold whole layers
-first, those that have parts of stages last, then with the shortest step. It prices few of them: strategies come in
-the order in which they are preferred, one whose least bytes (`bounds`) exceed the memory is passed
+The choice is that of `trials.planner.ladder.choose` over the whole priced ladder. It prices less: strategies
+come in the order in which they are preferred, one whose least bytes (`bounds`) exceed the memory is passed
 over, and so is one whose least seconds exceed those of what fits already.
 """
 

@@ -8,11 +8,12 @@ does both; among equals the lowest predicted step time counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import NamedTuple, get_args
 
 from dhen.errors import UserError
+from trials.planner.estimates import PricedStrategy
 from trials.planner.pipeline import wrong_micro_batches
 from trials.records.job import TrainingConfig
 from trials.records.strategy import (
@@ -23,6 +24,7 @@ from trials.records.strategy import (
     MODEL_PARALLEL,
     Checkpointing,
     Dense,
+    Prefer,
     Schedule,
     Strategy,
     TableLevel,
@@ -158,6 +160,19 @@ def check_degree(degree: int, hosts: int, gpus_per_host: int) -> None:
         f"technique=tensor{degree}: {hosts} x {gpus_per_host} ranks are not made of groups of {degree}, each in "
         f"one host or with all ranks of several; {would}."
     )
+
+
+def choose(priced: Iterable[PricedStrategy], prefer: Prefer) -> PricedStrategy | None:
+    """Returns the strategy that fits with the fewest techniques, those whose ranks hold whole layers first, those
+    that have parts of stages last, then with the shortest step; None if none fits."""
+
+    def order(each: PricedStrategy) -> tuple[int, int, float]:
+        strategy, seconds = each.strategy, each.time.total
+        if prefer == "fastest":
+            return 0, 0, seconds
+        return len(strategy.techniques), strategy.ways_to_cut, seconds
+
+    return min((each for each in priced if each.fits), key=order, default=None)
 
 
 # Which training settings and techniques exclude each other, in one wording for plans and for what trains.

@@ -7,9 +7,8 @@ from typing import cast
 import pytest
 
 from dhen.errors import UserError
-from tests.priced import choose
 from trials.planner.estimates import PricedStrategy
-from trials.planner.ladder import check_degree, ladder
+from trials.planner.ladder import check_degree, choose, ladder
 from trials.records.strategy import named
 
 CHECKPOINTING = ("", "+selective_checkpointing", "+full_checkpointing")

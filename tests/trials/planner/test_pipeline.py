@@ -18,10 +18,9 @@ from torch.distributed.pipelining.schedules import (
 from dhen.errors import UserError
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
-from tests.priced import choose
 from trials.cluster.this_machine import load_cluster
 from trials.planner.estimates import PlanOptions
-from trials.planner.ladder import ladder
+from trials.planner.ladder import choose, ladder
 from trials.planner.pipeline import (
     StageSeconds,
     layers_per_stage,

@@ -6,11 +6,11 @@ import random
 
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
-from tests.priced import choose
 from trials.cluster.cluster import Cluster
 from trials.cluster.this_machine import load_cluster
 from trials.planner.choice import PricedLadder
 from trials.planner.estimates import PlanOptions
+from trials.planner.ladder import choose
 from trials.planner.plan import Plan, plan
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Strategy
