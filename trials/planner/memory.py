@@ -6,8 +6,8 @@ running segment's own, what is gathered, and buffers; the peak is the largest su
 was read from PyTorch 2.13 and agrees with `reference`, which traces them (docs/benchmarks/planner-memory.md).
 
 c is the bytes of a number in compute precision. Plain DP holds fp32 master weights, a copy in c where that is
-not fp32, and gradients in c: in DDP's buckets with several ranks. `trials.planner.zero` has ZeRO's stages 1 and 2,
-and ZeRO-Offload.
+not fp32, and gradients in c: in DDP's buckets with several ranks. `trials.planner.zero_memory` has ZeRO's stages 1
+and 2, and ZeRO-Offload.
 `fully_shard` holds fp32 shards, gathers a unit's parameters in c and reduces its gradients in r, the precision
 in which gradients are sent. Between CPUs gloo reduces and scatters in a copy of what is sent, which is there until
 the result has arrived; NCCL makes none. Evaluation has no moments of its own: it saves nothing for

@@ -373,7 +373,7 @@ def place(
         global_batch: examples of a step over all ranks.
         memory_bytes: what tables may take on a rank; None for any amount.
         row_state_bytes: optimizer state for each row of each shard; tables trained in one process have more
-            (`table_cost.ONE_PROCESS_ROW_STATE_BYTES`).
+            (`ONE_PROCESS_ROW_STATE_BYTES`).
         weight_bytes: bytes of a weight, as tables are stored.
         sent_bytes: bytes of a pooled embedding's number on its way to another rank.
 
