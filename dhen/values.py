@@ -67,34 +67,26 @@ def compact(value: V) -> V:
     Short texts and small mappings inside that are equal to others' are one object with them, parts that were one
     object stay so, and each class has one set of the fields that were given, which then are all of its fields.
     """
-    return _Compaction().value(value)
+    done = dict[int, Any]()
 
-
-class _Compaction:
-    """Compacts one value and what is in it, each part once."""
-
-    def __init__(self) -> None:
-        self._done: dict[int, Any] = {}
-
-    def value(self, value: V) -> V:
-        if id(value) not in self._done:
-            cls = type(value)
-            fields = {name: self._part(getattr(value, name)) for name in cls.model_fields}
-            self._done[id(value)] = cls.model_construct(_fields_set=_all_fields(cls), **fields)
-        compacted: V = self._done[id(value)]
-        return compacted
-
-    def _part(self, part: Any) -> Any:
+    def compacted(part: Any) -> Any:
         if isinstance(part, BaseModel):
-            return self.value(part)
+            if id(part) not in done:
+                cls = type(part)
+                fields = {name: compacted(getattr(part, name)) for name in cls.model_fields}
+                done[id(part)] = cls.model_construct(_fields_set=_all_fields(cls), **fields)
+            return done[id(part)]
         if type(part) is str:
             return sys.intern(part) if len(part) <= LONGEST_TEXT else part
         if type(part) is dict:
-            parts = {self._part(key): self._part(inner) for key, inner in part.items()}
+            parts = {compacted(key): compacted(inner) for key, inner in part.items()}
             return _shared(parts) if len(parts) <= LONGEST_SHARED else parts
         if type(part) in (tuple, list):
-            return type(part)(map(self._part, part))
+            return type(part)(map(compacted, part))
         return part
+
+    whole: V = compacted(value)
+    return whole
 
 
 def _shared(mapping: dict[Any, Any]) -> dict[Any, Any]:
