@@ -356,12 +356,11 @@ class Launcher:
         Raises:
             UserError: if this machine has fewer CUDA devices than the task has ranks here.
         """
+        from trials.training.process_group import visible_devices
 
         def anew(again: Task, process: int) -> LocalRank:
             (rank,) = self.ranks(again, directory, [process])
             return rank
-
-        from trials.training.process_group import visible_devices
 
         visible, count = visible_devices(), len(task.ranks_here)
         if task.devices is None and len(visible) > count:  # those that the fewest ranks have now
