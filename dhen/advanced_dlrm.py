@@ -19,8 +19,8 @@ from dhen.inputs.lift import num_embeddings
 from dhen.ops.experts import MoeMlp, moe_cost, moe_tape
 from dhen.ops.linear import Linear, linear_tape
 from dhen.ops.pairwise import PairwiseDots, pairwise_cost, pairwise_tape, pairwise_width
-from dhen.ops.parts import Widths, mlp, mlp_cost, mlp_tape, split_in_turn, undivided
-from dhen.ops.split import RankGroup, how_split
+from dhen.ops.parts import Widths, mlp, mlp_cost, split_in_turn, tower_tape, undivided
+from dhen.ops.split import RankGroup
 from dhen.schema import FeatureSchema
 from dhen.tape import FP32_BYTES, Setting, Tape, Taped, row_bytes
 
@@ -77,22 +77,15 @@ def taped_advanced_dlrm(config: AdvancedDlrmConfig, schema: FeatureSchema, setti
     tape, flops = Tape(*setting), headline_flops(_head_cost(config, schema))
     x = pairwise_tape(tape, tape.input(m * dim), m, dim, config.rank)
     if config.experts > 1:
-        x, last = moe_tape(tape, x, width, config.mlp, config.experts, dropout=config.dropout), None
+        why_whole: str | None = "experts stay whole"
+        x = moe_tape(tape, x, width, config.mlp, config.experts, dropout=config.dropout)
+        logit = linear_tape(tape, x, config.mlp[-1], 1)
     else:
-        *how, last = how_split([(0, n) for n in (*config.mlp, 1)], setting.ranks)
-        x = mlp_tape(tape, x, width, config.mlp, dropout=config.dropout, how=how)
-    logit = linear_tape(tape, x, config.mlp[-1], 1, how=last)
-    whole = _whole(config, setting.ranks)
+        why_whole = undivided(config.mlp, setting.ranks)
+        logit = tower_tape(tape, x, width, config.mlp, 1, dropout=config.dropout)
+    whole = (f"mlp ({why_whole})",) if setting.ranks > 1 and why_whole else ()
     head = Taped("head", flops - tape.flops_elsewhere, tape, logit, whole=whole)
     return [taped_features(config, schema, setting, raw=False), head]
-
-
-def _whole(config: AdvancedDlrmConfig, ranks: int) -> tuple[str, ...]:
-    """What a rank of so many has whole, and why."""
-    if ranks == 1:
-        return ()
-    reason = "experts stay whole" if config.experts > 1 else undivided(config.mlp, ranks)
-    return (f"mlp ({reason})",) if reason else ()
 
 
 def _head_cost(config: AdvancedDlrmConfig, schema: FeatureSchema) -> Costs:

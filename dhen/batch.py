@@ -41,7 +41,7 @@ class FeatureBatch:
     """float32, transformed; missing values are zero and have an indicator input of their own."""
     share_BN: Tensor | None = None
     """float32: of each number with buckets, how far it is from the even towards the odd one of its two nodes
-    (`dhen.inputs.nodes`); None if the log has no buckets."""
+    (`dhen.inputs.lift`); None if the log has no buckets."""
     keys: Keys | None = None
     """Ids of growing tables, whose rows `dhen.inputs.growing` finds; None if there are none, or none any
     more."""

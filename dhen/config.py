@@ -9,6 +9,7 @@ The data's half is `dhen.schema`.
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
@@ -22,8 +23,7 @@ from pydantic import (
 
 from dhen.blocks import BLOCKS, BlockConfig
 from dhen.ensembles import ENSEMBLES
-from dhen.ensembles.base import EnsembleConfig
-from dhen.ensembles.paper import SumConfig
+from dhen.ensembles.ensembles import EnsembleConfig, SumConfig
 from dhen.errors import unknown_name
 from dhen.ops.norm import NormKind
 from dhen.ops.parts import Widths
@@ -44,12 +44,8 @@ def of_kind(registry: dict[str, type[K]], what: str, value: object) -> object:
     return parse(registry[kind], value, f"{what} {kind!r}")
 
 
-def _block(value: object) -> object:
-    return of_kind(BLOCKS, "interaction module", value)
-
-
-def _ensemble(value: object) -> object:
-    return of_kind(ENSEMBLES, "ensemble", value)
+_block = partial(of_kind, BLOCKS, "interaction module")
+_ensemble = partial(of_kind, ENSEMBLES, "ensemble")
 
 
 class LayerConfig(Value):

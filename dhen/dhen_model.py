@@ -18,7 +18,7 @@ from dhen.batch import FeatureBatch
 from dhen.blocks import BlockConfig, BlockShape
 from dhen.config import DhenConfig, LayerConfig
 from dhen.cost import CostRow, Costs, elementwise_cost, headline_flops, linear_cost, within
-from dhen.ensembles.base import EnsembleShape
+from dhen.ensembles.ensembles import EnsembleShape
 from dhen.inputs.features import FeatureProcessing, feature_cost, taped_features
 from dhen.inputs.lift import num_embeddings
 from dhen.members import (
@@ -39,23 +39,19 @@ from dhen.ops.parts import (
     EmbeddingProjection,
     mlp,
     mlp_cost,
-    mlp_tape,
     projection_cost,
     projection_tape,
     split_in_turn,
+    tower_tape,
     undivided,
 )
-from dhen.ops.split import How, RankGroup, how_split
+from dhen.ops.split import RankGroup
 from dhen.schema import FeatureSchema
 from dhen.tape import FP32_BYTES, Setting, Tape, Taped, Undeclared, row_bytes
 
 # The DHEN layer: Y = Norm(Ensemble_i(Interaction_i(X)) + ShortCut(X)) (paper, equations 1 and 2).
 #
 # With the norm in front (pre-norm, arXiv 2002.04745), Y = Ensemble_i(Interaction_i(Norm(X))) + ShortCut(X).
-#
-# Shapes: B examples (of B K rows where there are K members), M embeddings, D their dimension; K numeric inputs
-# in
-# `raw_BK`.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +98,9 @@ class DhenLayer(nn.Module):
         super().__init__()
         block_shape = shape.block(config)
         self.modules_config = config.modules
-        self.adapter = _adapter(shape)
+        self.adapter: MemberAdapter | None = None
+        if shape.members > 1:
+            self.adapter = MemberAdapter(shape.members, shape.embeddings, shape.dim, parting=shape.parting)
         self.raw_numeric = Linear(shape.numeric, shape.dim) if shape.takes_raw(config) else None
         self.blocks = nn.ModuleList(
             block.build(block_shape, dropout=block.dropout_in(dropout)) for block in config.modules
@@ -122,8 +120,9 @@ class DhenLayer(nn.Module):
             x_BMD = self.adapter(x_BMD)
         inputs = x_BMD
         if self.raw_numeric is not None:
-            raw = self._repeated(raw_BK)
-            inputs = torch.cat((x_BMD, self.raw_numeric(raw).unsqueeze(1)), dim=1)
+            if self.adapter is not None:  # for each member
+                raw_BK = raw_BK.repeat_interleave(len(self.adapter.scale), dim=0)
+            inputs = torch.cat((x_BMD, self.raw_numeric(raw_BK).unsqueeze(1)), dim=1)
         if self.norm_first:
             inputs = self.norm(inputs)
         y = self.ensemble([block(inputs) for block in self.blocks], inputs)
@@ -135,16 +134,6 @@ class DhenLayer(nn.Module):
         """Leaves this rank's parts of the interaction modules that are split; the rest stays whole."""
         for config, block in zip(self.modules_config, self.blocks, strict=True):
             config.split(block, group)
-
-    def _repeated(self, raw_BK: Tensor) -> Tensor:
-        """For each member."""
-        return raw_BK if self.adapter is None else raw_BK.repeat_interleave(len(self.adapter.scale), dim=0)
-
-
-def _adapter(shape: LayerShape) -> MemberAdapter | None:
-    if shape.members == 1:
-        return None
-    return MemberAdapter(shape.members, shape.embeddings, shape.dim, parting=shape.parting)
 
 
 def layer_cost(config: LayerConfig, shape: LayerShape) -> Costs:
@@ -175,8 +164,6 @@ def taped_layer(config: LayerConfig, shape: LayerShape, dropout: float, setting:
     flops, tape = headline_flops(layer_cost(config, shape)), Tape(*setting)
     try:
         output = _write_layer(tape, config, shape, dropout)
-        whole = _whole(config, shape, setting.ranks)
-        return Taped("layer", flops - tape.flops_elsewhere, tape, output, whole=whole)
     except NotImplementedError:
         kinds = {block.kind for block in config.modules if type(block).write is BlockConfig.write}
         undeclared = Undeclared(
@@ -189,14 +176,11 @@ def taped_layer(config: LayerConfig, shape: LayerShape, dropout: float, setting:
             f"{kind} (it declares no memory, so it is priced as if whole)" for kind in sorted(kinds)
         )
         return Taped("layer", flops, None, 0, undeclared, whole=of_all if setting.ranks > 1 else ())
-
-
-def _whole(config: LayerConfig, shape: LayerShape, ranks: int) -> tuple[str, ...]:
-    """Which interaction modules a rank of so many has whole, or a map of them, and why."""
-    if ranks == 1:
-        return ()
-    reasons = [(block.kind, block.whole(shape.block(config), ranks)) for block in config.modules]
-    return tuple(f"{kind} ({reason})" for kind, reason in reasons if reason is not None)
+    whole: tuple[str, ...] = ()
+    if setting.ranks > 1:
+        reasons = [(block.kind, block.whole(shape.block(config), setting.ranks)) for block in config.modules]
+        whole = tuple(f"{kind} ({reason})" for kind, reason in reasons if reason is not None)
+    return Taped("layer", flops - tape.flops_elsewhere, tape, output, whole=whole)
 
 
 def _write_layer(tape: Tape, config: LayerConfig, shape: LayerShape, dropout: float) -> int:
@@ -216,18 +200,13 @@ def _write_layer(tape: Tape, config: LayerConfig, shape: LayerShape, dropout: fl
     ]
     y = config.ensemble.write(tape, outputs, inputs, shape.ensemble(config))
     if config.shortcut:
-        y = _write_shortcut(tape, x, y, config, shape)
+        m, out = shape.embeddings, config.embeddings
+        passed = x if m == out else projection_tape(tape, x, m, out, shape.dim)
+        y = tape.add(y, passed)
     if not norm_first:
         y = any_norm_tape(tape, y, config.norm, config.embeddings, shape.dim)
     tape.refer(x, inputs)
     return y
-
-
-def _write_shortcut(tape: Tape, x: int, y: int, config: LayerConfig, shape: LayerShape) -> int:
-    m, dim, out = shape.embeddings, shape.dim, config.embeddings
-    if m != out:
-        x = projection_tape(tape, x, m, out, dim)
-    return tape.add(y, x)
 
 
 class DhenModel(nn.Module):
@@ -241,7 +220,14 @@ class DhenModel(nn.Module):
             for layer, shape in zip(config.layers, _shapes(config, schema), strict=True)
         )
         width, self.members, self.parted = _head_width(config), config.members, _part(config)
-        self.head, self.logit = _heads(config, width, (width, *config.head)[-1])
+        last, p = (width, *config.head)[-1], config.dropout
+        self.head: nn.Module
+        self.logit: Linear | MemberLinear
+        if self.members == 1:
+            self.head, self.logit = mlp(width, config.head, dropout=p), Linear(last, 1)
+        else:  # one of both for each member
+            self.head = member_mlp(self.members, width, config.head, dropout=p)
+            self.logit = MemberLinear(self.members, last, 1)
         self.row_bytes = row_bytes(taped_dhen(config, schema, Setting(FP32_BYTES, "cpu")))
         """Bytes of each example in a forward pass in fp32 without gradients."""
 
@@ -272,14 +258,6 @@ class DhenModel(nn.Module):
             split_in_turn([*self.head, self.logit], group)
 
 
-def _heads(config: DhenConfig, n_in: int, n_out: int) -> tuple[nn.Module, Linear | MemberLinear]:
-    """The MLP above the last layer and its map to the logit, one of both for each member."""
-    if config.members == 1:
-        return mlp(n_in, config.head, dropout=config.dropout), Linear(n_out, 1)
-    heads = member_mlp(config.members, n_in, config.head, dropout=config.dropout)
-    return heads, MemberLinear(config.members, n_out, 1)
-
-
 def dhen_cost(config: DhenConfig, schema: FeatureSchema) -> Costs:
     """The cost of `DhenModel`, an item for each part of each layer."""
     layers = [
@@ -297,31 +275,17 @@ def taped_dhen(config: DhenConfig, schema: FeatureSchema, setting: Setting) -> I
     yield taped_features(config, schema, setting, raw=raw)
     for index, (layer, shape) in enumerate(zip(config.layers, shapes, strict=True)):
         yield taped_layer(layer, shape, config.dropout, setting)._replace(name=f"layer{index}")
-    yield _taped_head(config, setting)
-
-
-def _taped_head(config: DhenConfig, setting: Setting) -> Taped:
-    width, members, p = _head_width(config), config.members, config.dropout
+    width, p = _head_width(config), config.dropout
     tape, flops = Tape(*setting), headline_flops(_head_cost(config))
-    if members > 1:
-        logit = heads_tape(tape, members, width, config.head, p=p, parted=_part(config))
+    if config.members > 1:
+        why_whole: str | None = "members have one each"
+        logit = heads_tape(tape, config.members, width, config.head, p=p, parted=_part(config))
     else:
-        *how, last = _head_split(config, setting.ranks)
-        hidden = mlp_tape(tape, tape.input(width), width, config.head, dropout=p, how=how)
-        logit = linear_tape(tape, hidden, (width, *config.head)[-1], 1, how=last)
-    return Taped("head", flops - tape.flops_elsewhere, tape, logit, whole=_whole_head(config, setting.ranks))
-
-
-def _head_split(config: DhenConfig, ranks: int) -> list[How | None]:
-    return how_split([(0, width) for width in (*config.head, 1)], ranks)
-
-
-def _whole_head(config: DhenConfig, ranks: int) -> tuple[str, ...]:
-    """What of the head a rank of so many has whole, and why; the map to the logit alone is no loss."""
-    if ranks == 1 or not config.head:
-        return ()
-    reason = "members have one each" if config.members > 1 else undivided(config.head, ranks)
-    return (f"head ({reason})",) if reason else ()
+        why_whole = undivided(config.head, setting.ranks)
+        logit = tower_tape(tape, tape.input(width), width, config.head, 1, dropout=p)
+    # the map to the logit alone is no loss
+    whole = (f"head ({why_whole})",) if setting.ranks > 1 and config.head and why_whole else ()
+    yield Taped("head", flops - tape.flops_elsewhere, tape, logit, whole=whole)
 
 
 def _head_cost(config: DhenConfig) -> Costs:

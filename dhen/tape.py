@@ -280,6 +280,10 @@ def replay(tape: Tape, output: int) -> Replayed:
     backward.play(start, output)
     inputs = sum(sizes[tensor] for tensor in tape.inputs if tensor not in saved)
     recomputed.play(start + inputs, output, also_held=tape.inputs)
+    traffic = 0
+    for operation in tape.operations:
+        touched = {*operation.inputs, *operation.makes}
+        traffic += sum(sizes[tensor] for tensor in touched) + operation.parameter_bytes
     fields = (
         [sum(sizes[tensor] for tensor in tape.inputs)],
         [sizes[output]],
@@ -293,7 +297,7 @@ def replay(tape: Tape, output: int) -> Replayed:
         recomputed.moments_with_gradients,
         backward.gradients_made,
         recomputed.gradients_made,
-        [sum(_traffic(operation, sizes) for operation in tape.operations)],
+        [traffic],
     )
     return Replayed(tuple(map(_top, fields)))
 
@@ -327,11 +331,6 @@ def _forward(tape: Tape, sizes: Sequence[int], stay: set[int]) -> list[int]:
         for tensor in over:
             live -= sizes[tensor]
     return moments
-
-
-def _traffic(operation: Operation, sizes: Sequence[int]) -> int:
-    touched = {*operation.inputs, *operation.makes}
-    return sum(sizes[tensor] for tensor in touched) + operation.parameter_bytes
 
 
 class _Backward:
@@ -369,7 +368,14 @@ class _Backward:
             if operation.parameter_bytes:
                 self.gradients_made = [self._live]
             for tensor, gradient in made:
-                self._accumulate(tensor, gradient)
+                other = self._gradients.get(tensor)
+                if other is not None:
+                    total = self._new(self._sizes[tensor])
+                    self._note(0)
+                    self._release(other)
+                    self._release(gradient)
+                    gradient = total
+                self._gradients[tensor] = gradient
 
     def _let_go(self, held: Counter[int], tensors: Iterable[int]) -> None:
         """Freed where nobody else holds them and they are not somebody else's."""
@@ -392,16 +398,6 @@ class _Backward:
         for tensor in operation.more_outputs:
             self._release(self._gradients.pop(tensor))
         return made
-
-    def _accumulate(self, tensor: int, gradient: list[int]) -> None:
-        other = self._gradients.get(tensor)
-        if other is not None:
-            total = self._new(self._sizes[tensor])
-            self._note(0)
-            self._release(other)
-            self._release(gradient)
-            gradient = total
-        self._gradients[tensor] = gradient
 
     def _new(self, size: int) -> list[int]:
         self._live += size

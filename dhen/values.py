@@ -18,7 +18,6 @@ from typing import Annotated, Any, Self, TypeVar, get_args
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
 
 from dhen.errors import UserError, unknown_name
 
@@ -73,34 +72,26 @@ def compact(value: V) -> V:
     Short texts and small mappings inside that are equal to others' are one object with them, parts that were one
     object stay so, and each class has one set of the fields that were given, which then are all of its fields.
     """
-    return _Compaction().value(value)
+    done = dict[int, Any]()
 
-
-class _Compaction:
-    """Compacts one value and what is in it, each part once."""
-
-    def __init__(self) -> None:
-        self._done: dict[int, Any] = {}
-
-    def value(self, value: V) -> V:
-        if id(value) not in self._done:
-            cls = type(value)
-            fields = {name: self._part(getattr(value, name)) for name in cls.model_fields}
-            self._done[id(value)] = cls.model_construct(_fields_set=_all_fields(cls), **fields)
-        compacted: V = self._done[id(value)]
-        return compacted
-
-    def _part(self, part: Any) -> Any:
+    def compacted(part: Any) -> Any:
         if isinstance(part, BaseModel):
-            return self.value(part)
+            if id(part) not in done:
+                cls = type(part)
+                fields = {name: compacted(getattr(part, name)) for name in cls.model_fields}
+                done[id(part)] = cls.model_construct(_fields_set=_all_fields(cls), **fields)
+            return done[id(part)]
         if type(part) is str:
             return sys.intern(part) if len(part) <= LONGEST_TEXT else part
         if type(part) is dict:
-            parts = {self._part(key): self._part(inner) for key, inner in part.items()}
+            parts = {compacted(key): compacted(inner) for key, inner in part.items()}
             return _shared(parts) if len(parts) <= LONGEST_SHARED else parts
         if type(part) in (tuple, list):
-            return type(part)(map(self._part, part))
+            return type(part)(map(compacted, part))
         return part
+
+    whole: V = compacted(value)
+    return whole
 
 
 def _shared(mapping: dict[Any, Any]) -> dict[Any, Any]:
@@ -171,29 +162,21 @@ def _explain(error: ValidationError, cls: type[BaseModel]) -> str:
     if first["type"] == "model_type":  # pydantic's words would name a class of ours
         below = ", ".join(_known_beside(cls, (*first["loc"], "")))
         return f"{path}: has keys of its own, give one of them: {below} (received {first['input']!r})"
-    location, message = _alternatives(problems, first)
-    where = f"{'.'.join(map(str, location))}: " if location else ""
-    received = (
-        ""
-        if isinstance(first["input"], (dict, list, tuple, BaseModel))
-        else f" (received {first['input']!r})"
-    )
-    return f"{where}{message}{received}"
-
-
-def _alternatives(problems: list[ErrorDetails], first: ErrorDetails) -> tuple[tuple[int | str, ...], str]:
-    """Returns the path of the field that a problem is of, and what is wrong with it: where the field may be a word
-    or else of another type, all that it may be."""
-    location = first["loc"]
+    # where the field may be a word or else of another type, all that it may be
+    location, message = first["loc"], first["msg"]
     beside = [p for p in problems if p["loc"][:-1] == location[:-1] and p["msg"].startswith(SHOULD_BE)]
-    if not any(str(p["loc"][-1]).startswith("literal[") for p in beside):
-        message = (
-            first["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list, such as [a, b]")
-        )
-        quotes = first["type"] == "string_type" and isinstance(first["input"], int | float)
-        return location, f"{message}; a text that looks like a number stands in quotes" if quotes else message
-    allowed = (p["msg"].removeprefix(SHOULD_BE).partition(",")[0] for p in beside)
-    return location[:-1], SHOULD_BE + " or ".join(allowed).replace("a valid boolean", "yes or no")
+    if any(str(p["loc"][-1]).startswith("literal[") for p in beside):
+        allowed = (p["msg"].removeprefix(SHOULD_BE).partition(",")[0] for p in beside)
+        location = location[:-1]
+        message = SHOULD_BE + " or ".join(allowed).replace("a valid boolean", "yes or no")
+    else:
+        message = message.removeprefix("Value error, ").replace("a valid tuple", "a list, such as [a, b]")
+        if first["type"] == "string_type" and isinstance(first["input"], int | float):
+            message += "; a text that looks like a number stands in quotes"
+    where = f"{'.'.join(map(str, location))}: " if location else ""
+    if isinstance(first["input"], (dict, list, tuple, BaseModel)):
+        return f"{where}{message}"
+    return f"{where}{message} (received {first['input']!r})"
 
 
 def _known_beside(cls: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
@@ -297,12 +280,7 @@ def parse_yaml(text: str) -> Any:
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
         reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
         raise ValueError(f"not valid YAML: {reason}.") from None
-    _check_size(data)
-    return data
-
-
-def _check_size(data: Any) -> None:
-    """Checks how many values there are once aliases are written out, of which few lines may have any number."""
+    # of values once aliases are written out few lines may have any number
     waiting, count = [data], 0
     while waiting:
         value = waiting.pop()
@@ -313,6 +291,7 @@ def _check_size(data: Any) -> None:
             waiting.extend(value.values())
         elif isinstance(value, list):
             waiting.extend(value)
+    return data
 
 
 def load_json(path: Path) -> Any:

@@ -15,7 +15,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
 from dhen.blocks.base import BlockConfig
-from dhen.ensembles.base import EnsembleConfig
+from dhen.ensembles.ensembles import EnsembleConfig
 from dhen.schema import parse_ttl
 from dhen.values import Value
 from search.log_config import field_docs

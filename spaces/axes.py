@@ -90,13 +90,20 @@ class Choice:
             raise UserError(f"{self.name}: {received!r} is not one of {list(self.labels)}.")
         return self.values[self.labels.index(received)]
 
-    def holds(self, value: Any) -> bool:
-        """Whether the axis has this value, and there is a choice at all."""
-        return self.size > 1 and value in self.values
+    @property
+    def first(self) -> Scalar:
+        """The label in a point if nothing else is said."""
+        return self.labels[0]
+
+    def has(self, value: Any) -> bool:
+        """Whether the axis has this value, be it as its constant."""
+        return value in self.values
 
     def encode(self, value: Any) -> Scalar:
         """The label of a value."""
-        return self.labels[self.values.index(value)] if value in self.values else _outside(self.name, value)
+        if value not in self.values:
+            raise OutsideError(self.name, value)
+        return self.labels[self.values.index(value)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +144,10 @@ class Range:
             raise UserError(f"{self.name}: {received!r} is not between {self.low} and {self.high}.")
         return received
 
-    def holds(self, value: Any) -> bool:
-        """Says whether the value lies between the bounds, on a step, and there is a choice at all."""
-        return self.size > 1 and self.has(value)
+    @property
+    def first(self) -> Scalar:
+        """The number in a point if nothing else is said."""
+        return self.low
 
     def has(self, value: Any) -> bool:
         """Says whether the value lies between the bounds, on a step, be it the only one."""
@@ -149,7 +157,10 @@ class Range:
 
     def encode(self, value: Any) -> Scalar:
         """The number itself."""
-        return value if self.has(value) else _outside(self.name, value)
+        if not self.has(value):
+            raise OutsideError(self.name, value)
+        number: Scalar = value
+        return number
 
 
 Axis = Choice | Range
@@ -221,16 +232,13 @@ def _read_range(name: str, spec: dict[str, Any]) -> Range:
         )
     whole = isinstance(low, int) and isinstance(high, int)
     step = spec.get("step", 1)
-    if "step" in spec and not (_is_count(step) and whole and (step == 1 or not log)):
+    is_count = isinstance(step, int) and not isinstance(step, bool) and step > 0
+    if "step" in spec and not (is_count and whole and (step == 1 or not log)):
         raise UserError(
             f"space: {name}: `step` is a whole number above 0, for whole `low` and `high` and no logarithmic "
             f"scale; received {spec}."
         )
     return Range(name=name, low=low, high=high, log=log, step=step, whole=whole)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _has_label(value: Any) -> bool:
@@ -240,10 +248,6 @@ def _has_label(value: Any) -> bool:
 
 def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
-
-
-def _outside(name: str, value: Any) -> Scalar:
-    raise OutsideError(name, value)
 
 
 # The next value beyond an end of an axis, in the axis's own steps.
@@ -272,7 +276,14 @@ def value_beyond(axis: Axis, *, highest: bool) -> Any:
     if isinstance(end, tuple):
         widths = tuple(_times(width, DOUBLE, highest) for width in end)
         return widths if widths != end and min(widths) > 0 else None
-    value = _next_number(inner, end, counts_layers=_counts_layers(axis), highest=highest)
+    low, high = sorted((inner, end))
+    if _counts_layers(axis):
+        value = end + 1 if highest else end - 1
+    elif low > 0 and high / low >= DOUBLE:
+        whole = isinstance(inner, int) and isinstance(end, int)
+        value = _times(end, DOUBLE if whole else high / low, highest)
+    else:
+        value = _rounded(end + (end - inner))
     return value if value != end else None
 
 
@@ -284,16 +295,6 @@ def first_label_beyond(axis: Axis, value: Any, *, highest: bool) -> Scalar:
     if axis.whole:
         return int(end) + (axis.step if highest else -axis.step)
     return math.sqrt(end * value) if axis.log else (end + value) / 2
-
-
-def _next_number(inner: float, end: float, *, counts_layers: bool, highest: bool) -> float:
-    if counts_layers:
-        return end + 1 if highest else end - 1
-    whole = isinstance(inner, int) and isinstance(end, int)
-    low, high = sorted((inner, end))
-    if low > 0 and high / low >= DOUBLE:
-        return _times(end, DOUBLE if whole else high / low, highest)
-    return _rounded(end + (end - inner))
 
 
 def _new_end(axis: Range, *, highest: bool) -> float | None:

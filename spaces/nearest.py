@@ -8,7 +8,7 @@ MLP, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import combinations_with_replacement, product
@@ -22,7 +22,7 @@ from dhen.config import DhenConfig, LayerConfig, ModelConfig
 from dhen.errors import UserError
 from dhen.values import parse
 from spaces.axes import Axis, Choice, Scalar, is_number
-from spaces.space import LAYER_FIELDS, NONE, Point, Space, first_label
+from spaces.space import LAYER_FIELDS, NONE, Point, Space
 
 
 def nearest_point(space: Space, model: ModelConfig, training: Mapping[str, Any]) -> Point:
@@ -40,20 +40,29 @@ def nearest_point(space: Space, model: ModelConfig, training: Mapping[str, Any])
         settings |= _near(axis, training.get(key))
     layers = _recipe(space, model)
     point = first_values(space) | layers | settings if layers is not None else _own_start(space) | settings
-    if layers is not None and not _decodes(space, point):
-        point = _own_start(space) | settings
+    if layers is not None:
+        try:
+            space.decode(point)
+        except UserError:  # attention, say, stands at some lengths of embeddings alone
+            point = _own_start(space) | settings
     return {name: value for name, value in point.items() if name not in space.left_for_tuning}
 
 
 def first_values(space: Space) -> Point:
     """The point with the first value of every axis."""
-    return {axis.name: first_label(axis) for axis in space.axes}
+    return {axis.name: axis.first for axis in space.axes}
 
 
 def nearest_label(axis: Axis, value: Any) -> Scalar:
     """The axis's value that is nearest to this one, as it stands in a point; the first if none is near."""
     if not isinstance(axis, Choice):
-        return _within(axis.low, axis.high, axis.step, axis.whole, value) if is_number(value) else axis.low
+        if not is_number(value):
+            return axis.low
+        inside: float = min(max(value, axis.low), axis.high)
+        last = (axis.high - axis.low) // axis.step
+        if axis.whole:
+            return int(axis.low + axis.step * min(round((inside - axis.low) / axis.step), last))
+        return inside
     if value in axis.values:
         return axis.encode(value)
     if is_number(value):
@@ -65,20 +74,11 @@ def nearest_label(axis: Axis, value: Any) -> Scalar:
     if _is_widths(value):
         lists = [other for other in axis.values if _is_widths(other)]
         return axis.encode(min(lists, key=lambda other: _apart(other, value), default=axis.values[0]))
-    return first_label(axis)
+    return axis.first
 
 
 def _near(axis: Axis, value: Any) -> Point:
     return {axis.name: nearest_label(axis, value)} if axis.size > 1 else {}
-
-
-def _within(low: float, high: float, step: int, whole: bool, value: float) -> float:
-    """The number of a range that is nearest."""
-    inside = min(max(value, low), high)
-    if not whole:
-        return inside
-    last = (high - low) // step
-    return int(low + step * min(round((inside - low) / step), last))
 
 
 def _is_widths(value: Any) -> bool:
@@ -93,14 +93,6 @@ def _apart(widths: tuple[float, ...], others: tuple[float, ...]) -> tuple[float,
 
 def _own_start(space: Space) -> Point:
     return dict(space.config.start[0]) if space.config.start else {}
-
-
-def _decodes(space: Space, point: Point) -> bool:
-    try:
-        space.decode(point)
-    except UserError:  # attention, say, stands at some lengths of embeddings alone
-        return False
-    return True
 
 
 def _recipe(space: Space, model: ModelConfig) -> Point | None:
@@ -182,11 +174,18 @@ def space_size(space: Space) -> SpaceSize:
         name: axis for name, axis in space.model_axes.items() if axis is not dropout or axis.size == math.inf
     }
     training = list(space.training_axes.values())
-    counts = [
-        (stacks, _model_count(others, depth))
-        for model_dropout in dropouts
-        for depth, stacks in _stack_counts(space, model_dropout)
-    ]
+    # settings outside the layers: one member alone has one place to part
+    constant = Choice(name="members", values=(1,))
+    members, parting = others.pop("members", constant), others.pop("members_from", constant)
+    alone = int((min(members.values) if isinstance(members, Choice) else members.low) == 1)
+    other_settings = math.prod(axis.size for axis in others.values())
+    counts = list[tuple[float, float]]()
+    for model_dropout in dropouts:
+        layers = [_layer_count(space, axes, model_dropout) for axes in space.layer_axes.values()]
+        for depth in _values(space.depth):
+            stacks = layers[0] if space.config.layers == "shared" else math.prod(layers[:depth])
+            places = len({min(layer, depth) for layer in _values(parting)})
+            counts.append((stacks, other_settings * ((members.size - alone) * places + alone)))
     return SpaceSize(
         architectures=math.inf
         if any(models == math.inf for _, models in counts)
@@ -195,25 +194,6 @@ def space_size(space: Space) -> SpaceSize:
         real_axes=sum(axis.size == math.inf for axis in training),
         axes=len(space.axes),
     )
-
-
-def _model_count(axes: Mapping[str, Axis], depth: int) -> float:
-    """Distinct settings outside the layers of a model this deep; one member alone has one place to part."""
-    constant = Choice(name="members", values=(1,))
-    members, parting = axes.get("members", constant), axes.get("members_from", constant)
-    parting_layers = len({min(layer, depth) for layer in _values(parting)})
-    low = min(members.values) if isinstance(members, Choice) else members.low
-    alone = int(low == 1)
-    others = math.prod(axis.size for name, axis in axes.items() if name not in ("members", "members_from"))
-    return others * ((members.size - alone) * parting_layers + alone)
-
-
-def _stack_counts(space: Space, model_dropout: float) -> Iterator[tuple[int, float]]:
-    """Each depth, and the number of distinct stacks of so many layers in models with this dropout."""
-    layers = [_layer_count(space, axes, model_dropout) for axes in space.layer_axes.values()]
-    shared = space.config.layers == "shared"
-    for depth in _values(space.depth):
-        yield depth, layers[0] if shared else math.prod(layers[:depth])
 
 
 def _layer_count(space: Space, axes: dict[str, Axis], model_dropout: float) -> float:
@@ -229,7 +209,9 @@ def _layer_count(space: Space, axes: dict[str, Axis], model_dropout: float) -> f
         for kinds in combinations_with_replacement(settings, n)
     )
     others = math.prod(axes[key].size for key in ("out_embeddings", "raw_numeric", "shortcut"))
-    return count * others * _norm_count(axes["norm"], axes["norm_placement"])
+    norm = axes["norm"]
+    without = int(isinstance(norm, Choice) and NONE in norm.values)  # which has only one placement
+    return count * others * ((norm.size - without) * axes["norm_placement"].size + without)
 
 
 def _module_count(kind: str, axes: Mapping[str, Axis], model_dropout: float) -> float:
@@ -238,17 +220,16 @@ def _module_count(kind: str, axes: Mapping[str, Axis], model_dropout: float) -> 
     if block.uses is BlockConfig.uses:
         return math.prod(_setting_count(key, axis, model_dropout) for key, axis in axes.items())
     apart = {key: axis for key, axis in axes.items() if key == "dropout"}
-    others = [(key, _every_value(axis)) for key, axis in axes.items() if key not in apart]
-    combined = product(*(values for _, values in others))
-    names = [key for key, _ in others]
+    others = {
+        key: axis.values if isinstance(axis, Choice) else _values(axis)
+        for key, axis in axes.items()
+        if key not in apart
+    }
     distinct = {
-        parse(block, dict(zip(names, values, strict=True)), f"space: module {kind}") for values in combined
+        parse(block, dict(zip(others, values, strict=True)), f"space: module {kind}")
+        for values in product(*others.values())
     }
     return len(distinct) * math.prod(_setting_count(key, axis, model_dropout) for key, axis in apart.items())
-
-
-def _every_value(axis: Axis) -> list[Any]:
-    return list(axis.values) if isinstance(axis, Choice) else _values(axis)
 
 
 def _setting_count(key: str, axis: Axis, model_dropout: float) -> float:
@@ -256,12 +237,6 @@ def _setting_count(key: str, axis: Axis, model_dropout: float) -> float:
     if key == "dropout" and isinstance(axis, Choice) and {None, model_dropout} <= set(axis.values):
         return axis.size - 1
     return axis.size
-
-
-def _norm_count(norm: Axis, placement: Axis) -> float:
-    """Number of norms with their placements; `none` has only one placement."""
-    without = int(isinstance(norm, Choice) and NONE in norm.values)
-    return (norm.size - without) * placement.size + without
 
 
 def _values(axis: Axis) -> list[int]:

@@ -110,10 +110,17 @@ class Space:
         self.config = config
         self._check_names()
         self._read_axes()
-        self._check_start()
-        self._check_tuning()
+        axes, settings = {axis.name: axis for axis in self.axes}, dict(self._by_setting())
+        for point in config.start:
+            for key, value in point.items():
+                if key not in axes:
+                    raise unknown_name("axis of a start point", key, axes)
+                axes[key].decode(value)
+        for key in config.tuning:
+            if key not in settings:
+                raise unknown_name("setting under `tuning`", key, settings)
         self.left_for_tuning: Point = {
-            axis.name: first_label(axis)
+            axis.name: axis.first
             for name, axis in self._by_setting()
             if name in config.tuning and axis.size > 1
         }
@@ -130,7 +137,15 @@ class Space:
         self.training_axes = {
             key: read_axis(f"training.{key}", spec) for key, spec in config.training.items()
         }
-        self.layer_axes = {prefix: self._layer_axes(prefix) for prefix in self._prefixes()}
+        self.layer_axes = dict[str, dict[str, Axis]]()
+        """By recipe its axes by field of a layer: slots, ensemble and the rest, then each kind's settings."""
+        kinds = list(config.modules)
+        for prefix in self._prefixes():
+            specs = {f"block{slot}": [NONE, *kinds] if slot else kinds for slot in range(config.slots)}
+            specs |= {key: getattr(config, key) for key in LAYER_FIELDS}
+            for kind, settings in config.modules.items():
+                specs |= {f"{kind}.{key}": spec for key, spec in settings.items()}
+            self.layer_axes[prefix] = {key: read_axis(f"{prefix}.{key}", spec) for key, spec in specs.items()}
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -150,7 +165,7 @@ class Space:
         proven = {
             axis.name: training[key]
             for key, axis in self.training_axes.items()
-            if axis.holds(training.get(key)) and axis.name not in self.left_for_tuning
+            if axis.size > 1 and axis.has(training.get(key)) and axis.name not in self.left_for_tuning
         }
         return proven | self.config.start[index]
 
@@ -159,8 +174,7 @@ class Space:
         one."""
         axes = self.training_axes.items()
         return {
-            key: training[key] if _has(axis, training[key]) else axis.decode(first_label(axis))
-            for key, axis in axes
+            key: training[key] if axis.has(training[key]) else axis.decode(axis.first) for key, axis in axes
         }
 
     @property
@@ -186,7 +200,11 @@ class Space:
         *outer, key = _place(setting)
         try:
             held = reduce(getitem, outer, data)
-            held[key] = _widened(held[key], value)
+            spec = held[key]
+            if isinstance(spec, dict):
+                held[key] = spec | {"low": min(spec["low"], value), "high": max(spec["high"], value)}
+            else:
+                held[key] = [*spec, value]  # listed last
         except KeyError:
             raise unknown_name("axis", setting, [axis.name for axis in self.axes]) from None
         if setting == "depth" and self.config.layers == "each":
@@ -212,7 +230,8 @@ class Space:
         Raises:
             UserError: saying which values do not go together, or that the point is of another space.
         """
-        self._check_point(point)
+        if differing := sorted(set(point) ^ {axis.name for axis in self.axes}):
+            raise UserError(f"the point is not of space {self.name!r}: {', '.join(differing)} differ.")
         values = {key: _value(axis, point) for key, axis in self.model_axes.items()}
         depth = int(_value(self.depth, point))
         layers = [self._decode_layer(prefix, point) for prefix in self._prefixes()[:depth]]
@@ -231,7 +250,7 @@ class Space:
         Raises:
             UserError: if the candidate lies outside this space.
         """
-        point: Point = {axis.name: first_label(axis) for axis in self.axes}
+        point: Point = {axis.name: axis.first for axis in self.axes}
         layers = candidate.model.layers
         point |= _encoded(self.depth, len(layers))
         for prefix, layer in zip(self._prefixes(), layers, strict=False):
@@ -252,19 +271,6 @@ class Space:
             return ["layer"]
         return [f"layer{index}" for index in range(self.max_depth)]
 
-    def _layer_axes(self, prefix: str) -> dict[str, Axis]:
-        """Axes by field of a layer: slots, ensemble and the rest, then each kind's settings."""
-        kinds, config = list(self.config.modules), self.config
-        axes: dict[str, Axis] = {"block0": read_axis(f"{prefix}.block0", kinds)}
-        for slot in range(1, config.slots):
-            axes[f"block{slot}"] = read_axis(f"{prefix}.block{slot}", [NONE, *kinds])
-        for key in LAYER_FIELDS:
-            axes[key] = read_axis(f"{prefix}.{key}", getattr(config, key))
-        for kind, settings in config.modules.items():
-            for key, spec in settings.items():
-                axes[f"{kind}.{key}"] = read_axis(f"{prefix}.{kind}.{key}", spec)
-        return axes
-
     def _decode_layer(self, prefix: str, point: Point) -> dict[str, Any]:
         axes = self.layer_axes[prefix]
         kinds = [_value(axes[f"block{slot}"], point) for slot in range(self.config.slots)]
@@ -284,7 +290,7 @@ class Space:
             point |= _encoded(axes[f"block{slot}"], block.kind)
             for key in filter(block.uses, self.config.modules.get(block.kind, {})):
                 axis, value = axes[f"{block.kind}.{key}"], getattr(block, key)
-                if key == "dropout" and value is None and not _has(axis, value):
+                if key == "dropout" and value is None and not axis.has(value):
                     value = model_dropout  # which a module does not repeat
                 point |= _encoded(axis, value)
         ensemble = axes["ensemble"]
@@ -318,32 +324,12 @@ class Space:
             if not isinstance(kind, str) or kind not in ENSEMBLES:
                 raise unknown_name("ensemble", str(kind), ENSEMBLES)
 
-    def _check_start(self) -> None:
-        axes = {axis.name: axis for axis in self.axes}
-        for point in self.config.start:
-            for name, value in point.items():
-                if name not in axes:
-                    raise unknown_name("axis of a start point", name, axes)
-                axes[name].decode(value)
-
     def _by_setting(self) -> Iterator[tuple[str, Axis]]:
         """Axes by the names that `tuning` has for them; a module's setting comes once for each recipe."""
         yield from self.model_axes.items()
         yield from ((f"training.{key}", axis) for key, axis in self.training_axes.items())
         for axes in self.layer_axes.values():
             yield from ((key, axis) for key, axis in axes.items() if "." in key)
-
-    def _check_tuning(self) -> None:
-        settings = dict(self._by_setting())
-        for name in self.config.tuning:
-            if name not in settings:
-                raise unknown_name("setting under `tuning`", name, settings)
-
-    def _check_point(self, point: Point) -> None:
-        names = {axis.name for axis in self.axes}
-        if set(point) != names:
-            differing = sorted(set(point) ^ names)
-            raise UserError(f"the point is not of space {self.name!r}: {', '.join(differing)} differ.")
 
 
 def _place(setting: str) -> tuple[str, ...]:
@@ -352,13 +338,6 @@ def _place(setting: str) -> tuple[str, ...]:
     if part == "layer":
         return tuple(rest) if len(rest) == 1 else ("modules", *rest)
     return (part, *rest) if part in ("depth", "training") else ("model", part, *rest)
-
-
-def _widened(spec: Any, value: Any) -> Any:
-    """An axis's plain data with one more value, listed last; a range with another end."""
-    if isinstance(spec, dict):
-        return spec | {"low": min(spec["low"], value), "high": max(spec["high"], value)}
-    return [*spec, value]
 
 
 def _check_layers(axis: Axis, least: int) -> None:
@@ -373,17 +352,7 @@ def _check_layers(axis: Axis, least: int) -> None:
 
 def _value(axis: Axis, point: Point) -> Any:
     """The axis's value at a point; the constant where the axis has only one value."""
-    return axis.decode(point[axis.name] if axis.name in point else first_label(axis))
-
-
-def _has(axis: Axis, value: Any) -> bool:
-    """Whether the axis has this value, be it as its constant."""
-    return value in axis.values if isinstance(axis, Choice) else axis.has(value)
-
-
-def first_label(axis: Axis) -> Scalar:
-    """The value of the axis in a point if nothing else is said."""
-    return axis.labels[0] if isinstance(axis, Choice) else axis.low
+    return axis.decode(point.get(axis.name, axis.first))
 
 
 def _encoded(axis: Axis, value: Any) -> Point:
@@ -435,8 +404,15 @@ def load_space(name: str, features: FeatureSchema | None = None) -> Space:
         raise unknown_name("space", name, named)
     if features is not None:
         space = Space(space.name, _with_effect(space, features))
-    _check_possible(space)
-    return space
+    rng, reason = random.Random(0), ""
+    for _ in range(PROBES):
+        try:
+            space.decode(space.random_point(rng))
+        except UserError as error:
+            reason = str(error)
+        else:
+            return space
+    raise UserError(f"space {space.name!r} is impossible: no point of it gives a model. {reason}")
 
 
 def _with_effect(space: Space, features: FeatureSchema) -> SpaceConfig:
@@ -448,7 +424,7 @@ def _with_effect(space: Space, features: FeatureSchema) -> SpaceConfig:
         "capacity_share": features.growing,
     }
     idle = [key for key in space.config.model if key in acts_on and not acts_on[key]]
-    first = {key: [space.model_axes[key].decode(first_label(space.model_axes[key]))] for key in idle}
+    first = {key: [space.model_axes[key].decode(space.model_axes[key].first)] for key in idle}
     raw = space.config.raw_numeric
     if not features.numeric and isinstance(raw, list):
         raw = raw[:1]
@@ -458,18 +434,6 @@ def _with_effect(space: Space, features: FeatureSchema) -> SpaceConfig:
         for point in space.config.start
     )
     return space.config.replace(model=space.config.model | first, start=start, raw_numeric=raw)
-
-
-def _check_possible(space: Space) -> None:
-    rng, reason = random.Random(0), ""
-    for _ in range(PROBES):
-        try:
-            space.decode(space.random_point(rng))
-        except UserError as error:
-            reason = str(error)
-        else:
-            return
-    raise UserError(f"space {space.name!r} is impossible: no point of it gives a model. {reason}")
 
 
 def _read(path: Path) -> Space:

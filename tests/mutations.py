@@ -235,7 +235,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a weighted sum leaves out a module's weight",
-        "dhen/ensembles/paper.py",
+        "dhen/ensembles/ensembles.py",
         "total = total + weight * output",
         "total = total + output",
         "tests/dhen/blocks/test_paper_formulas.py::test_a_weighted_sum_has_a_weight_per_module",

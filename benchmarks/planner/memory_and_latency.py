@@ -43,8 +43,8 @@ from trials.planner.ladder import ladder
 from trials.planner.memory import DensePeak, dense_peak, recomputed
 from trials.planner.memory_counter import MemoryCounter
 from trials.planner.plan import plan
-from trials.planner.segments import segments
-from trials.planner.zero_memory import Activations, Batch, Itemsizes
+from trials.planner.segments import segments_at, taped
+from trials.planner.zero_memory import Activations, Batch, DenseRank, Itemsizes
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Strategy, data_ranks
 from trials.training.step import TrainStep
@@ -197,17 +197,19 @@ def composed(case: Case) -> DensePeak:
     micro = -(-examples // case.strategy.micro_batches)
     width = 4 * sum(table_dims(case.model, case.inputs))
     tensor = case.strategy.tensor
-    found = segments(case.model, case.inputs, case.precision, "cpu", micro, tensor)
+    written = taped(case.model, case.inputs, case.precision, "cpu", tensor)
+    found = segments_at(written, case.precision, micro)
     hosts, per_host = data_ranks(tensor, case.hosts, case.gpus_per_host)
-    return dense_peak(
+    rank = DenseRank(
         found,
         Activations(found, recomputed(found, case.strategy)),
         case.strategy,
         Batch(width * examples, width * micro, 4 * examples * (len(case.inputs.numeric) + 1)),
-        itemsizes=Itemsizes.of(TrainingConfig(precision=case.precision)),
-        hosts=hosts,
-        gpus_per_host=per_host,
+        Itemsizes.of(TrainingConfig(precision=case.precision)),
+        hosts,
+        per_host,
     )
+    return dense_peak(rank)
 
 
 def summarize(found: list[dict[str, Any]]) -> None:

@@ -2,7 +2,7 @@
 
 Tables have Zipf-distributed rows and ids an example; ranks are those of a ZionEX pod. A step waits for its
 heaviest rank, so what counts is that rank's cost, and how far it is above the mean. Costs are predictions:
-ours is `trials.planner.table_shards`, the other TorchRec's own estimator, from the same data sheet. No table
+ours is `trials.planner.table_placement`, the other TorchRec's own estimator, from the same data sheet. No table
 is replicated: none has as few rows as a rank has examples.
 
     python -m benchmarks.planner.table_balance [--ranks 2x8 16x8] [--tables 500] [--seeds 5]
@@ -34,7 +34,7 @@ from benchmarks.shared.machine_and_tables import machine, markdown
 from dhen.schema import Table
 from trials.cluster.cluster import Cluster
 from trials.cluster.this_machine import load_cluster
-from trials.planner.table_shards import (
+from trials.planner.table_placement import (
     ROW_STATE_BYTES,
     Price,
     Rates,

@@ -1,7 +1,7 @@
 """How long do the ranks of a pipeline wait, beside what the planner says?
 
 Each rank has a stage of a DHEN (two with `interleaved`) and trains by torch's schedule over gloo. How long each
-pass lasts is noted; planned is the planner's clock (`trials.planner.pipeline_time`), given what passes took.
+pass lasts is noted; planned is the planner's clock (`trials.planner.pipeline`), given what passes took.
 With `--pass-ms` they last so long at least and leave the cores to others, as those of an accelerator do, so that
 four ranks on two cores have a bubble too; with 0 they last as long as this CPU takes, for which each rank needs a
 core.
@@ -39,8 +39,7 @@ from search.log_config import DemoConfig
 from trials.cluster.this_machine import load_cluster
 from trials.data.loader import train_batches
 from trials.data.prepared_log import PreparedLog
-from trials.planner.pipeline_memory import Kind, wrong_micro_batches
-from trials.planner.pipeline_time import StageSeconds, played
+from trials.planner.pipeline import Kind, StageSeconds, played, wrong_micro_batches
 from trials.records.job import Job, TrainingConfig
 from trials.records.strategy import CHUNKS_PER_RANK, Ranks, Schedule, Strategy
 from trials.training.distributed_step import DistributedStep
@@ -138,7 +137,7 @@ def _row(case: Case, of_ranks: list[Steps]) -> tuple[object, ...]:
         StageSeconds(length("F", stage), length("B", stage), length("I", stage), length("W", stage), send=0.0)
         for stage in range(case.stages * CHUNKS_PER_RANK[case.schedule])
     ]
-    planned = played(case.schedule, case.stages, case.micro_batches, stages)
+    planned = played(case.schedule, case.stages, case.micro_batches, tuple(stages))
     seconds, shares = [], []
     for step in zip(*of_ranks, strict=True):
         passes = [timed for of_rank in step for timed in of_rank]
@@ -151,7 +150,7 @@ def _row(case: Case, of_ranks: list[Steps]) -> tuple[object, ...]:
         case.schedule,
         m,
         f"{m / (m + p - 1):.1%}",
-        f"{planned.efficiency:.1%}",
+        f"{max(planned.busy) / planned.seconds:.1%}",
         f"{median(shares):.1%}",
         f"{1e3 * median(seconds):.1f}",
         f"{planned.seconds / median(seconds) - 1:+.1%}",

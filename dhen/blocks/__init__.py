@@ -20,7 +20,7 @@ from dhen.blocks.linear import LinearConfig
 from dhen.blocks.low_rank_fm import LowRankFmConfig
 from dhen.blocks.mask_block import MaskBlockConfig
 from dhen.blocks.mlp import MlpConfig
-from dhen.blocks.own_files import classes_of_own_files
+from dhen.blocks.own_files import blocks_of_own_files
 from dhen.blocks.pnn import PnnConfig
 from dhen.blocks.sparse_attention import SparseAttentionConfig
 from dhen.blocks.sparse_moe import SparseMoeConfig
@@ -52,9 +52,6 @@ BLOCKS: dict[str, type[BlockConfig]] = {
     "two_stream": TwoStreamConfig,
 }
 
-OWN_FILES = "DHEN_SEARCH_BLOCKS"
-"""Variable that names files of blocks outside this package, `:` between them. It is read when this module is
-imported, in every process, so a study, its ranks and whatever loads its bundles know the same blocks."""
-BLOCKS |= classes_of_own_files(OWN_FILES, BlockConfig, known=BLOCKS)  # type: ignore[type-abstract]
+BLOCKS |= blocks_of_own_files(known=BLOCKS)
 
 __all__ = ["BLOCKS", "BlockConfig", "BlockShape", "DropoutBlockConfig"]

@@ -9,6 +9,7 @@ example.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
@@ -35,10 +36,9 @@ from dhen.ops.split import How, RankGroup, apart, how_split
 from dhen.tape import FP32_BYTES, MASK_BYTES, Tape
 
 
-class AttentionConfig(DropoutBlockConfig):
-    """A Transformer encoder layer and its projection."""
+class EncoderConfig(DropoutBlockConfig):
+    """A Transformer encoder layer and its projection, whichever embeddings attend to which."""
 
-    kind: Literal["attention"] = "attention"
     heads: int = Field(default=2, gt=0)
     """Number of attention heads; must divide the embedding dimension."""
     feedforward: int = Field(default=64, gt=0, le=65_536)
@@ -46,50 +46,118 @@ class AttentionConfig(DropoutBlockConfig):
 
     def check(self, dim: int) -> None:
         """Heads divide the embedding dimension."""
-        check_heads(self.kind, self.heads, dim)
+        if dim % self.heads:
+            fitting = [n for n in range(1, dim + 1) if dim % n == 0]
+            raise ValueError(
+                f"{self.kind} with heads={self.heads} does not divide embedding_dim={dim}; "
+                f"heads that do: {fitting}"
+            )
+
+    def layout_over(self, embeddings: int) -> BlockLayout | None:
+        """Returns which blocks of so many embeddings attend to which; None if all attend to all."""
+        del embeddings
+        return None
+
+    @abstractmethod
+    def products(self, shape: BlockShape) -> Costs:
+        """The cost of attention itself: its products and its softmax."""
+
+    @abstractmethod
+    def attend(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
+        """Writes down attention, without its output's map."""
 
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
         """x_BMD -> u_BLD."""
+        layout = self.layout_over(shape.embeddings)
         return nn.Sequential(
-            Encoder(shape.dim, self.heads, self.feedforward, dropout=dropout),
+            Encoder(shape.dim, self.heads, self.feedforward, dropout=dropout, layout=layout),
             EmbeddingProjection(shape.embeddings, shape.out),
         )
 
     def cost(self, shape: BlockShape) -> Costs:
         """Projections, the two products of attention, softmax, feed-forward, norms."""
+        m, d, f = shape.embeddings, shape.dim, self.feedforward
+        return (
+            linear_cost("qkv", d, 3 * d, positions=m),
+            *self.products(shape),
+            linear_cost("output", d, d, positions=m),
+            linear_cost("feedforward0", d, f, positions=m),
+            elementwise_cost("feedforward0.relu", m * f),
+            linear_cost("feedforward1", f, d, positions=m),
+            elementwise_cost("norms", 2 * m * d, flops_each=NORM_FLOPS + 1, parameters=4 * d),
+            projection_cost("projection", m, shape.out, d),
+        )
+
+    def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
+        """Attention, feed-forward, each with its residual and norm; the projection."""
+        m, d, f = shape.embeddings, shape.dim, self.feedforward
+        attended = self.attend(tape, x, shape, dropout=dropout)
+        rows: How | None = "rows" if heads_split(self.heads, tape.ranks) else None
+        attended = linear_tape(tape, attended, d, d, positions=m, p=dropout, how=rows)
+        x = norm_tape(tape, tape.add(x, attended), m, d)
+        first, second = how_split([(d, f), (f, d)], tape.ranks)
+        hidden = linear_tape(tape, x, d, f, positions=m, relu=True, p=dropout, how=first)
+        fed = linear_tape(tape, hidden, f, d, positions=m, p=dropout, how=second)
+        x = norm_tape(tape, tape.add(x, fed), m, d)
+        return projection_tape(tape, x, m, shape.out, d)
+
+    def scaled_qkv(self, tape: Tape, x: int, shape: BlockShape) -> int:
+        """Writes down queries, keys and values by weights that are scaled; their tensor."""
         m, d = shape.embeddings, shape.dim
-        products = (
+        how = heads_split(self.heads, tape.ranks)
+        scaled = tape.scaled(part_shapes(tape, d, 3 * d, how))
+        if how is not None:
+            tape.compute_elsewhere(6.0 * m * d * d)
+            tape.send("all_reduce", m * d, forward=False)
+        return tape.operation(3 * m * self.part_of(d, tape.ranks), [scaled, x], saves=[scaled, x])
+
+    def part_of(self, number: int, ranks: int) -> int:
+        """Returns a rank's part of the heads, or of a number that they divide."""
+        return number // ranks if heads_split(self.heads, ranks) else number
+
+    def split(self, module: nn.Module, group: RankGroup) -> None:
+        """Each rank has some heads, with their layout, and some of the feed-forward part's width."""
+        assert isinstance(module, nn.Sequential)
+        encoder = module[0]
+        assert isinstance(encoder, Encoder)
+        encoder.split(group)
+
+    def whole(self, shape: BlockShape, ranks: int) -> str | None:
+        """Heads and widths that the ranks do not divide."""
+        reasons = []
+        if heads_split(self.heads, ranks) is None:
+            fitting = [n for n in range(ranks, shape.dim + 1, ranks) if shape.dim % n == 0]
+            would = f"; of {', '.join(map(str, fitting))} it would be" if fitting else ""
+            reasons.append(f"{ranks} does not divide heads={self.heads}{would}")
+        if self.feedforward % ranks:
+            reasons.append(f"{ranks} does not divide feedforward={self.feedforward}")
+        return ", and ".join(reasons) or None
+
+
+class AttentionConfig(EncoderConfig):
+    """A Transformer encoder layer and its projection."""
+
+    kind: Literal["attention"] = "attention"
+
+    def products(self, shape: BlockShape) -> Costs:
+        """Two products over all pairs, and softmax."""
+        m, d = shape.embeddings, shape.dim
+        return (
             product_cost("scores", m, d, m, kind=ATTENTION),
             elementwise_cost("softmax", self.heads * m * m, flops_each=SOFTMAX_FLOPS),
             product_cost("values", m, m, d, kind=ATTENTION),
         )
-        return encoder_cost(shape, self.feedforward, products)
 
-    def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
-        """Attention, feed-forward, each with its residual and norm; the projection."""
-        attended = self._write_attention(tape, x, shape.embeddings, shape.dim, dropout)
-        heads = self.heads
-        return encoder_tape(tape, x, attended, shape, self.feedforward, dropout=dropout, heads=heads)
-
-    def split(self, module: nn.Module, group: RankGroup) -> None:
-        """Each rank has some heads, and some of the feed-forward part's width."""
-        split_encoder(module, group)
-
-    def whole(self, shape: BlockShape, ranks: int) -> str | None:
-        """Heads and widths that the ranks do not divide."""
-        return whole_encoder(self.heads, self.feedforward, shape.dim, ranks)
-
-    def _write_attention(self, tape: Tape, x: int, m: int, d: int, dropout: float) -> int:
+    def attend(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
         """softmax(q k^T / sqrt(d)) v. With one head its rearrangements are views."""
-        how = heads_split(self.heads, tape.ranks)
-        heads = part_of_heads(self.heads, tape.ranks)
+        m, how = shape.embeddings, heads_split(self.heads, tape.ranks)
+        heads, d = self.part_of(self.heads, tape.ranks), self.part_of(shape.dim, tape.ranks)
         if how is not None:
-            tape.compute_elsewhere(4.0 * m * m * d)
+            tape.compute_elsewhere(4.0 * m * m * shape.dim)
         if tape.device == "cuda":  # fused: q, k, v, its output and one number per row of scores
-            qkv = linear_tape(tape, x, d, 3 * d, positions=m, how=how)
-            return fused_attention_tape(tape, qkv, m, d * heads // self.heads, heads)
-        qkv = scaled_qkv_tape(tape, x, m, d, self.heads)
-        d = d * heads // self.heads
+            qkv = linear_tape(tape, x, shape.dim, 3 * shape.dim, positions=m, how=how)
+            return fused_attention_tape(tape, qkv, m, d, heads)
+        qkv = self.scaled_qkv(tape, x, shape)
         split = tape.copy(qkv) if heads > 1 else qkv
         q, k, v = tape.unbind(split, 3)
         n = heads * m * m
@@ -107,85 +175,10 @@ class AttentionConfig(DropoutBlockConfig):
         return values
 
 
-def check_heads(kind: str, heads: int, dim: int) -> None:
-    """Raises ValueError where so many heads do not divide the embedding dimension."""
-    if dim % heads:
-        fitting = [n for n in range(1, dim + 1) if dim % n == 0]
-        raise ValueError(
-            f"{kind} with heads={heads} does not divide embedding_dim={dim}; heads that do: {fitting}"
-        )
-
-
-def encoder_cost(shape: BlockShape, feedforward: int, products: Costs) -> Costs:
-    """Returns the cost of `Encoder` and its projection, with these products of attention."""
-    m, d, f = shape.embeddings, shape.dim, feedforward
-    return (
-        linear_cost("qkv", d, 3 * d, positions=m),
-        *products,
-        linear_cost("output", d, d, positions=m),
-        linear_cost("feedforward0", d, f, positions=m),
-        elementwise_cost("feedforward0.relu", m * f),
-        linear_cost("feedforward1", f, d, positions=m),
-        elementwise_cost("norms", 2 * m * d, flops_each=NORM_FLOPS + 1, parameters=4 * d),
-        projection_cost("projection", m, shape.out, d),
-    )
-
-
-def encoder_tape(
-    tape: Tape, x: int, attended: int, shape: BlockShape, feedforward: int, *, dropout: float, heads: int
-) -> int:
-    """Writes down `Encoder` after its attention, and its projection; the tensor u_BLD."""
-    m, d, f = shape.embeddings, shape.dim, feedforward
-    how: How | None = "rows" if heads_split(heads, tape.ranks) else None
-    attended = linear_tape(tape, attended, d, d, positions=m, p=dropout, how=how)
-    x = norm_tape(tape, tape.add(x, attended), m, d)
-    first, second = how_split([(d, f), (f, d)], tape.ranks)
-    hidden = linear_tape(tape, x, d, f, positions=m, relu=True, p=dropout, how=first)
-    fed = linear_tape(tape, hidden, f, d, positions=m, p=dropout, how=second)
-    x = norm_tape(tape, tape.add(x, fed), m, d)
-    return projection_tape(tape, x, m, shape.out, d)
-
-
-def scaled_qkv_tape(tape: Tape, x: int, embeddings: int, dim: int, heads: int) -> int:
-    """Writes down queries, keys and values by weights that are scaled; their tensor."""
-    how = heads_split(heads, tape.ranks)
-    scaled = tape.scaled(part_shapes(tape, dim, 3 * dim, how))
-    if how is not None:
-        tape.compute_elsewhere(6.0 * embeddings * dim * dim)
-        tape.send("all_reduce", embeddings * dim, forward=False)
-    width = dim * part_of_heads(heads, tape.ranks) // heads
-    return tape.operation(3 * embeddings * width, [scaled, x], saves=[scaled, x])
-
-
 def heads_split(heads: int, ranks: int) -> How | None:
     """Returns how queries, keys and values are split over so many ranks; None if these do not divide the
     heads."""
     return "columns" if ranks > 1 and heads % ranks == 0 else None
-
-
-def part_of_heads(heads: int, ranks: int) -> int:
-    """Returns the number of heads that a rank has."""
-    return heads // ranks if heads_split(heads, ranks) else heads
-
-
-def split_encoder(module: nn.Module, group: RankGroup) -> None:
-    """Splits the `Encoder` that a module begins with."""
-    assert isinstance(module, nn.Sequential)
-    encoder = module[0]
-    assert isinstance(encoder, Encoder)
-    encoder.split(group)
-
-
-def whole_encoder(heads: int, feedforward: int, dim: int, ranks: int) -> str | None:
-    """Says what of an `Encoder` so many ranks do not divide; None if they divide all."""
-    reasons = []
-    if heads_split(heads, ranks) is None:
-        fitting = [n for n in range(ranks, dim + 1, ranks) if dim % n == 0]
-        would = f"; of {', '.join(map(str, fitting))} it would be" if fitting else ""
-        reasons.append(f"{ranks} does not divide heads={heads}{would}")
-    if feedforward % ranks:
-        reasons.append(f"{ranks} does not divide feedforward={feedforward}")
-    return ", and ".join(reasons) or None
 
 
 class Encoder(nn.Module):

@@ -30,6 +30,16 @@ class BlockShape:
     out: int
     """L, embeddings out."""
 
+    @property
+    def width(self) -> int:
+        """Numbers in: M D."""
+        return self.embeddings * self.dim
+
+    @property
+    def out_width(self) -> int:
+        """Numbers out: L D."""
+        return self.out * self.dim
+
 
 class BlockConfig(Value):
     """One interaction module's own settings. `kind` names it in `BLOCKS`."""

@@ -20,13 +20,9 @@ from torch import Tensor, nn
 
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import Costs, elementwise_cost, linear_cost
-from dhen.ops.parts import (
-    VectorToEmbeddings,
-    undivided,
-    vector_to_embeddings_cost,
-    vector_to_embeddings_tape,
-)
-from dhen.ops.split import How, RankGroup, Split, keep_part, own, summed_both_ways
+from dhen.ops.linear import linear_tape
+from dhen.ops.parts import VectorToEmbeddings, undivided
+from dhen.ops.split import RankGroup, Split, keep_part, own, summed_both_ways
 from dhen.tape import Tape
 
 
@@ -39,14 +35,14 @@ class DcnConfig(BlockConfig):
 
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
         """x_BMD -> u_BLD."""
-        width = shape.embeddings * shape.dim
+        width = shape.width
         return nn.Sequential(
             CrossLayers(width, self.layers), VectorToEmbeddings(width, shape.out, shape.dim, bias=False)
         )
 
     def cost(self, shape: BlockShape) -> Costs:
         """A dot product, a product with x_0 and a bias per cross layer, and W_m."""
-        width = shape.embeddings * shape.dim
+        width = shape.width
         crosses = [
             row
             for index in range(self.layers)
@@ -55,11 +51,11 @@ class DcnConfig(BlockConfig):
                 elementwise_cost(f"cross{index}.product", width, flops_each=2, parameters=width),
             )
         ]
-        return (*crosses, vector_to_embeddings_cost("w_m", width, shape.out, shape.dim, bias=False))
+        return (*crosses, linear_cost("w_m", width, shape.out_width, bias=False))
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
         """A dot product, and a product with x_0, per cross layer; W_m."""
-        whole, split = shape.embeddings * shape.dim, self.whole(shape, tape.ranks) is None
+        whole, split = shape.width, self.whole(shape, tape.ranks) is None
         width, first = whole, tape.view(x)
         if split:
             tape.compute_elsewhere(2.0 * whole * self.layers)
@@ -80,8 +76,7 @@ class DcnConfig(BlockConfig):
                 backward_running=tape.held(2 * width),
                 parameters=[(width, 1)],
             )
-        how: How | None = "rows" if split else None
-        return vector_to_embeddings_tape(tape, current, whole, shape.out, shape.dim, bias=False, how=how)
+        return linear_tape(tape, current, whole, shape.out_width, bias=False, how="rows" if split else None)
 
     def split(self, module: nn.Module, group: RankGroup) -> None:
         """Each rank has a part of x_0 and of every layer's vectors; dot products are summed up, and so is W_m."""
@@ -95,7 +90,7 @@ class DcnConfig(BlockConfig):
 
     def whole(self, shape: BlockShape, ranks: int) -> str | None:
         """A width that the ranks do not divide."""
-        return undivided((shape.embeddings * shape.dim,), ranks)
+        return undivided((shape.width,), ranks)
 
 
 class CrossLayers(nn.Module):

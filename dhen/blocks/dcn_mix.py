@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import MATMUL, SOFTMAX_FLOPS, CostRow, Costs, elementwise_cost, linear_cost, within
 from dhen.ops.linear import Linear, linear_tape
-from dhen.ops.parts import EmbeddingProjection, projection_cost, projection_tape
+from dhen.ops.parts import EmbeddingProjection, crosses_tape, projection_cost, projection_tape
 from dhen.tape import Tape
 
 
@@ -36,13 +36,13 @@ class DcnMixConfig(BlockConfig):
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
         """x_BMD -> u_BLD."""
         return nn.Sequential(
-            CrossMixtures(shape.embeddings * shape.dim, self),
+            CrossMixtures(shape.width, self),
             EmbeddingProjection(shape.embeddings, shape.out),
         )
 
     def cost(self, shape: BlockShape) -> Costs:
         """Four maps a cross layer, and the projection."""
-        width, hidden = shape.embeddings * shape.dim, self.experts * self.rank
+        width, hidden = shape.width, self.experts * self.rank
         core = CostRow(
             name="core", kind=MATMUL, flops=2.0 * hidden * self.rank, parameters=hidden * self.rank
         )
@@ -60,31 +60,25 @@ class DcnMixConfig(BlockConfig):
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
         """The maps of each cross layer, the product with x_0, and the projection."""
-        width, first = shape.embeddings * shape.dim, tape.view(x)
-        current, saved = first, x
-        for _ in range(self.layers):
-            mixed = self._write_mixture(tape, current, width, saved)
-            product = tape.operation(
-                width, [first, mixed], saves=[x, mixed], backward_running=tape.held(width), view=True
-            )
-            current = saved = tape.add(current, product)
-        return projection_tape(tape, current, shape.embeddings, shape.out, shape.dim)
-
-    def _write_mixture(self, tape: Tape, x: int, width: int, saved: int) -> int:
-        experts, rank = self.experts, self.rank
+        width, experts, rank = shape.width, self.experts, self.rank
         hidden = experts * rank
-        down = linear_tape(tape, x, width, hidden, bias=False, saved=saved)
-        bent = tape.operation(hidden, [down], saves_output=True)
-        mapped = tape.operation(hidden, [bent], saves=[bent], parameters=[(experts, rank * rank)])
-        tape.refer(bent)
-        mapped = tape.operation(hidden, [mapped], saves_output=True)
-        logits = linear_tape(tape, x, width, experts, bias=False, saved=saved)
-        gates = tape.operation(experts, [logits], saves_output=True)
-        gated = tape.operation(
-            hidden, [mapped, gates], saves=[mapped, gates], backward_running=tape.held(hidden)
-        )
-        tape.refer(mapped, gates)
-        return linear_tape(tape, tape.copy(gated), hidden, width)
+
+        def write_mixture(x: int, saved: int) -> int:
+            down = linear_tape(tape, x, width, hidden, bias=False, saved=saved)
+            bent = tape.operation(hidden, [down], saves_output=True)
+            mapped = tape.operation(hidden, [bent], saves=[bent], parameters=[(experts, rank * rank)])
+            tape.refer(bent)
+            mapped = tape.operation(hidden, [mapped], saves_output=True)
+            logits = linear_tape(tape, x, width, experts, bias=False, saved=saved)
+            gates = tape.operation(experts, [logits], saves_output=True)
+            gated = tape.operation(
+                hidden, [mapped, gates], saves=[mapped, gates], backward_running=tape.held(hidden)
+            )
+            tape.refer(mapped, gates)
+            return linear_tape(tape, tape.copy(gated), hidden, width)
+
+        x = crosses_tape(tape, x, width, self.layers, write_mixture)
+        return projection_tape(tape, x, shape.embeddings, shape.out, shape.dim)
 
 
 class CrossMixtures(nn.Module):

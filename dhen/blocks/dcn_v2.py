@@ -18,6 +18,7 @@ from dhen.cost import Costs, elementwise_cost, linear_cost
 from dhen.ops.linear import Linear, linear_tape
 from dhen.ops.parts import (
     EmbeddingProjection,
+    crosses_tape,
     projection_cost,
     projection_tape,
     split_in_turn,
@@ -45,7 +46,7 @@ class DcnV2Config(BlockConfig):
 
     def cost(self, shape: BlockShape) -> Costs:
         """One matmul per cross layer, two with a rank, and the projection."""
-        width = shape.embeddings * shape.dim
+        width = shape.width
         crosses = [
             row
             for index in range(self.layers)
@@ -58,21 +59,17 @@ class DcnV2Config(BlockConfig):
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
         """A matmul (two with a rank) and a product with x_0 per cross layer, and the projection."""
-        width, first = shape.embeddings * shape.dim, tape.view(x)
-        current, saved = first, x
-        for _ in range(self.layers):
-            if self.rank:
-                down, up = how_split([(width, self.rank), (self.rank, width)], tape.ranks)
-                low = linear_tape(tape, current, width, self.rank, bias=False, saved=saved, how=down)
-                crossed = linear_tape(tape, low, self.rank, width, how=up)
-            else:
+        width = shape.width
+
+        def write_matrix(x: int, saved: int) -> int:
+            if not self.rank:
                 (how,) = how_split([(width, width)], tape.ranks)
-                crossed = linear_tape(tape, current, width, width, saved=saved, how=how)
-            product = tape.operation(
-                width, [first, crossed], saves=[x, crossed], backward_running=tape.held(width), view=True
-            )
-            current = saved = tape.add(current, product)
-        x = current
+                return linear_tape(tape, x, width, width, saved=saved, how=how)
+            down, up = how_split([(width, self.rank), (self.rank, width)], tape.ranks)
+            low = linear_tape(tape, x, width, self.rank, bias=False, saved=saved, how=down)
+            return linear_tape(tape, low, self.rank, width, how=up)
+
+        x = crosses_tape(tape, x, width, self.layers, write_matrix)
         return projection_tape(tape, x, shape.embeddings, shape.out, shape.dim)
 
     def split(self, module: nn.Module, group: RankGroup) -> None:
@@ -85,7 +82,7 @@ class DcnV2Config(BlockConfig):
 
     def whole(self, shape: BlockShape, ranks: int) -> str | None:
         """A width, or a rank, that the ranks do not divide."""
-        width = shape.embeddings * shape.dim
+        width = shape.width
         return undivided((self.rank, width) if self.rank else (width,), ranks)
 
     def _matrix_cost(self, name: str, width: int) -> Costs:
@@ -100,7 +97,7 @@ class CrossNetwork(nn.Module):
 
     def __init__(self, shape: BlockShape, layers: int, rank: int) -> None:
         super().__init__()
-        width = shape.embeddings * shape.dim
+        width = shape.width
         self.crosses = nn.ModuleList(_matrix(width, rank) for _ in range(layers))
 
     def forward(self, x_BMD: Tensor) -> Tensor:

@@ -11,19 +11,9 @@ from pydantic import Field
 from torch import nn
 
 from dhen.blocks.base import BlockShape, DropoutBlockConfig
-from dhen.blocks.mlp import split_tower, tower_split
 from dhen.cost import Costs
 from dhen.ops.pairwise import PairwiseDots, pairwise_cost, pairwise_tape, pairwise_width
-from dhen.ops.parts import (
-    VectorToEmbeddings,
-    Widths,
-    mlp,
-    mlp_cost,
-    mlp_tape,
-    undivided,
-    vector_to_embeddings_cost,
-    vector_to_embeddings_tape,
-)
+from dhen.ops.parts import Tower, Widths
 from dhen.ops.split import RankGroup
 from dhen.tape import Tape
 
@@ -38,36 +28,29 @@ class DlrmConfig(DropoutBlockConfig):
     mlp: Widths = Field(default=(128, 64), min_length=1)
     """Widths of the MLP; the last is the length of v, which W_m maps to embeddings."""
 
+    def tower(self, shape: BlockShape) -> Tower:
+        """MLP, W_m."""
+        width = pairwise_width(shape.embeddings, shape.dim, self.rank)
+        return Tower(width, self.mlp, shape.out, shape.dim)
+
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
         """x_BMD -> u_BLD."""
-        width = pairwise_width(shape.embeddings, shape.dim, self.rank)
-        return nn.Sequential(
-            PairwiseDots(shape.embeddings, self.rank),
-            mlp(width, self.mlp, dropout=dropout),
-            VectorToEmbeddings(self.mlp[-1], shape.out, shape.dim),
-        )
+        dots = PairwiseDots(shape.embeddings, self.rank)
+        return nn.Sequential(dots, *self.tower(shape).build(dropout=dropout))
 
     def cost(self, shape: BlockShape) -> Costs:
         """Dots, MLP, W_m."""
-        width = pairwise_width(shape.embeddings, shape.dim, self.rank)
-        return (
-            *pairwise_cost(shape.embeddings, shape.dim, self.rank),
-            *mlp_cost("mlp", width, self.mlp),
-            vector_to_embeddings_cost("w_m", self.mlp[-1], shape.out, shape.dim),
-        )
+        return (*pairwise_cost(shape.embeddings, shape.dim, self.rank), *self.tower(shape).cost())
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
         """Dots, MLP, W_m."""
-        width = pairwise_width(shape.embeddings, shape.dim, self.rank)
         dots = pairwise_tape(tape, x, shape.embeddings, shape.dim, self.rank)
-        *how, last = tower_split(self.mlp, shape, tape.ranks)
-        v = mlp_tape(tape, dots, width, self.mlp, dropout=dropout, how=how)
-        return vector_to_embeddings_tape(tape, v, self.mlp[-1], shape.out, shape.dim, how=last)
+        return self.tower(shape).write(tape, dots, dropout=dropout, split=True)
 
     def split(self, module: nn.Module, group: RankGroup) -> None:
         """The MLP's maps and W_m by columns and rows in turn; every rank takes all dot products."""
-        split_tower(module, group)
+        Tower.split(module, group)
 
     def whole(self, shape: BlockShape, ranks: int) -> str | None:
         """Widths that the ranks do not divide."""
-        return undivided((*self.mlp, shape.out * shape.dim), ranks)
+        return self.tower(shape).whole(ranks)

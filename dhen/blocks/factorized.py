@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import Costs, elementwise_cost, linear_cost
 from dhen.ops.linear import Linear, linear_tape
-from dhen.ops.parts import VectorToEmbeddings, Widths, vector_to_embeddings_cost, vector_to_embeddings_tape
+from dhen.ops.parts import VectorToEmbeddings, Widths
 from dhen.tape import Tape
 
 
@@ -30,7 +30,7 @@ class FactorizedConfig(DropoutBlockConfig):
 
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
         """x_BMD -> u_BLD."""
-        widths = pairwise((shape.embeddings * shape.dim, *self.widths))
+        widths = pairwise((shape.width, *self.widths))
         return nn.Sequential(
             nn.Flatten(),
             *(FactorizedInteraction(a, b, dropout=dropout) for a, b in widths),
@@ -41,17 +41,17 @@ class FactorizedConfig(DropoutBlockConfig):
         """A matmul per layer, W_m."""
         layers = [
             row
-            for index, (a, b) in enumerate(pairwise((shape.embeddings * shape.dim, *self.widths)))
+            for index, (a, b) in enumerate(pairwise((shape.width, *self.widths)))
             for row in (
                 linear_cost(f"layer{index}", a, 2 * b),
                 elementwise_cost(f"layer{index}.product", b, flops_each=2),
             )
         ]
-        return (*layers, vector_to_embeddings_cost("w_m", self.widths[-1], shape.out, shape.dim))
+        return (*layers, linear_cost("w_m", self.widths[-1], shape.out_width))
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
         """A matmul and a product of its halves per layer, W_m."""
-        for n_in, width in pairwise((shape.embeddings * shape.dim, *self.widths)):
+        for n_in, width in pairwise((shape.width, *self.widths)):
             factors = linear_tape(tape, x, n_in, 2 * width, p=dropout)
             a, b = tape.unbind(factors, 2)
             product = tape.operation(
@@ -59,7 +59,7 @@ class FactorizedConfig(DropoutBlockConfig):
             )
             x = tape.add(a, product)
             tape.refer(factors)
-        return vector_to_embeddings_tape(tape, x, self.widths[-1], shape.out, shape.dim)
+        return linear_tape(tape, x, self.widths[-1], shape.out_width)
 
 
 class FactorizedInteraction(nn.Module):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import Costs, elementwise_cost, linear_cost
 from dhen.ops.linear import Linear, linear_tape
-from dhen.ops.parts import EmbeddingProjection, projection_cost, projection_tape
+from dhen.ops.parts import EmbeddingProjection, crosses_tape, projection_cost, projection_tape
 from dhen.tape import Tape
 
 
@@ -28,13 +28,13 @@ class GatedCrossConfig(BlockConfig):
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
         """x_BMD -> u_BLD."""
         return nn.Sequential(
-            GatedCrossNetwork(shape.embeddings * shape.dim, self.layers),
+            GatedCrossNetwork(shape.width, self.layers),
             EmbeddingProjection(shape.embeddings, shape.out),
         )
 
     def cost(self, shape: BlockShape) -> Costs:
         """Two matmuls a cross layer, and the projection."""
-        width = shape.embeddings * shape.dim
+        width = shape.width
         crosses = [
             row
             for index in range(self.layers)
@@ -48,18 +48,16 @@ class GatedCrossConfig(BlockConfig):
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
         """Two matmuls a cross layer, the gate, the product with c_0, and the projection."""
-        width, first = shape.embeddings * shape.dim, tape.view(x)
-        current, saved = first, x
-        for _ in range(self.layers):
-            crossed = linear_tape(tape, current, width, width, saved=saved)
-            logits = linear_tape(tape, current, width, width, bias=False, saved=saved)
+        width = shape.width
+
+        def write_gated(x: int, saved: int) -> int:
+            crossed = linear_tape(tape, x, width, width, saved=saved)
+            logits = linear_tape(tape, x, width, width, bias=False, saved=saved)
             gate = tape.operation(width, [logits], saves_output=True)
-            gated = tape.operation(width, [crossed, gate], saves=[crossed, gate])
-            product = tape.operation(
-                width, [first, gated], saves=[x, gated], backward_running=tape.held(width), view=True
-            )
-            current = saved = tape.add(current, product)
-        return projection_tape(tape, current, shape.embeddings, shape.out, shape.dim)
+            return tape.operation(width, [crossed, gate], saves=[crossed, gate])
+
+        x = crosses_tape(tape, x, width, self.layers, write_gated)
+        return projection_tape(tape, x, shape.embeddings, shape.out, shape.dim)
 
 
 class GatedCrossNetwork(nn.Module):

@@ -29,13 +29,13 @@ class InstanceGateConfig(DropoutBlockConfig):
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
         """x_BMD -> u_BLD."""
         return nn.Sequential(
-            InstanceGate(shape.embeddings * shape.dim, self.hidden, dropout=dropout),
+            InstanceGate(shape.width, self.hidden, dropout=dropout),
             EmbeddingProjection(shape.embeddings, shape.out),
         )
 
     def cost(self, shape: BlockShape) -> Costs:
         """The gate's two maps, the products, the projection."""
-        width = shape.embeddings * shape.dim
+        width = shape.width
         return (
             linear_cost("gate0", width, self.hidden),
             elementwise_cost("gate0.relu", self.hidden),
@@ -47,7 +47,7 @@ class InstanceGateConfig(DropoutBlockConfig):
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
         """The gate, whose input gets no gradient, the products, the projection."""
-        width = shape.embeddings * shape.dim
+        width = shape.width
         hidden = linear_tape(tape, x, width, self.hidden, relu=True, p=dropout, x_needs_gradient=False)
         gate = tape.operation(width, [linear_tape(tape, hidden, self.hidden, width)], saves_output=True)
         doubled = tape.operation(width, [gate])

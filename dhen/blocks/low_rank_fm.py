@@ -19,18 +19,7 @@ from torch import Tensor, nn
 from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import Costs, product_cost
 from dhen.ops.norm import LayerNorm, norm_cost, norm_tape
-from dhen.ops.parts import (
-    EmbeddingProjection,
-    VectorToEmbeddings,
-    Widths,
-    mlp,
-    mlp_cost,
-    mlp_tape,
-    projection_cost,
-    projection_tape,
-    vector_to_embeddings_cost,
-    vector_to_embeddings_tape,
-)
+from dhen.ops.parts import EmbeddingProjection, Tower, Widths, projection_cost, projection_tape
 from dhen.tape import Tape
 
 
@@ -43,24 +32,23 @@ class LowRankFmConfig(DropoutBlockConfig):
     mlp: Widths = Field(default=(128, 64), min_length=1)
     """Widths of the MLP; the last is the length of v, which W_m maps to embeddings."""
 
+    def tower(self, shape: BlockShape) -> Tower:
+        """The MLP, W_m."""
+        return Tower(shape.embeddings * self.rank, self.mlp, shape.out, shape.dim)
+
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
         """x_BMD -> u_BLD."""
-        return nn.Sequential(
-            LowRankDots(shape.embeddings, self.rank),
-            mlp(shape.embeddings * self.rank, self.mlp, dropout=dropout),
-            VectorToEmbeddings(self.mlp[-1], shape.out, shape.dim),
-        )
+        dots = LowRankDots(shape.embeddings, self.rank)
+        return nn.Sequential(dots, *self.tower(shape).build(dropout=dropout))
 
     def cost(self, shape: BlockShape) -> Costs:
         """X^T Y, its product with X, the norm, the MLP, W_m."""
         m, d = shape.embeddings, shape.dim
-        width = m * self.rank
         return (
             projection_cost("mix", m, self.rank, d),
             product_cost("dots", m, d, self.rank),
-            *norm_cost("layer", 1, width),
-            *mlp_cost("mlp", width, self.mlp),
-            vector_to_embeddings_cost("w_m", self.mlp[-1], shape.out, d),
+            *norm_cost("layer", 1, m * self.rank),
+            *self.tower(shape).cost(),
         )
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
@@ -70,8 +58,7 @@ class LowRankFmConfig(DropoutBlockConfig):
         mixes = projection_tape(tape, x, m, self.rank, d)
         dots = tape.operation(width, [x, mixes], saves=[x, mixes])
         tape.refer(mixes)
-        v = mlp_tape(tape, norm_tape(tape, dots, 1, width), width, self.mlp, dropout=dropout)
-        return vector_to_embeddings_tape(tape, v, self.mlp[-1], shape.out, d)
+        return self.tower(shape).write(tape, norm_tape(tape, dots, 1, width), dropout=dropout)
 
 
 class LowRankDots(nn.Module):

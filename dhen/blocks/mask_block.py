@@ -16,7 +16,7 @@ from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import Costs, elementwise_cost, linear_cost, within
 from dhen.ops.linear import Linear, linear_tape
 from dhen.ops.norm import LayerNorm, norm_cost, norm_tape
-from dhen.ops.parts import VectorToEmbeddings, vector_to_embeddings_cost, vector_to_embeddings_tape
+from dhen.ops.parts import VectorToEmbeddings
 from dhen.tape import Tape
 
 
@@ -37,22 +37,22 @@ class MaskBlockConfig(DropoutBlockConfig):
 
     def cost(self, shape: BlockShape) -> Costs:
         """The mask's two maps, the embeddings' norms, the products, the hidden layer, W_m."""
-        width, d = shape.embeddings * shape.dim, shape.dim
+        width = shape.width
         return (
             linear_cost("mask0", width, self.aggregation),
             elementwise_cost("mask0.relu", self.aggregation),
             linear_cost("mask1", self.aggregation, width),
-            *norm_cost("layer", shape.embeddings, d),
+            *norm_cost("layer", shape.embeddings, shape.dim),
             elementwise_cost("product", width),
             linear_cost("hidden", width, self.hidden),
             *within("hidden", norm_cost("layer", 1, self.hidden)),
             elementwise_cost("hidden.relu", self.hidden),
-            vector_to_embeddings_cost("w_m", self.hidden, shape.out, d),
+            linear_cost("w_m", self.hidden, shape.out_width),
         )
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
         """The mask, the norms, their product, the hidden layer, W_m."""
-        width, hidden = shape.embeddings * shape.dim, self.hidden
+        width, hidden = shape.width, self.hidden
         aggregated = linear_tape(tape, x, width, self.aggregation, relu=True, p=dropout)
         mask = linear_tape(tape, aggregated, self.aggregation, width)
         normed = norm_tape(tape, x, shape.embeddings, shape.dim)
@@ -60,7 +60,7 @@ class MaskBlockConfig(DropoutBlockConfig):
         tape.refer(mask, normed)
         v = norm_tape(tape, linear_tape(tape, masked, width, hidden), 1, hidden)
         v = tape.operation(hidden, [v], saves_output=True)
-        return vector_to_embeddings_tape(tape, v, hidden, shape.out, shape.dim)
+        return linear_tape(tape, v, hidden, shape.out_width)
 
 
 class Masked(nn.Module):
@@ -68,7 +68,7 @@ class Masked(nn.Module):
 
     def __init__(self, shape: BlockShape, config: MaskBlockConfig, *, dropout: float) -> None:
         super().__init__()
-        width = shape.embeddings * shape.dim
+        width = shape.width
         self.mask = nn.Sequential(
             Linear(width, config.aggregation, relu=True, dropout=dropout),
             Linear(config.aggregation, width),

@@ -12,18 +12,8 @@ from torch import nn
 
 from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import Costs
-from dhen.ops.parts import (
-    VectorToEmbeddings,
-    Widths,
-    mlp,
-    mlp_cost,
-    mlp_tape,
-    split_in_turn,
-    undivided,
-    vector_to_embeddings_cost,
-    vector_to_embeddings_tape,
-)
-from dhen.ops.split import How, RankGroup, how_split
+from dhen.ops.parts import Tower, Widths
+from dhen.ops.split import RankGroup
 from dhen.tape import Tape
 
 
@@ -34,45 +24,26 @@ class MlpConfig(DropoutBlockConfig):
     mlp: Widths = Field(default=(128, 64), min_length=1)
     """Widths of the MLP; the last is the length of v, which W_m maps to embeddings."""
 
+    def tower(self, shape: BlockShape) -> Tower:
+        """MLP, W_m."""
+        return Tower(shape.width, self.mlp, shape.out, shape.dim)
+
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
         """x_BMD -> u_BLD."""
-        return nn.Sequential(
-            nn.Flatten(),
-            mlp(shape.embeddings * shape.dim, self.mlp, dropout=dropout),
-            VectorToEmbeddings(self.mlp[-1], shape.out, shape.dim),
-        )
+        return nn.Sequential(nn.Flatten(), *self.tower(shape).build(dropout=dropout))
 
     def cost(self, shape: BlockShape) -> Costs:
         """MLP, W_m."""
-        return (
-            *mlp_cost("mlp", shape.embeddings * shape.dim, self.mlp),
-            vector_to_embeddings_cost("w_m", self.mlp[-1], shape.out, shape.dim),
-        )
+        return self.tower(shape).cost()
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
         """MLP, W_m."""
-        width, (*how, last) = shape.embeddings * shape.dim, tower_split(self.mlp, shape, tape.ranks)
-        v = mlp_tape(tape, x, width, self.mlp, dropout=dropout, how=how)
-        return vector_to_embeddings_tape(tape, v, self.mlp[-1], shape.out, shape.dim, how=last)
+        return self.tower(shape).write(tape, x, dropout=dropout, split=True)
 
     def split(self, module: nn.Module, group: RankGroup) -> None:
         """The MLP's maps and W_m by columns and rows in turn."""
-        split_tower(module, group)
+        Tower.split(module, group)
 
     def whole(self, shape: BlockShape, ranks: int) -> str | None:
         """Widths that the ranks do not divide."""
-        return undivided((*self.mlp, shape.out * shape.dim), ranks)
-
-
-def split_tower(module: nn.Module, group: RankGroup) -> None:
-    """Splits the MLP and W_m that a module ends with."""
-    assert isinstance(module, nn.Sequential)
-    tower, to_embeddings = module[-2], module[-1]
-    assert isinstance(tower, nn.Sequential)
-    assert isinstance(to_embeddings, VectorToEmbeddings)
-    split_in_turn([*tower, to_embeddings.linear], group)
-
-
-def tower_split(widths: Widths, shape: BlockShape, ranks: int) -> list[How | None]:
-    """Returns how an MLP's maps and W_m are split."""
-    return how_split([(0, width) for width in (*widths, shape.out * shape.dim)], ranks)
+        return self.tower(shape).whole(ranks)

@@ -16,18 +16,7 @@ from torch import Tensor, nn
 from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import CostRow, Costs, elementwise_cost, linear_cost, product_cost
 from dhen.ops.linear import Linear, linear_tape
-from dhen.ops.parts import (
-    EmbeddingProjection,
-    VectorToEmbeddings,
-    Widths,
-    mlp,
-    mlp_cost,
-    mlp_tape,
-    projection_cost,
-    projection_tape,
-    vector_to_embeddings_cost,
-    vector_to_embeddings_tape,
-)
+from dhen.ops.parts import EmbeddingProjection, Tower, Widths, projection_cost, projection_tape
 from dhen.tape import Tape
 
 
@@ -41,18 +30,18 @@ class PnnConfig(DropoutBlockConfig):
     """Widths of the product layer and of the MLP above it; the last is the length of v, which W_m maps to
     embeddings."""
 
+    def tower(self, shape: BlockShape) -> Tower:
+        """The MLP, W_m."""
+        return Tower(self.mlp[0], self.mlp[1:], shape.out, shape.dim)
+
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
         """x_BMD -> u_BLD."""
-        first, *others = self.mlp
-        return nn.Sequential(
-            ProductLayer(shape, first, self.products),
-            mlp(first, others, dropout=dropout),
-            VectorToEmbeddings(self.mlp[-1], shape.out, shape.dim),
-        )
+        products = ProductLayer(shape, self.mlp[0], self.products)
+        return nn.Sequential(products, *self.tower(shape).build(dropout=dropout))
 
     def cost(self, shape: BlockShape) -> Costs:
         """The linear signal, the products, the MLP, W_m."""
-        m, d, (first, *others) = shape.embeddings, shape.dim, self.mlp
+        m, d, first = shape.embeddings, shape.dim, self.mlp[0]
         rows: list[CostRow] = [linear_cost("linear", m * d, first)]
         if self.products != "outer":
             rows.append(projection_cost("inner", m, first, d))
@@ -62,12 +51,11 @@ class PnnConfig(DropoutBlockConfig):
             rows.append(product_cost("outer.product", d, 1, d))
             rows.append(linear_cost("outer", d * d, first, bias=False))
         rows.append(elementwise_cost("relu", first, flops_each=3))
-        w_m = vector_to_embeddings_cost("w_m", self.mlp[-1], shape.out, d)
-        return (*rows, *mlp_cost("mlp", first, others), w_m)
+        return (*rows, *self.tower(shape).cost())
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
         """The linear signal, the products added to it, ReLU, the MLP, W_m."""
-        m, d, (first, *others) = shape.embeddings, shape.dim, self.mlp
+        m, d, first = shape.embeddings, shape.dim, self.mlp[0]
         signal = linear_tape(tape, x, m * d, first)
         if self.products != "outer":
             mixes = projection_tape(tape, x, m, first, d)
@@ -82,8 +70,7 @@ class PnnConfig(DropoutBlockConfig):
             outer = tape.operation(d * d, [total, total], saves=[total])
             signal = tape.add(signal, linear_tape(tape, outer, d * d, first, bias=False))
         signal = tape.operation(first, [signal], saves_output=True)
-        v = mlp_tape(tape, signal, first, others, dropout=dropout)
-        return vector_to_embeddings_tape(tape, v, self.mlp[-1], shape.out, d)
+        return self.tower(shape).write(tape, signal, dropout=dropout)
 
 
 class ProductLayer(nn.Module):
@@ -91,7 +78,7 @@ class ProductLayer(nn.Module):
 
     def __init__(self, shape: BlockShape, width: int, products: str) -> None:
         super().__init__()
-        self.linear = Linear(shape.embeddings * shape.dim, width)
+        self.linear = Linear(shape.width, width)
         self.inner = EmbeddingProjection(shape.embeddings, width) if products != "outer" else None
         self.outer = Linear(shape.dim**2, width, bias=False) if products != "inner" else None
 

@@ -24,20 +24,9 @@ from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
-from torch import nn
 
-from dhen.blocks.attention import (
-    Encoder,
-    check_heads,
-    encoder_cost,
-    encoder_tape,
-    heads_split,
-    part_of_heads,
-    scaled_qkv_tape,
-    split_encoder,
-    whole_encoder,
-)
-from dhen.blocks.base import BlockShape, DropoutBlockConfig
+from dhen.blocks.attention import EncoderConfig, heads_split
+from dhen.blocks.base import BlockShape
 from dhen.cost import Costs, headline_flops
 from dhen.ops.block_attention import block_attention_cost, block_attention_tape
 from dhen.ops.block_layout import (
@@ -51,8 +40,6 @@ from dhen.ops.block_layout import (
     variable,
     with_random,
 )
-from dhen.ops.parts import EmbeddingProjection
-from dhen.ops.split import RankGroup
 from dhen.tape import Tape
 
 MOST = 65_536
@@ -68,17 +55,13 @@ USES = {
 OF_LAYOUTS = set[str]().union(*USES.values())
 
 
-class SparseAttentionConfig(DropoutBlockConfig):
+class SparseAttentionConfig(EncoderConfig):
     """An encoder layer with attention in blocks, and its projection.
 
     Settings that the layout does not use have their defaults, whatever is said.
     """
 
     kind: Literal["sparse_attention"] = "sparse_attention"
-    heads: int = Field(default=2, gt=0)
-    """Number of attention heads; must divide the embedding dimension."""
-    feedforward: int = Field(default=64, gt=0, le=65_536)
-    """Width of the encoder layer's feed-forward part."""
     layout: Literal["fixed", "sliding_window", "bigbird", "variable", "given"] = "bigbird"
     """Which blocks attend to which: fixed (local groups and the summaries of all), sliding_window (neighbours and
     global blocks), bigbird (these and random blocks), variable (groups of several sizes, global blocks anywhere,
@@ -143,46 +126,21 @@ class SparseAttentionConfig(DropoutBlockConfig):
         """Whether the layout, with its other settings, has a use for it."""
         return setting not in _unused(dict(self))
 
-    def check(self, dim: int) -> None:
-        """Heads divide the embedding dimension."""
-        check_heads(self.kind, self.heads, dim)
-
     def layout_over(self, embeddings: int) -> BlockLayout:
         """Returns the layout over so many embeddings."""
         return _layout(self, embeddings)
 
-    def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
-        """x_BMD -> u_BLD."""
-        layout = self.layout_over(shape.embeddings)
-        return nn.Sequential(
-            Encoder(shape.dim, self.heads, self.feedforward, dropout=dropout, layout=layout),
-            EmbeddingProjection(shape.embeddings, shape.out),
-        )
+    def products(self, shape: BlockShape) -> Costs:
+        """The products of the blocks that attend, and their softmax."""
+        return block_attention_cost(self.layout_over(shape.embeddings), shape.dim)
 
-    def cost(self, shape: BlockShape) -> Costs:
-        """Those of `attention`, with the products of the blocks that attend."""
-        products = block_attention_cost(self.layout_over(shape.embeddings), shape.dim)
-        return encoder_cost(shape, self.feedforward, products)
-
-    def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
-        """Attention in blocks, feed-forward, each with its residual and norm; the projection."""
-        qkv = scaled_qkv_tape(tape, x, shape.embeddings, shape.dim, self.heads)
-        layout, dim = self.layout_over(shape.embeddings), shape.dim
+    def attend(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
+        """Attention in blocks."""
+        qkv, layout = self.scaled_qkv(tape, x, shape), self.layout_over(shape.embeddings)
         if heads_split(self.heads, tape.ranks):  # the first rank's heads: others may attend to fewer blocks
-            tape.compute_elsewhere(headline_flops(block_attention_cost(layout, dim)))
+            tape.compute_elsewhere(headline_flops(self.products(shape)))
             layout = layout.part(0, tape.ranks)
-            dim = dim * part_of_heads(self.heads, tape.ranks) // self.heads
-        attended = block_attention_tape(tape, qkv, layout, dim, p=dropout)
-        heads = self.heads
-        return encoder_tape(tape, x, attended, shape, self.feedforward, dropout=dropout, heads=heads)
-
-    def split(self, module: nn.Module, group: RankGroup) -> None:
-        """Each rank has some heads, with their layout, and some of the feed-forward part's width."""
-        split_encoder(module, group)
-
-    def whole(self, shape: BlockShape, ranks: int) -> str | None:
-        """Heads and widths that the ranks do not divide."""
-        return whole_encoder(self.heads, self.feedforward, shape.dim, ranks)
+        return block_attention_tape(tape, qkv, layout, self.part_of(shape.dim, tape.ranks), p=dropout)
 
 
 def _unused(settings: dict[str, Any]) -> set[str]:

@@ -54,7 +54,7 @@ class SparseMoeConfig(BlockConfig):
 
     def cost(self, shape: BlockShape) -> Costs:
         """Gate and noise, the experts that an example is sent to, their mixture."""
-        width, out = shape.embeddings * shape.dim, shape.out * shape.dim
+        width, out = shape.width, shape.out_width
         return (
             linear_cost("gate", width, self.experts, bias=False),
             linear_cost("noise", width, self.experts, bias=False),
@@ -68,9 +68,15 @@ class SparseMoeConfig(BlockConfig):
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
         """Gate and noise, rows sorted by expert, the experts, their outputs in order again, their mixture."""
-        width, out, k = shape.embeddings * shape.dim, shape.out * shape.dim, self.active
-        top = tape.operation(k, [self._write_logits(tape, x, width)], saves=[self._indices(tape)])
-        order, back = self._indices(tape), self._indices(tape)
+        width, out, k = shape.width, shape.out_width, self.active
+        logits = linear_tape(tape, x, width, self.experts, bias=False)
+        scales = linear_tape(tape, x, width, self.experts, bias=False)
+        scales = tape.operation(self.experts, [scales], saves=[scales])
+        draws = tape.scratch(self.experts)
+        logits = tape.operation(self.experts, [logits, scales], saves=[draws])
+        chosen = tape.scratch(k, itemsize=INDEX_BYTES)
+        top = tape.operation(k, [logits], saves=[chosen])
+        order, back = (tape.scratch(k, itemsize=INDEX_BYTES) for _ in range(2))
         rows = tape.operation(k, [], itemsize=INDEX_BYTES)
         gathered = tape.operation(k * width, [x], saves=[back], backward_running=tape.held(k * width))
         hidden = self._write_experts(tape, gathered, width, self.hidden)
@@ -80,16 +86,6 @@ class SparseMoeConfig(BlockConfig):
         ordered = tape.operation(k * out, [outputs], saves=[order])
         weights = tape.operation(k, [top], saves_output=True)
         return tape.operation(out, [weights, ordered], saves=[weights, ordered])
-
-    def _write_logits(self, tape: Tape, x: int, width: int) -> int:
-        logits = linear_tape(tape, x, width, self.experts, bias=False)
-        scales = linear_tape(tape, x, width, self.experts, bias=False)
-        scales = tape.operation(self.experts, [scales], saves=[scales])
-        draws = tape.scratch(self.experts)
-        return tape.operation(self.experts, [logits, scales], saves=[draws])
-
-    def _indices(self, tape: Tape) -> int:
-        return tape.scratch(self.active, itemsize=INDEX_BYTES)
 
     def _write_experts(self, tape: Tape, x: int, n_in: int, n_out: int) -> int:
         weights = [(self.experts, n_out * n_in), (self.experts, n_out)]
@@ -105,13 +101,13 @@ class SparseMoe(nn.Module):
 
     def __init__(self, shape: BlockShape, config: SparseMoeConfig) -> None:
         super().__init__()
-        width, self.shape, self.active = shape.embeddings * shape.dim, (shape.out, shape.dim), config.active
+        width, self.shape, self.active = shape.width, (shape.out, shape.dim), config.active
         self.gate = Linear(width, config.experts, bias=False)
         self.noise = Linear(width, config.experts, bias=False)
         nn.init.zeros_(self.gate.weight)
         nn.init.zeros_(self.noise.weight)
         self.first = ExpertLinear(config.experts, width, config.hidden)
-        self.second = ExpertLinear(config.experts, config.hidden, shape.out * shape.dim)
+        self.second = ExpertLinear(config.experts, config.hidden, shape.out_width)
 
     def forward(self, x_BMD: Tensor) -> Tensor:
         """Rows for each choice of an example, sorted by expert, and back."""

@@ -16,15 +16,7 @@ from torch import Tensor, nn
 from dhen.blocks.base import BlockShape, DropoutBlockConfig
 from dhen.cost import Costs, elementwise_cost, linear_cost, product_cost
 from dhen.ops.linear import Linear, linear_tape
-from dhen.ops.parts import (
-    VectorToEmbeddings,
-    Widths,
-    mlp,
-    mlp_cost,
-    mlp_tape,
-    vector_to_embeddings_cost,
-    vector_to_embeddings_tape,
-)
+from dhen.ops.parts import VectorToEmbeddings, Widths, mlp, mlp_cost, mlp_tape
 from dhen.tape import Tape
 
 
@@ -41,7 +33,7 @@ class TwoStreamConfig(DropoutBlockConfig):
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
-        ends = (self.first[-1], self.second[-1])
+        ends = self._ends
         if any(width % self.heads for width in ends):
             fitting = [n for n in range(1, min(ends) + 1) if not any(width % n for width in ends)]
             raise ValueError(
@@ -53,7 +45,7 @@ class TwoStreamConfig(DropoutBlockConfig):
     @property
     def fused(self) -> int:
         """Length of what is fused: both outputs, and the products of their heads."""
-        first, second = self.first[-1], self.second[-1]
+        first, second = self._ends
         return first + second + first * second // self.heads
 
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
@@ -65,7 +57,7 @@ class TwoStreamConfig(DropoutBlockConfig):
 
     def cost(self, shape: BlockShape) -> Costs:
         """Gates, both MLPs, the products of their heads, the fusion."""
-        m, width, (first, second) = shape.embeddings, shape.embeddings * shape.dim, self._ends
+        m, width, (first, second) = shape.embeddings, shape.width, self._ends
         return (
             linear_cost("gates", width, 2 * m),
             elementwise_cost("gates.sigmoid", 2 * m, flops_each=4),
@@ -73,12 +65,12 @@ class TwoStreamConfig(DropoutBlockConfig):
             *mlp_cost("first", width, self.first),
             *mlp_cost("second", width, self.second),
             product_cost("products", first, 1, second // self.heads),
-            vector_to_embeddings_cost("fusion", self.fused, shape.out, shape.dim),
+            linear_cost("fusion", self.fused, shape.out_width),
         )
 
     def write(self, tape: Tape, x: int, shape: BlockShape, *, dropout: float) -> int:
         """Gates, both MLPs, the products of their heads, the fusion."""
-        m, width, (first, second) = shape.embeddings, shape.embeddings * shape.dim, self._ends
+        m, width, (first, second) = shape.embeddings, shape.width, self._ends
         gates = tape.operation(2 * m, [linear_tape(tape, x, width, 2 * m)], saves_output=True)
         gates = tape.operation(2 * m, [gates])
         streams = []
@@ -89,7 +81,7 @@ class TwoStreamConfig(DropoutBlockConfig):
         products = tape.operation(first * second // self.heads, streams, saves=streams)
         fused = tape.concat([*streams, products])
         tape.refer(*streams, products)
-        return vector_to_embeddings_tape(tape, fused, self.fused, shape.out, shape.dim)
+        return linear_tape(tape, fused, self.fused, shape.out_width)
 
     @property
     def _ends(self) -> tuple[int, int]:
@@ -101,7 +93,7 @@ class TwoStreams(nn.Module):
 
     def __init__(self, shape: BlockShape, config: TwoStreamConfig, *, dropout: float) -> None:
         super().__init__()
-        width = shape.embeddings * shape.dim
+        width = shape.width
         self.heads = config.heads
         self.gates = Linear(width, 2 * shape.embeddings)
         self.first = mlp(width, config.first, dropout=dropout)

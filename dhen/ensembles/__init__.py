@@ -5,9 +5,15 @@ Adding one is a class in a file here and an entry below.
 
 from __future__ import annotations
 
-from dhen.ensembles.base import EnsembleConfig
-from dhen.ensembles.mixing import AttentionSumConfig, BilinearSumConfig, GatedSumConfig
-from dhen.ensembles.paper import ConcatConfig, SumConfig, WeightedSumConfig
+from dhen.ensembles.ensembles import (
+    AttentionSumConfig,
+    BilinearSumConfig,
+    ConcatConfig,
+    EnsembleConfig,
+    GatedSumConfig,
+    SumConfig,
+    WeightedSumConfig,
+)
 
 ENSEMBLES: dict[str, type[EnsembleConfig]] = {
     "attention": AttentionSumConfig,

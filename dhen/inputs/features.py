@@ -1,7 +1,7 @@
 """Feature processing: sparse ids and raw numbers become the embeddings x_BMD (paper, section 3.1).
 
 One embedding per table (multi-hot bags are averaged) and one for all numeric inputs, by an MLP, to which those of
-their buckets are added unless the configuration has them apart, or interpolated (`dhen.inputs.nodes`). Tables of
+their buckets are added unless the configuration has them apart, or interpolated (`dhen.inputs.lift`). Tables of
 one dimension lie in one matrix, so all their categorical columns are looked up at once; its gradient is sparse.
 What a table's first row is belongs to `row_offsets`; sharding is not decided here.
 
@@ -21,29 +21,26 @@ from torch.nn import functional as F
 
 from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
-from dhen.cost import ELEMENTWISE, LOOKUP, CostRow, Costs, headline_flops
+from dhen.cost import ELEMENTWISE, LOOKUP, CostRow, Costs, elementwise_cost, headline_flops
 from dhen.inputs.growing import GrowingRows, fresh_rows
 from dhen.inputs.lift import (
+    CategoricalIds,
     MixedEmbeddings,
-    TableGroup,
     held_schema,
+    interpolate,
+    interpolation_cost,
+    interpolation_tape,
     lift_cost,
     looked_up,
     mixed_tape,
+    node_tables,
     summed_tables,
     table_dims,
     table_groups,
 )
-from dhen.inputs.nodes import (
-    CategoricalIds,
-    interpolate,
-    interpolation_cost,
-    interpolation_tape,
-    node_tables,
-)
 from dhen.ops.linear import Linear, linear_tape
 from dhen.ops.parts import mlp, mlp_cost, mlp_tape
-from dhen.schema import FeatureSchema, Table
+from dhen.schema import FeatureSchema
 from dhen.tape import FP32_BYTES, Setting, Tape, Taped
 
 EMBEDDING_BYTES = 4
@@ -200,8 +197,13 @@ class FeatureProcessing(nn.Module):
 def feature_cost(config: ModelConfig, schema: FeatureSchema) -> Costs:
     """The cost of `FeatureProcessing`: a lookup row for each table, maps of shorter ones, the numeric MLP."""
     dims, held = table_dims(config, schema), held_schema(config, schema)
-    tables = [row for table, dim in zip(held.tables, dims, strict=True) for row in _table_cost(table, dim)]
-    return (*tables, *_dense_cost(config, schema))
+    rows: list[CostRow] = []
+    for table, dim in zip(held.tables, dims, strict=True):
+        name, values = f"table.{table.name}", table.mean_ids * dim
+        rows.append(CostRow(name, LOOKUP, 0.0, table.rows * dim, bytes=values * EMBEDDING_BYTES))
+        if table.multi_hot:
+            rows.append(CostRow(f"{name}.pooling", ELEMENTWISE, values))
+    return (*rows, *_dense_cost(config, schema))
 
 
 def taped_features(config: ModelConfig, schema: FeatureSchema, setting: Setting, *, raw: bool) -> Taped:
@@ -212,12 +214,16 @@ def taped_features(config: ModelConfig, schema: FeatureSchema, setting: Setting,
     dim, n, schema = config.embedding_dim, len(schema.numeric), held_schema(config, schema)
     tape, flops = Tape(*setting), headline_flops(_dense_cost(config, schema))
     groups = looked_up(config, schema)
-    wholes = [tape.cast(_given(tape, group, dim), tape.itemsize) for group in groups]
+    wholes = []
+    for group in groups:
+        # looked up together, fp32; what is lifted may be saved as it is, and is counted with the batch alone
+        given = tape.beside if group.dim < dim else tape.input
+        wholes.append(tape.cast(given(len(group.places) * group.dim, FP32_BYTES), tape.itemsize))
     embeddings = list(wholes)
     casts, numeric = tape.itemsize != FP32_BYTES, []
     if n:
-        given = tape.scratch(n) if casts else tape.beside(n)
-        hidden = mlp_tape(tape, given, n, config.numeric_mlp, dropout=0.0, x_needs_gradient=False)
+        numbers = tape.scratch(n) if casts else tape.beside(n)
+        hidden = mlp_tape(tape, numbers, n, config.numeric_mlp, dropout=0.0, x_needs_gradient=False)
         width = (n, *config.numeric_mlp)[-1]
         numeric.append(linear_tape(tape, hidden, width, dim, x_needs_gradient=bool(config.numeric_mlp)))
     if summed := summed_tables(config, schema) * dim:
@@ -239,37 +245,13 @@ def taped_features(config: ModelConfig, schema: FeatureSchema, setting: Setting,
     return Taped("features", flops, tape, x)
 
 
-def _given(tape: Tape, group: TableGroup, longest: int) -> int:
-    """Looked up together, fp32. What is lifted may be saved as it is, and is counted with the batch alone."""
-    size = len(group.places) * group.dim
-    return (tape.beside if group.dim < longest else tape.input)(size, FP32_BYTES)
-
-
-def _table_cost(table: Table, dim: int) -> Costs:
-    lookup = CostRow(
-        name=f"table.{table.name}",
-        kind=LOOKUP,
-        flops=0.0,
-        parameters=table.rows * dim,
-        bytes=table.mean_ids * dim * EMBEDDING_BYTES,
-    )
-    if not table.multi_hot:
-        return (lookup,)
-    pooling = CostRow(name=f"{lookup.name}.pooling", kind=ELEMENTWISE, flops=table.mean_ids * dim)
-    return (lookup, pooling)
-
-
 def _dense_cost(config: ModelConfig, schema: FeatureSchema) -> Costs:
-    return (*lift_cost(config, schema), *_numeric_cost(config, schema))
-
-
-def _numeric_cost(config: ModelConfig, schema: FeatureSchema) -> Costs:
+    """Maps of shorter tables, the numeric MLP, and what takes buckets in."""
+    rows, dim = lift_cost(config, schema), config.embedding_dim
     if not schema.numeric:
-        return ()
-    rows = mlp_cost("numeric", len(schema.numeric), (*config.numeric_mlp, config.embedding_dim))[:-1]
-    summed = summed_tables(config, schema)
-    if summed:
-        sums = CostRow(name="numeric.buckets", kind=ELEMENTWISE, flops=float(summed * config.embedding_dim))
-        return (*rows, sums)
+        return rows
+    rows += mlp_cost("numeric", len(schema.numeric), (*config.numeric_mlp, dim))[:-1]
+    if summed := summed_tables(config, schema):
+        return (*rows, elementwise_cost("numeric.buckets", summed * dim))
     nodes = node_tables(held_schema(config, schema))
-    return (*rows, interpolation_cost(nodes, config.embedding_dim)) if nodes else rows
+    return (*rows, interpolation_cost(nodes, dim)) if nodes else rows

@@ -60,7 +60,13 @@ class KeyIndex:
     def add(self, key_N: Tensor, row_N: Tensor) -> None:
         """Adds keys, each once, which are not there yet."""
         if 2 * (self._taken + len(key_N)) > len(self._rows):
-            self._rebuild(len(key_N))
+            # anew, without marks, at most a quarter full once these keys are in it
+            flat = self._keys.view(-1)
+            held = ((flat != EMPTY) & (flat != REMOVED)).nonzero().squeeze(1)
+            held_keys, held_rows = flat[held], self._rows[held]
+            self._taken = len(held)
+            self._make(max(SMALLEST, 1 << (4 * (len(held) + len(key_N)) - 1).bit_length()))
+            self._put(held_keys, held_rows)
         self._taken += len(key_N)
         self._put(key_N, row_N)
 
@@ -74,15 +80,6 @@ class KeyIndex:
         self._keys = torch.zeros(places // WIDTH, WIDTH, dtype=torch.int64)
         self._rows = torch.zeros(places, dtype=torch.int64)
         self._mask = places // WIDTH - 1
-
-    def _rebuild(self, more: int) -> None:
-        """Makes the table anew, without marks, at most a quarter full once so many keys more are in it."""
-        flat = self._keys.view(-1)
-        held = ((flat != EMPTY) & (flat != REMOVED)).nonzero().squeeze(1)
-        key_N, row_N = flat[held], self._rows[held]
-        self._taken = len(held)
-        self._make(max(SMALLEST, 1 << (4 * (len(held) + more) - 1).bit_length()))
-        self._put(key_N, row_N)
 
     def _home(self, key_N: Tensor) -> Tensor:
         return (key_N ^ (key_N >> 32)) & self._mask
@@ -142,18 +139,19 @@ class GrowingRows(nn.Module):
         self.spans = tuple(slice(1 + start, 1 + stop) for start, stop in itertools.pairwise(self.starts))
         """Each table's rows among all."""
         self._start_G = torch.tensor(self.starts[: len(columns)])
-        self._salts = [_salt(table.name) for table in self.tables]
+        hashes = [hashlib.sha256(table.name.encode()).digest() for table in self.tables]
+        self._salts = [int.from_bytes(each[:8], "little", signed=True) for each in hashes]
         self._salt_G = torch.tensor(self._salts[: len(columns)], dtype=torch.int64)
         self.register_buffer("keys", torch.zeros(1 + self.starts[-1], dtype=torch.int64))
         self.index = KeyIndex()
-        self.register_load_state_dict_post_hook(_build_index)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(GrowingRows.build_index)  # type: ignore[no-untyped-call]
 
     def forward(self, batch: FeatureBatch) -> FeatureBatch:
         """Returns a batch with rows in place of keys: those that the keys have, else the default row."""
         assert batch.keys is not None
         return self.with_rows(batch, self.index.find(self.salted(batch.keys)))
 
-    def build_index(self) -> None:
+    def build_index(self, *_: object) -> None:
         """Makes the index of `keys` anew, after they were loaded."""
         self.index = KeyIndex()
         row_N = self.keys.nonzero().squeeze(1)
@@ -207,14 +205,6 @@ class GrowingRows(nn.Module):
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """Stays in host memory, and of its types, wherever the model goes."""
         return self
-
-
-def _build_index(module: GrowingRows, _: object) -> None:
-    module.build_index()
-
-
-def _salt(name: str) -> int:
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little", signed=True)
 
 
 def _salted(keys: Tensor, salt: Tensor | int) -> Tensor:
@@ -298,26 +288,21 @@ def fresh_rows(tables: Sequence[Table], starts: Sequence[int], dim: int) -> Tens
         ]
     part = _PART.get()
     if part is not None:
-        return _some_rows(spans, total, dim, part)
+        first = total if part.first is None else part.first
+        kept_PD = torch.zeros(len(range(first, total, part.step)), dim)
+        for start, rows in spans:
+            for block_RD in _drawn(rows, dim):
+                skipped = max(first - start, (first - start) % part.step)
+                chosen_QD = block_RD[skipped :: part.step]
+                place = (start + skipped - first) // part.step
+                kept_PD[place : place + len(chosen_QD)] = chosen_QD
+                start += len(block_RD)
+        return kept_PD
     drawn = sum(rows for _, rows in spans)
     weight_RD = torch.empty(total, dim) if drawn == total else torch.zeros(total, dim)
     for start, rows in spans:
         _draw(weight_RD[start : start + rows])
     return weight_RD
-
-
-def _some_rows(spans: Sequence[tuple[int, int]], total: int, dim: int, part: _Part) -> Tensor:
-    """Returns some rows of a matrix (P, D), of which all in these spans (first row, number) are drawn."""
-    first = total if part.first is None else part.first
-    kept_PD = torch.zeros(len(range(first, total, part.step)), dim)
-    for start, rows in spans:
-        for block_RD in _drawn(rows, dim):
-            skipped = max(first - start, (first - start) % part.step)
-            chosen_QD = block_RD[skipped :: part.step]
-            place = (start + skipped - first) // part.step
-            kept_PD[place : place + len(chosen_QD)] = chosen_QD
-            start += len(block_RD)
-    return kept_PD
 
 
 def _drawn(rows: int, dim: int) -> Iterator[Tensor]:

@@ -1,7 +1,7 @@
-"""Shorter embeddings lifted to the common length: e_BD = e_Bd W_t, a linear map for each table (arXiv
-1909.11810).
+"""The tables that a model holds of a log's, and how their embeddings come to one length: shares, nodes, lifts.
 
-Dense parameters, without a bias. Fresh maps keep the variance of what they lift.
+A shorter embedding is lifted to the common length: e_BD = e_Bd W_t, a linear map for each table (arXiv
+1909.11810). Lifts are dense parameters, without a bias. Fresh maps keep the variance of what they lift.
 """
 
 from __future__ import annotations
@@ -15,10 +15,101 @@ import torch
 from torch import Tensor, nn
 
 from dhen.config import ModelConfig
-from dhen.cost import Costs, linear_cost
-from dhen.inputs.nodes import node_tables, with_nodes
-from dhen.schema import FeatureSchema, Table
-from dhen.tape import Tape
+from dhen.cost import CostRow, Costs, elementwise_cost, linear_cost
+from dhen.schema import FeatureSchema, Table, node_names
+from dhen.tape import FP32_BYTES, Tape
+
+# Interpolated buckets: piecewise-linear functions of a number in place of step functions.
+#
+# The embedding of a bucket stands for the bucket's beginning, a node, and a number between two nodes has the
+# embedding between theirs: e = (1 - u) e_i + u e_(i+1). That is piecewise-linear encoding followed by a linear map
+# (Gorishniy et al., arXiv 2203.05556, section 3.2), found with two lookups in place of a product with all buckets.
+# Below the second node and beyond the last, e is constant: those buckets have one end each.
+#
+# Of two neighbouring nodes one is even and one is odd. Therefore even and odd nodes lie in tables of their own, in
+# each of which an example has one id, and whoever holds, shards or prices tables meets nothing new.
+#
+# Shapes: B examples, C columns of ids in a batch, T categorical tables, N numbers with buckets, D dimension.
+
+
+class NodeTable(Table):
+    """The even or the odd nodes of a number; the first rows are those of ids that stand for no bucket."""
+
+    odd: bool
+    """Which of them."""
+
+
+def node_tables(schema: FeatureSchema) -> int:
+    """Returns N, the number of tables of odd nodes, of which there are as many as of even ones."""
+    return sum(isinstance(table, NodeTable) and table.odd for table in schema.tables)
+
+
+@lru_cache(maxsize=8)
+def with_nodes(schema: FeatureSchema) -> FeatureSchema:
+    """Returns inputs in which tables of even nodes, then of odd ones, have the place of those of buckets."""
+    plain = [table for table in schema.categorical if not table.buckets]
+    nodes = [
+        NodeTable(
+            name=node_names(table.name)[odd], rows=(table.rows - odd) // 2 + 1, buckets=True, odd=bool(odd)
+        )
+        for odd in (0, 1)
+        for table in schema.bucketed
+    ]
+    return schema.replace(tables=(*plain, *nodes, *schema.multi_hot))
+
+
+class CategoricalIds(nn.Module):
+    """A batch's ids as those of some categorical tables, in order: (B, C) -> (B, T)."""
+
+    columns: Tensor | None
+    even: Tensor | None
+    halvings: Tensor | None
+
+    def __init__(self, schema: FeatureSchema, places: Sequence[int]) -> None:
+        """`places` of the tables in a schema, as the model holds it."""
+        super().__init__()
+        nodes = node_tables(schema)
+        columns_held = len(schema.categorical) - nodes
+        columns = [place if place < columns_held else place - nodes for place in places]
+        self.read = tuple(columns)
+        """Columns of a batch that the tables' ids are read from; even and odd nodes share one."""
+        tables = [schema.tables[place] for place in places]
+        halved = [isinstance(table, NodeTable) for table in tables]
+        even = [isinstance(table, NodeTable) and not table.odd for table in tables]
+        chosen = columns != list(range(columns_held))
+        for name, values, kept in (
+            ("columns", columns, chosen),
+            ("even", even, any(halved)),
+            ("halvings", halved, any(halved)),
+        ):
+            tensor = torch.tensor([int(value) for value in values], dtype=torch.int64) if kept else None
+            self.register_buffer(name, tensor, persistent=False)
+
+    def forward(self, ids_BC: Tensor) -> Tensor:
+        """Returns ids_BT. Bucket i lies between the nodes i and i + 1: number (i + 1) // 2 of the even ones and
+        number i // 2 of the odd ones. Ids of buckets begin at 2, which moves both by one."""
+        ids_BT = ids_BC if self.columns is None else ids_BC.index_select(1, self.columns)
+        if self.even is None or self.halvings is None:
+            return ids_BT
+        return (ids_BT + self.even) >> self.halvings
+
+
+def interpolate(even_BND: Tensor, odd_BND: Tensor, share_BN: Tensor) -> Tensor:
+    """Returns e_BND, the point between each number's two nodes; `share_BN` is how much of it is the odd one's."""
+    return torch.lerp(even_BND, odd_BND, share_BN.unsqueeze(2))
+
+
+def interpolation_cost(numbers: int, dim: int) -> CostRow:
+    """The cost of `interpolate`: a difference, a product and a sum for each value."""
+    return elementwise_cost("numeric.interpolation", numbers * dim, flops_each=3)
+
+
+def interpolation_tape(tape: Tape, even: int, odd: int, numbers: int) -> int:
+    """The memory of `interpolate`, with the shares' cast."""
+    casts = tape.itemsize != FP32_BYTES
+    share = tape.scratch(numbers) if casts else tape.beside(numbers)
+    return tape.operation(tape.values(even), [even, odd], saves=[share])
+
 
 # The tables that a model holds of a log's: nodes in place of buckets, a share of what tables may grow to.
 
@@ -39,16 +130,13 @@ def held_schema(config: ModelConfig, schema: FeatureSchema) -> FeatureSchema:
 
 @lru_cache(maxsize=8)
 def _with_capacity(schema: FeatureSchema, share: float) -> FeatureSchema:
-    return schema.replace(tables=tuple(_shared(table, share) for table in schema.tables))
-
-
-def _shared(table: Table, share: float) -> Table:
-    if table.growing is None:
-        return table
-    capacity = max(1, round(share * table.growing.capacity))
-    kept = {name: getattr(table, name) for name in Table.model_fields}
-    kept |= {"rows": capacity + 1, "growing": table.growing.replace(capacity=capacity)}
-    return ShareTable(**kept)
+    tables = list(schema.tables)
+    for place, table in enumerate(tables):
+        if table.growing is not None:
+            capacity = max(1, round(share * table.growing.capacity))
+            changes = {"rows": capacity + 1, "growing": table.growing.replace(capacity=capacity)}
+            tables[place] = ShareTable(**{**dict(table), **changes})
+    return schema.replace(tables=tuple(tables))
 
 
 # The length of each table's embeddings: the larger a table, the shorter (mixed dimensions, arXiv 1909.11810).
@@ -74,11 +162,15 @@ def table_dims(config: ModelConfig, schema: FeatureSchema) -> tuple[int, ...]:
     """d of each table that the model holds, at most D."""
     schema = held_schema(config, schema)
     fewest = min((table.rows for table in schema.tables if not table.buckets), default=1)
-    halvings = [
-        0.0 if table.buckets else config.table_dim_exponent * math.log2(table.rows / fewest)
-        for table in schema.tables
-    ]
-    return tuple(_shortened(config.embedding_dim, round(each)) for each in halvings)
+    longest, dims = config.embedding_dim, list[int]()
+    for table in schema.tables:
+        halvings = 0 if table.buckets else round(config.table_dim_exponent * math.log2(table.rows / fewest))
+        if halvings < 1:
+            dims.append(longest)
+        else:  # a power of two
+            power_of_two = 1 << max((longest >> halvings).bit_length() - 1, 0)
+            dims.append(min(longest, max(SHORTEST, power_of_two)))
+    return tuple(dims)
 
 
 def summed_tables(config: ModelConfig, schema: FeatureSchema) -> int:
@@ -121,14 +213,6 @@ def crossed(config: ModelConfig, schema: FeatureSchema) -> tuple[TableGroup, ...
     if nodes:
         found.append(TableGroup(first.dim, first.places[kept : kept + nodes]))
     return (*found, *others)
-
-
-def _shortened(longest: int, halvings: int) -> int:
-    """A power of two within the bounds, or all if there is nothing to halve."""
-    if halvings < 1:
-        return longest
-    power_of_two = 1 << max((longest >> halvings).bit_length() - 1, 0)
-    return min(longest, max(SHORTEST, power_of_two))
 
 
 class Lift(nn.Module):
@@ -181,15 +265,14 @@ def mixed_tape(
     longest, groups = config.embedding_dim, crossed(config, schema)
     columns, wholes = [], []
     for e, (dim, places) in zip(embeddings, groups, strict=True):
-        wholes.append(_lifted(tape, e, len(places), dim, longest) if dim < longest else e)
+        if dim < longest:
+            shape = len(places), dim * longest
+            e = tape.operation(len(places) * longest, [e], saves=[e], parameters=[shape])
+        wholes.append(e)
         columns += tape.unbind(wholes[-1], len(places))
     x = tape.concat([*(columns[place] for place in _order(groups)), *numeric])
     tape.refer(*embeddings, *wholes, *numeric)
     return x
-
-
-def _lifted(tape: Tape, e: int, tables: int, dim: int, longest: int) -> int:
-    return tape.operation(tables * longest, [e], saves=[e], parameters=[(tables, dim * longest)])
 
 
 def _order(groups: Sequence[TableGroup]) -> list[int]:

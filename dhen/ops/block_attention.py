@@ -11,7 +11,7 @@ keys and values; N blocks of s embeddings, R blocks of queries that are computed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple, cast
 
@@ -95,17 +95,11 @@ class Together(NamedTuple):
     columns: list[int]
     """The blocks that they attend to, one row after another."""
 
-    def gathers_rows(self, layout: BlockLayout) -> bool:
-        """Whether its queries are not all there are, in their order."""
-        return self.rows != _all(layout)
 
-    def gathers_columns(self, layout: BlockLayout) -> bool:
-        """Whether its keys are not all there are, in their order; a global block's are."""
-        return self.columns != _all(layout)
-
-
-def _all(layout: BlockLayout) -> list[int]:
-    return list(range(len(layout.heads) * layout.blocks))
+def gathered(blocks: list[int], layout: BlockLayout) -> list[int]:
+    """Returns the blocks that are gathered; none if these are all there are, in their order, as a global block's
+    are."""
+    return [] if blocks == list(range(len(layout.heads) * layout.blocks)) else blocks
 
 
 def together(layout: BlockLayout) -> list[Together]:
@@ -129,12 +123,10 @@ class BlockAttention(nn.Module):
         super().__init__()
         self.layout, self.groups = layout, together(layout)
         for place, group in enumerate(self.groups):
-            self._register(f"rows{place}", group.rows, gathers=group.gathers_rows(layout))
-            self._register(f"columns{place}", group.columns, gathers=group.gathers_columns(layout))
-
-    def _register(self, name: str, blocks: list[int], *, gathers: bool) -> None:
-        """A buffer of the blocks that are gathered; None if they are taken as they lie."""
-        self.register_buffer(name, torch.tensor(blocks) if gathers else None, persistent=False)
+            for name, blocks in (("rows", group.rows), ("columns", group.columns)):
+                taken = gathered(blocks, layout)
+                buffer = torch.tensor(taken) if taken else None
+                self.register_buffer(f"{name}{place}", buffer, persistent=False)
 
     def forward(self, qkv_BMV: Tensor, p: float) -> Tensor:
         """With dropout `p` of the weights; q is scaled already, and on CPUs v by dropout's scale."""
@@ -179,7 +171,7 @@ class _BlockAttention(torch.autograd.Function):
         for group, places in zip(groups, _places(indices), strict=True):
             weights = _weights(blocks, group, places)
             dropout = _Dropout(p, _keep(weights, p) if p else None)
-            _put_values(values, blocks[2], weights, places, dropout)
+            places.put_queries(values, torch.bmm(dropout(weights), places.keys(blocks[2], len(weights))))
             saved += [weights] if dropout.keep is None else [weights, dropout.keep]
         ctx.save_for_backward(blocks, *saved, *indices)
         ctx.p, ctx.layout, ctx.groups = p, layout, groups
@@ -285,10 +277,6 @@ def _weights(blocks: Tensor, group: Together, places: _Places) -> Tensor:
     return scores.softmax(dim=-1)
 
 
-def _put_values(into: Tensor, v: Tensor, weights: Tensor, places: _Places, dropout: _Dropout) -> None:
-    places.put_queries(into, torch.bmm(dropout(weights), places.keys(v, weights.shape[0])))
-
-
 def _add_gradients(
     into: Tensor, by_values: Tensor, blocks: Tensor, weights: Tensor, places: _Places, dropout: _Dropout
 ) -> None:
@@ -296,15 +284,12 @@ def _add_gradients(
     q, k, v = blocks
     gradient, count = places.queries(by_values), weights.shape[0]
     places.add_keys(into[2], torch.bmm(dropout(weights).mT, gradient))
-    by_scores = _by_scores(gradient, places.keys(v, count), weights, dropout)
+    values = places.keys(v, count)
+    by_scores = dropout(torch.bmm(gradient, values.mT))
+    by_scores = torch._softmax_backward_data(by_scores, weights, -1, weights.dtype)  # before the softmax
+    del values
     places.put_queries(into[0], torch.bmm(by_scores, places.keys(k, count)))
     places.add_keys(into[1], torch.bmm(by_scores.mT, places.queries(q)))
-
-
-def _by_scores(gradient: Tensor, v: Tensor, weights: Tensor, dropout: _Dropout) -> Tensor:
-    """The gradient before the softmax."""
-    by_weights = dropout(torch.bmm(gradient, v.mT))
-    return torch._softmax_backward_data(by_weights, weights, -1, weights.dtype)
 
 
 # What attention over a layout of blocks costs: its FLOPs, and its memory on a tape.
@@ -326,21 +311,48 @@ def block_attention_cost(layout: BlockLayout, dim: int) -> Costs:
 def block_attention_tape(tape: Tape, qkv: int, layout: BlockLayout, dim: int, *, p: float) -> int:
     """Writes down `BlockAttention` of queries, keys and values; the tensor of its output."""
     m, heads = layout.embeddings, len(layout.heads)
-    tape.buffer_bytes += INDEX_BYTES * _indices(layout)
+    blocks = (blocks for group in together(layout) for blocks in (group.rows, group.columns))
+    tape.buffer_bytes += INDEX_BYTES * sum(len(gathered(each, layout)) for each in blocks)
     if is_fused(tape.device, layout, dim // heads, p):
         return fused_attention_tape(tape, qkv, m, dim, heads)
-    sizes, split = list(_sizes(layout, dim // heads)), layout.blocks * layout.size * dim
-    saved = [tape.scratch(3 * split)]
-    for size in sizes:
-        saved.append(tape.scratch(size.scores))
+    size, split, itemsize = layout.size, layout.blocks * layout.size * dim, tape.itemsize
+    saved, groups, masks = [tape.scratch(3 * split)], together(layout), MASK_BYTES if p else 0
+    all_scores = [size * size * len(group.columns) for group in groups]
+    # beside what forward saves and puts out; blocks of later groups have not been made before
+    most, not_yet = 0, (itemsize + masks) * sum(all_scores) + itemsize * m * dim
+    most_backward = 0
+    for group, scores in zip(groups, all_scores, strict=True):
+        saved.append(tape.scratch(scores))
         if p:
-            saved.append(tape.scratch(size.scores, itemsize=MASK_BYTES))
+            saved.append(tape.scratch(scores, itemsize=MASK_BYTES))
+        head = size * dim // heads
+        queries, keys = head * len(group.rows), head * len(group.columns)
+        copied_queries = head * len(gathered(group.rows, layout))
+        copied_keys = head * len(gathered(group.columns, layout))
+        # bytes of the scores; their softmax; its dropout; the products with v
+        forward = max(
+            itemsize * (copied_queries + copied_keys + scores),
+            itemsize * 2 * scores,
+            (itemsize + 2 * masks) * scores,
+            masks * scores + itemsize * (scores + (scores if p else 0) + copied_keys + queries),
+        )
+        most = max(most, forward - not_yet)
+        not_yet -= (itemsize + masks) * scores
+        # numbers of the gradients of v; of the scores; of q and k
+        backward = max(
+            (scores if p else 0) + keys,
+            copied_keys + 2 * scores,
+            scores + copied_keys + queries,
+            scores + copied_queries + keys,
+        )
+        most_backward = max(most_backward, copied_queries + backward - 3 * m * dim)
     return tape.operation(
         m * dim,
         [qkv],
         saves=saved,
-        running=_held(tape, _running(tape.itemsize, sizes, split, m * dim, p)),
-        backward_running=_held(tape, _backward_running(tape.itemsize, sizes, split, m * dim, p)),
+        running=Held(tape.rows * (itemsize * split + most)),
+        # the gradient of queries, keys and values is made last
+        backward_running=Held(tape.rows * itemsize * (4 * split + most_backward)),
     )
 
 
@@ -351,74 +363,3 @@ def fused_attention_tape(tape: Tape, qkv: int, embeddings: int, dim: int, heads:
         values, [qkv], saves=[qkv, sums], saves_output=True, backward_running=tape.held(3 * values)
     )
     return tape.copy(attended) if heads > 1 else attended
-
-
-class _Sizes(NamedTuple):
-    """Numbers per example of blocks that are computed together."""
-
-    queries: int
-    keys: int
-    scores: int
-    gathered_queries: int
-    """Those of `queries` that are copied for it."""
-    gathered_keys: int
-
-    def forward(self, itemsize: int, p: float) -> int:
-        """Most bytes at a moment: scores; their softmax; its dropout; the products with v."""
-        masks, dropped = (MASK_BYTES, self.scores) if p else (0, 0)
-        return max(
-            itemsize * (self.gathered_queries + self.gathered_keys + self.scores),
-            itemsize * 2 * self.scores,
-            (itemsize + 2 * masks) * self.scores,
-            masks * self.scores + itemsize * (self.scores + dropped + self.gathered_keys + self.queries),
-        )
-
-    def backward(self, p: float) -> int:
-        """Most numbers at a moment: gradients of v; of the scores; of q and k."""
-        others = max(
-            (self.scores if p else 0) + self.keys,
-            self.gathered_keys + 2 * self.scores,
-            self.scores + self.gathered_keys + self.queries,
-            self.scores + self.gathered_queries + self.keys,
-        )
-        return self.gathered_queries + others
-
-
-def _sizes(layout: BlockLayout, head: int) -> Iterator[_Sizes]:
-    size = layout.size
-    for group in together(layout):
-        queries, keys = size * head * len(group.rows), size * head * len(group.columns)
-        yield _Sizes(
-            queries=queries,
-            keys=keys,
-            scores=size * size * len(group.columns),
-            gathered_queries=queries if group.gathers_rows(layout) else 0,
-            gathered_keys=keys if group.gathers_columns(layout) else 0,
-        )
-
-
-def _running(itemsize: int, sizes: list[_Sizes], split: int, out: int, p: float) -> int:
-    """Bytes of forward beside what it saves and puts out; blocks of later groups have not been made before."""
-    kept = itemsize + (MASK_BYTES if p else 0)
-    not_yet = kept * sum(size.scores for size in sizes) + itemsize * out
-    most = 0
-    for size in sizes:
-        most = max(most, size.forward(itemsize, p) - not_yet)
-        not_yet -= kept * size.scores
-    return itemsize * split + most
-
-
-def _backward_running(itemsize: int, sizes: list[_Sizes], split: int, out: int, p: float) -> int:
-    """The same of backward, whose gradient of queries, keys and values is made last."""
-    return itemsize * (4 * split + max(0, *(size.backward(p) - 3 * out for size in sizes)))
-
-
-def _held(tape: Tape, row_bytes: int) -> Held:
-    return Held(row_bytes * tape.rows)
-
-
-def _indices(layout: BlockLayout) -> int:
-    """Numbers of blocks that are gathered."""
-    groups = together(layout)
-    rows = sum(len(group.rows) for group in groups if group.gathers_rows(layout))
-    return rows + sum(len(group.columns) for group in groups if group.gathers_columns(layout))

@@ -113,7 +113,11 @@ def with_random(rows: Blocks, number: int, generator: random.Random) -> Blocks:
 
     Which ones follows from numbers of `Random.random` alone, which every version of Python draws alike.
     """
-    return [_with_drawn(row, number, len(rows), generator) for row in rows]
+    found = []
+    for row in rows:
+        others = [block for block in range(len(rows)) if block not in row]
+        found.append(row.union(sorted(others, key=lambda _: generator.random())[:number]))
+    return found
 
 
 def given(count: int, rows: Sequence[str]) -> Blocks:
@@ -141,8 +145,3 @@ def _with_global(rows: Blocks, positions: Iterable[int]) -> Blocks:
     count = len(rows)
     chosen = {position for position in positions if position < count}
     return [set(range(count)) if i in chosen else row | chosen for i, row in enumerate(rows)]
-
-
-def _with_drawn(row: set[int], number: int, count: int, generator: random.Random) -> set[int]:
-    others = [block for block in range(count) if block not in row]
-    return row.union(sorted(others, key=lambda _: generator.random())[:number])

@@ -48,15 +48,13 @@ def wanted(ctx: Any) -> tuple[bool, ...]:
     if _running == "full":
         return needs
     edges = (*ctx.next_functions, *[(None, 0)] * len(needs))  # one for each argument that is a tensor
-    return tuple(need and _is_wanted(node) for need, (node, _) in zip(needs, edges, strict=False))
-
-
-def _is_wanted(node: Any) -> bool:
-    if node is None:
-        return False
-    if node.name() == "torch::autograd::AccumulateGrad":
-        return _running == "weight"
-    return bool(torch._C._will_engine_execute_node(node))
+    found = []
+    for need, (node, _) in zip(needs, edges, strict=False):
+        if node is not None and node.name() == "torch::autograd::AccumulateGrad":
+            found.append(need and _running == "weight")
+        else:
+            found.append(need and node is not None and bool(torch._C._will_engine_execute_node(node)))
+    return tuple(found)
 
 
 FUSED_ON_CPU = (
@@ -152,7 +150,11 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, passed = ctx.saved_tensors
         if passed is not None:
-            gradient = _passed_on(passed, gradient, ctx.relu, ctx.scale)
+            # the gradient before dropout and ReLU, from the output (with ReLU) or dropout's mask
+            if gradient.device.type == "cpu":
+                gradient = (where_positive if ctx.relu else where_kept)(passed, gradient)
+            else:
+                gradient = torch.where(passed > 0 if ctx.relu else passed, gradient * ctx.scale, 0.0)
         by_x, by_weight, by_bias, *_ = wanted(ctx)
         gradient_x = gradient @ weight if by_x else None
         if gradient_x is not None and ctx.group is not None:
@@ -198,13 +200,6 @@ def _drop(y: Tensor, p: float) -> tuple[Tensor, Tensor | None]:
         return torch.native_dropout(y, p, True)
     keep = keep_mask(y, p)
     return where_kept(keep, y), keep
-
-
-def _passed_on(passed: Tensor, gradient: Tensor, relu: bool, scale: float) -> Tensor:
-    """The gradient before dropout and ReLU; `passed` is the output (with ReLU) or dropout's mask."""
-    if gradient.device.type == "cpu":
-        return (where_positive if relu else where_kept)(passed, gradient)
-    return torch.where(passed > 0 if relu else passed, gradient * scale, 0.0)
 
 
 def linear_tape(

@@ -7,9 +7,9 @@ Shapes: B examples, M embeddings, D their dimension, L embeddings out, V numbers
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field
@@ -116,6 +116,21 @@ def projection_tape(tape: Tape, x: int, n_in: int, n_out: int, dim: int, *, spli
     return tape.operation(n_out * dim, [weight, x], saves=[x])
 
 
+def crosses_tape(tape: Tape, x: int, width: int, layers: int, write: Callable[[int, int], int]) -> int:
+    """The memory of cross layers x_(i+1) = x_0 * f_i(x_i) + x_i over the flattened embeddings.
+
+    `write` writes one f down, given x_i and the tensor that is saved of it.
+    """
+    current, saved = (first := tape.view(x)), x
+    for _ in range(layers):
+        crossed = write(current, saved)
+        product = tape.operation(
+            width, [first, crossed], saves=[x, crossed], backward_running=tape.held(width), view=True
+        )
+        current = saved = tape.add(current, product)
+    return current
+
+
 class VectorToEmbeddings(nn.Module):
     """W_m: a single vector of length v becomes l embeddings of length d: (B, v) -> u_BLD = reshape(W_m v + bias).
 
@@ -133,15 +148,53 @@ class VectorToEmbeddings(nn.Module):
         return u_BLD
 
 
-def vector_to_embeddings_cost(
-    name: str, n_in: int, embeddings: int, dim: int, *, bias: bool = True
-) -> CostRow:
-    """The cost of `VectorToEmbeddings`."""
-    return linear_cost(name, n_in, embeddings * dim, bias=bias)
-
-
-def vector_to_embeddings_tape(
-    tape: Tape, v: int, n_in: int, embeddings: int, dim: int, *, bias: bool = True, how: How | None = None
+def tower_tape(
+    tape: Tape, x: int, n_in: int, widths: Sequence[int], out: int, *, dropout: float, split: bool = True
 ) -> int:
-    """The memory of `VectorToEmbeddings`."""
-    return linear_tape(tape, v, n_in, embeddings * dim, bias=bias, how=how)
+    """The memory of an MLP and a linear map to `out` numbers."""
+    *how, last = how_split([(0, width) for width in (*widths, out)], tape.ranks if split else 1)
+    v = mlp_tape(tape, x, n_in, widths, dropout=dropout, how=how)
+    return linear_tape(tape, v, (n_in, *widths)[-1], out, how=last)
+
+
+class Tower(NamedTuple):
+    """An MLP and W_m, in which several modules end."""
+
+    n_in: int
+    widths: tuple[int, ...]
+    embeddings: int
+    """L."""
+    dim: int
+
+    @property
+    def last(self) -> int:
+        """Length of what W_m maps."""
+        return (self.n_in, *self.widths)[-1]
+
+    def build(self, *, dropout: float) -> tuple[nn.Module, nn.Module]:
+        """The two modules."""
+        hidden = mlp(self.n_in, self.widths, dropout=dropout)
+        return hidden, VectorToEmbeddings(self.last, self.embeddings, self.dim)
+
+    def cost(self) -> Costs:
+        """The cost of both."""
+        w_m = linear_cost("w_m", self.last, self.embeddings * self.dim)
+        return (*mlp_cost("mlp", self.n_in, self.widths), w_m)
+
+    def write(self, tape: Tape, x: int, *, dropout: float, split: bool = False) -> int:
+        """The memory of both; where they are split, maps are by columns and by rows in turn."""
+        out = self.embeddings * self.dim
+        return tower_tape(tape, x, self.n_in, self.widths, out, dropout=dropout, split=split)
+
+    @staticmethod
+    def split(module: nn.Module, group: RankGroup) -> None:
+        """Splits the two modules, with which `module` ends."""
+        assert isinstance(module, nn.Sequential)
+        hidden, to_embeddings = module[-2], module[-1]
+        assert isinstance(hidden, nn.Sequential)
+        assert isinstance(to_embeddings, VectorToEmbeddings)
+        split_in_turn([*hidden, to_embeddings.linear], group)
+
+    def whole(self, ranks: int) -> str | None:
+        """Widths that the ranks do not divide."""
+        return undivided((*self.widths, self.embeddings * self.dim), ranks)

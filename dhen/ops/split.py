@@ -10,7 +10,7 @@ A module says here what is split; the ranks themselves are somebody else's (`Ran
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import Any, Literal, NamedTuple, Protocol
@@ -120,13 +120,13 @@ def sums_gradients(x: Tensor, group: RankGroup) -> Tensor:
 
     What reads it must make a gradient of its own, as products do: the sum takes its place.
     """
-    return _SumsGradients.apply(x, group)  # type: ignore[no-untyped-call, no-any-return]
+    return _exchanged(x, group, lambda x, _: x.view_as(x), _sum)
 
 
 def summed(x: Tensor, group: RankGroup) -> Tensor:
     """The sum over the ranks in place of x, which nothing else has read: the exit of what is split (the paper's
     g)."""
-    return _Summed.apply(x, group)  # type: ignore[no-untyped-call, no-any-return]
+    return _exchanged(x, group, _sum, lambda gradient, _: gradient)
 
 
 def summed_both_ways(x: Tensor, group: RankGroup) -> Tensor:
@@ -136,12 +136,41 @@ def summed_both_ways(x: Tensor, group: RankGroup) -> Tensor:
 
 def gathered(x_BV: Tensor, group: RankGroup) -> Tensor:
     """All ranks' numbers one after another in the last dimension."""
-    return _Gathered.apply(x_BV, group)  # type: ignore[no-untyped-call, no-any-return]
+    return _exchanged(x_BV, group, _stacked, _own)
 
 
 def own(x_BV: Tensor, group: RankGroup) -> Tensor:
     """This rank's part of the numbers in the last dimension, of which each rank has all; as a copy."""
-    return _Own.apply(x_BV, group)  # type: ignore[no-untyped-call, no-any-return]
+    return _exchanged(x_BV, group, _own, _stacked)
+
+
+Exchange = Callable[[Tensor, RankGroup], Tensor]
+
+
+def _exchanged(x: Tensor, group: RankGroup, forward: Exchange, backward: Exchange) -> Tensor:
+    return _Exchanged.apply(x, group, forward, backward)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _Exchanged(torch.autograd.Function):
+    """What ranks do with a tensor in forward, and with its gradient in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: RankGroup, forward: Exchange, backward: Exchange) -> Tensor:
+        ctx.group, ctx.exchange = group, backward
+        y = forward(x, group)
+        if y is x:
+            ctx.mark_dirty(x)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.exchange(gradient, ctx.group), None, None, None
+
+
+def _sum(x: Tensor, group: RankGroup) -> Tensor:
+    x = x.contiguous()
+    group.sum_(x)
+    return x
 
 
 def _stacked(x: Tensor, group: RankGroup) -> Tensor:
@@ -151,50 +180,3 @@ def _stacked(x: Tensor, group: RankGroup) -> Tensor:
 
 def _own(x: Tensor, group: RankGroup) -> Tensor:
     return x.chunk(group.size, dim=-1)[group.rank].contiguous()
-
-
-class _SumsGradients(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: RankGroup) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        gradient = gradient.contiguous()
-        ctx.group.sum_(gradient)
-        return gradient, None
-
-
-class _Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: RankGroup) -> Tensor:
-        group.sum_(x)
-        ctx.mark_dirty(x)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
-
-
-class _Gathered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: RankGroup) -> Tensor:
-        ctx.group = group
-        return _stacked(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _own(gradient, ctx.group), None
-
-
-class _Own(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: RankGroup) -> Tensor:
-        ctx.group = group
-        return _own(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _stacked(gradient, ctx.group), None

@@ -19,7 +19,7 @@ from dhen.values import fingerprint, parse
 from search.execution.admission import Admission
 from search.execution.trainer import new_record
 from search.study_state import StudyState
-from spaces.space import Candidate, Point, Space, first_label
+from spaces.space import Candidate, Point, Space
 from trials.records.job import Job, TrainingConfig
 from trials.records.study_record import RefusedProposal
 from trials.records.trial_record import Outcome, Proposal, TrialKind, TrialRecord
@@ -187,7 +187,7 @@ def _read_point(
         if name not in axes:
             raise unknown_name("axis of the space", name, axes)
     # axes that are left out: what has worked for the baseline, else what the space names first
-    point: Point = {name: first_label(axis) for name, axis in axes.items()}
+    point: Point = {name: axis.first for name, axis in axes.items()}
     point |= _proven_axes(space, proven) | given
     return ReadProposal(candidate=space.decode(point), point=point, proposal=proposal)
 
@@ -231,9 +231,8 @@ def _model(given: Any) -> dict[str, Any]:
 
 
 def _proven_axes(space: Space, proven: Mapping[str, Any]) -> Point:
-    return {
-        axis.name: proven[key] for key, axis in space.training_axes.items() if axis.holds(proven.get(key))
-    }
+    axes = space.training_axes.items()
+    return {axis.name: proven[key] for key, axis in axes if axis.size > 1 and axis.has(proven.get(key))}
 
 
 # The proposals of one study from outside: taken as they come, checked before a second is spent on them.

@@ -307,7 +307,7 @@ def _candidate(job: Job, space: Space) -> Candidate:
     assert isinstance(job.model, DhenConfig)
     training = {key: getattr(job.training, key) for key in space.training_axes}
     for key, axis in space.training_axes.items():
-        if axis.holds(FOUND_OUT) and not axis.holds(training[key]):
+        if axis.size > 1 and axis.has(FOUND_OUT) and not axis.has(training[key]):
             training[key] = FOUND_OUT
     return Candidate(model=job.model, training=training)
 

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dhen.cost import dense_parameters, headline_flops
 from dhen.ensembles import ENSEMBLES
-from dhen.ensembles.base import EnsembleShape
+from dhen.ensembles.ensembles import EnsembleShape
 from dhen.values import parse
 
 every_ensemble = pytest.mark.parametrize("kind", sorted(ENSEMBLES))

@@ -23,7 +23,7 @@ from trials.data.loader import Batch, train_batches
 from trials.data.prepare.prepare_log import prepare
 from trials.data.prepared_log import IdCounts, PreparedLog
 from trials.data.roles.infer import infer_schema
-from trials.planner.pipeline_memory import orders
+from trials.planner.pipeline import orders
 from trials.records.job import Job
 from trials.records.strategy import Ranks, Strategy, named
 from trials.training.checkpointer import Checkpoints, TrainingState

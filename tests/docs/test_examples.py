@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dhen.blocks import BLOCKS, OWN_FILES, BlockConfig
-from dhen.blocks.own_files import OwnFileError, classes_of_own_files
+from dhen.blocks import BLOCKS
+from dhen.blocks.own_files import OWN_FILES, OwnFileError, blocks_of_own_files
 
 FOLDER = Path(__file__).parents[2] / "examples"
 GATE = FOLDER / "own_block_gate.py"
@@ -63,11 +63,11 @@ def test_a_file_of_ones_own_that_is_no_block_is_said(
         path.write_text(text)
     monkeypatch.setenv(OWN_FILES, str(path))
     with pytest.raises(OwnFileError, match=said):
-        classes_of_own_files(OWN_FILES, BlockConfig, known=BLOCKS)
+        blocks_of_own_files(known=BLOCKS)
 
 
 def test_two_files_are_taken_in_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "wide_gate.py"
     other.write_text(GATE.read_text().replace('"gate"', '"wide_gate"'))
     monkeypatch.setenv(OWN_FILES, f"{GATE}{os.pathsep}{other}")
-    assert list(classes_of_own_files(OWN_FILES, BlockConfig, known=BLOCKS)) == ["gate", "wide_gate"]
+    assert list(blocks_of_own_files(known=BLOCKS)) == ["gate", "wide_gate"]

@@ -77,8 +77,8 @@ def test_points_of_before_mean_what_they_meant(name: str, seed: int) -> None:
         return
     wider = next(held for held in space.axes if held.name == axis.name)
     assert wider.size > axis.size or isinstance(wider, Range)
-    assert wider.holds(value)
-    assert not axis.holds(value)
+    assert wider.has(value)
+    assert not axis.has(value)
     for point, numbers in zip(points, to_optuna, strict=True):
         assert space.for_optuna(point) == numbers
         try:

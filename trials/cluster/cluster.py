@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
@@ -35,60 +36,52 @@ AMBIGUOUS_SHARE = 0.01
 TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
 
-def parse_quantity(value: object, units: Mapping[str, float], example: str) -> float:
+def parse_quantity(value: object, units: Mapping[str, float], example: str, *, least: float = 0.0) -> float:
     """Returns the number in its plain unit.
 
     Raises:
-        ValueError: for anything that is not a finite number of at least 0, alone or with one of the units.
+        ValueError: for anything that is not a finite number of at least 0, alone or with one of the units, and for
+            one below `least`.
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return _finite(float(value), example)
-    match = NUMBER.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError(f"expected a number of at least 0, alone or with its unit, such as {example}")
-    number, unit = float(match[1]), match[2]
-    if unit is None:
-        return _finite(number, example)
-    if unit not in units:
-        raise ValueError(f"unknown unit {unit!r}; write it as in {example}; known: {', '.join(units)}")
-    return _finite(
-        float(f"{number * units[unit]:.15g}"), example
-    )  # 3.4us is 3.4e-06, not 3.3999999999999996e-06
-
-
-def _finite(number: float, example: str) -> float:
+        number = float(value)
+    else:
+        match = NUMBER.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
+            raise ValueError(f"expected a number of at least 0, alone or with its unit, such as {example}")
+        number, unit = float(match[1]), match[2]
+        if unit is not None and unit not in units:
+            raise ValueError(f"unknown unit {unit!r}; write it as in {example}; known: {', '.join(units)}")
+        if unit is not None:
+            number = float(f"{number * units[unit]:.15g}")  # 3.4us is 3.4e-06, not 3.3999999999999996e-06
     if not math.isfinite(number) or number < 0:
         raise ValueError(f"expected a finite number of at least 0, such as {example}")
+    if number < least:
+        raise ValueError(f"must be greater than 0, such as {example}")
     return number
 
 
 def parse_bytes(value: object) -> int:
     """Returns whole bytes, at least one."""
-    return round(_at_least(1.0, parse_quantity(value, SIZES, "80GiB"), "80GiB"))
+    return round(parse_quantity(value, SIZES, "80GiB", least=1.0))
 
 
 def parse_signed_bytes(value: object) -> int:
     """Returns whole bytes; a minus in front takes them off."""
+    sign = 1
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value < 0:
-        return -round(parse_quantity(-value, SIZES, "512MiB or -512MiB"))
-    if isinstance(value, str) and value.strip().startswith("-"):
-        return -round(parse_quantity(value.strip()[1:], SIZES, "512MiB or -512MiB"))
-    return round(parse_quantity(value, SIZES, "512MiB or -512MiB"))
+        sign, value = -1, -value
+    elif isinstance(value, str) and value.strip().startswith("-"):
+        sign, value = -1, value.strip()[1:]
+    return sign * round(parse_quantity(value, SIZES, "512MiB or -512MiB"))
 
 
-def parse_rate(value: object) -> float:
-    """Returns bytes per second, at least one."""
-    return _at_least(1.0, parse_quantity(value, RATES, "300GB/s"), "300GB/s")
-
-
-def parse_flops(value: object) -> float:
-    """Returns FLOP/s, at least one."""
-    return _at_least(1.0, parse_quantity(value, FLOPS, "312TFLOP/s"), "312TFLOP/s")
-
-
-def parse_time(value: object) -> float:
-    """Returns seconds; 0 is allowed."""
-    return parse_quantity(value, TIMES, "5us")
+parse_rate = partial(parse_quantity, units=RATES, example="300GB/s", least=1.0)
+"""Returns bytes per second, at least one."""
+parse_flops = partial(parse_quantity, units=FLOPS, example="312TFLOP/s", least=1.0)
+"""Returns FLOP/s, at least one."""
+parse_time = partial(parse_quantity, units=TIMES, example="5us")
+"""Returns seconds; 0 is allowed."""
 
 
 def parse_share(value: object) -> float:
@@ -114,12 +107,6 @@ def byte_words(count: float) -> str:
             return f"{count:.4g} {unit}"
         count /= 1024
     return f"{count:,.2f} GiB"
-
-
-def _at_least(least: float, number: float, example: str) -> float:
-    if number < least:
-        raise ValueError(f"must be greater than 0, such as {example}")
-    return number
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]

@@ -72,15 +72,15 @@ def matmul_peak(size: int) -> MatmulPeak:
     return best
 
 
-def measured_matmul(size: int, repeats: int = 2) -> MatmulPeak:
+def measured_matmul(size: int) -> MatmulPeak:
     """One measurement: the best of a few square products of `size`, by precision, on this machine's device."""
     return MatmulPeak(
-        fp32=_flops_per_second(torch.float32, size, repeats),
-        bf16=_flops_per_second(torch.bfloat16, size, repeats),
+        fp32=_flops_per_second(torch.float32, size),
+        bf16=_flops_per_second(torch.bfloat16, size),
     )
 
 
-def _flops_per_second(dtype: torch.dtype, size: int, repeats: int) -> float:
+def _flops_per_second(dtype: torch.dtype, size: int) -> float:
     """Returns the speed of products of `size`, or of the largest that do not take long: a CPU without instructions
     for bf16 takes seconds for a bf16 product of 1,024."""
     where = device()
@@ -89,7 +89,7 @@ def _flops_per_second(dtype: torch.dtype, size: int, repeats: int) -> float:
     while True:
         # products of equal numbers take less power, so that a GPU's clock stays higher than in a training
         a = torch.randn(width, width, device=where, generator=drawn).to(dtype)
-        seconds = best_seconds(partial(torch.matmul, a, a), where, repeats)
+        seconds = best_seconds(partial(torch.matmul, a, a), where, repeats=2)
         if width == size or 8 * seconds > LONGEST_PRODUCT_SECONDS:
             return 2.0 * width**3 / seconds
         width = min(2 * width, size)
@@ -138,9 +138,10 @@ def fastest_threads(limit: int) -> int:
     return best
 
 
-def _step_seconds(batch: int = 512, width: int = 256, layers: int = 3) -> float:
+def _step_seconds() -> float:
     """Returns the seconds of the fastest of a few training steps of an MLP, in the precision preferred here."""
     dtype = torch.bfloat16 if preferred_precision() == "bf16" else torch.float32
+    batch, width, layers = 512, 256, 3
     x = torch.ones(batch, width, dtype=dtype)
     modules = [module for _ in range(layers) for module in (torch.nn.Linear(width, width), torch.nn.ReLU())]
     model = torch.nn.Sequential(*modules).to(dtype)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import groupby, takewhile
-from typing import get_args, overload
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
@@ -24,7 +24,6 @@ from trials.planner.pricing import Pricing
 from trials.planner.segments import Segment
 from trials.planner.sentences import pipeline_words, reason
 from trials.planner.step_time import Step, segment_seconds
-from trials.planner.zero_memory import Itemsizes
 from trials.records.job import Synchrony, TablesConfig
 from trials.records.strategy import RECOMPUTED, Prefer, ServerLevel, Strategy
 
@@ -42,55 +41,26 @@ IN_ORDER = ("1f1b", "gpipe")
 """Schedules whose stages go backward in one pass each, so that the first to go back is one of the last stage."""
 
 
-class ComputeBounds:
-    """Seconds of one micro-batch's compute in a model, whatever its size."""
-
-    def __init__(self, step: Step, segments: Sequence[Segment], tensor: int) -> None:
-        """Takes the step of a micro-batch on ranks that split nothing, and the model's segments; a tensor rank has
-        all of features, and of any other at least its part of what depends on sizes."""
-        on_cpu = step.cluster.device == "cpu"
-        starts = [from_sizes(0.0, segment, step.cluster) for segment in segments]
-
-        def at_least(whole: float, start: float) -> float:
-            return start + (whole - start) / tensor if on_cpu else max(start, whole / tensor)
-
-        passes = segment_seconds(step)
-        self.forward = [at_least(whole, start) for (whole, _), start in zip(passes, starts, strict=True)]
-        self.backward = [
-            at_least(whole, BACKWARD_PASSES * start) for (_, whole), start in zip(passes, starts, strict=True)
-        ]
-        self.forward[0], self.backward[0] = passes[0]
-        self.besides = 0.0 if on_cpu else step.besides
-
-
-def least_seconds(compute: ComputeBounds, strategy: Strategy, beside: float) -> float:
-    """Returns a number of seconds that no step takes less than.
+def compute_bounds(step: Step, segments: Sequence[Segment], tensor: int) -> tuple[list[float], list[float]]:
+    """Returns the least seconds of forward and backward of each segment in one micro-batch.
 
     Args:
-        compute: of one micro-batch.
-        strategy: how the model is held.
-        beside: seconds beside compute that any strategy takes.
+        step: of a micro-batch on ranks that split nothing.
+        segments: the model's.
+        tensor: over how many ranks modules are split; a rank has all of features, and of any other at least its
+            part of what depends on sizes.
     """
-    again = sum(compute.forward[1:-1][RECOMPUTED[strategy.checkpointing]])
-    forward, backward = sum(compute.forward) + compute.besides, sum(compute.backward) + again
-    once, stages = forward + backward, strategy.pipeline
-    least = strategy.micro_batches * once / stages
-    if stages > 1 and strategy.schedule in IN_ORDER:
-        # the first micro-batch comes back to a stage, which then has the others' backward before it
-        least = max(least, once + (strategy.micro_batches - 1) * backward / stages)
-    return (1 - ROUNDING) * (least + beside)
+    on_cpu, passes = step.cluster.device == "cpu", segment_seconds(step)
+    starts = [from_sizes(0.0, segment, step.cluster) for segment in segments]
 
+    def at_least(whole: float, start: float) -> float:
+        return start + (whole - start) / tensor if on_cpu else max(start, whole / tensor)
 
-def least_state_bytes(numbers: int, strategy: Strategy, itemsizes: Itemsizes, data_ranks: int) -> int:
-    """Returns the bytes of weights, gradients and optimizer state that the fullest rank has at least, where a
-    model of so many numbers is split and cut."""
-    computed, _, moment = itemsizes
-    own = numbers // strategy.model_ranks
-    masters = FP32_BYTES if computed != FP32_BYTES else 0
-    state = masters + len(MOMENTS) * moment
-    if strategy.dense == "zero1":
-        return 2 * computed * own + state * (own // data_ranks)
-    return (2 * computed + state) * own
+    forward = [at_least(whole, start) for (whole, _), start in zip(passes, starts, strict=True)]
+    backward = [
+        at_least(whole, BACKWARD_PASSES * start) for (_, whole), start in zip(passes, starts, strict=True)
+    ]
+    return [passes[0][0], *forward[1:]], [passes[0][1], *backward[1:]]
 
 
 # The strategies with servers on the ladder: how many servers, and on which level they have the tables.
@@ -111,11 +81,10 @@ def with_servers(
     """Returns the strategies that can train against servers, with as many as were asked for or are needed.
 
     Raises:
-        UserError: for a technique that cannot, or more servers than a growing table has rows.
+        UserError: for more servers than a growing table has rows, or two numbers of them.
     """
-    check_technique(options.technique, pricing)
     asked = options.technique
-    count = options.servers or (asked.servers if asked is not None and asked.servers else None)
+    count = options.servers or (asked.servers if asked is not None else 0)
     if options.servers and asked is not None and asked.servers not in (0, options.servers):
         raise UserError(
             f"servers={options.servers} and technique={asked.name} name different numbers of servers; "
@@ -125,7 +94,13 @@ def with_servers(
     if pricing.alone:
         of_ranks = [each for each in of_ranks if each.dense == "dp" and each.checkpointing == "none"]
     counts = {level: count or _needed(pricing, level) for level in LEVELS}
-    _check_growing(max(counts.values()), pricing)
+    servers = max(counts.values())
+    for table in pricing.served.tables:
+        if table.growing is not None and table.rows - 1 < servers:
+            raise UserError(
+                f"table {table.name!r} has room for {table.rows - 1} id(s), fewer than one for each of {servers} "
+                f"servers; give servers={table.rows - 1} at most, or the table more capacity."
+            )
     return tuple(
         each.replace(servers=counts[level], server_level=level) for each in of_ranks for level in LEVELS
     )
@@ -174,15 +149,6 @@ def _needed(pricing: Pricing, level: ServerLevel) -> int:
     seconds = {count: pricing.time(dp.replace(servers=count)).total for count in counts}
     longest = (1 + WORTH) * min(seconds.values())
     return next(count for count, each in seconds.items() if each <= longest)
-
-
-def _check_growing(servers: int, pricing: Pricing) -> None:
-    for table in pricing.served.tables:
-        if table.growing is not None and table.rows - 1 < servers:
-            raise UserError(
-                f"table {table.name!r} has room for {table.rows - 1} id(s), fewer than one for each of {servers} "
-                f"servers; give servers={table.rows - 1} at most, or the table more capacity."
-            )
 
 
 def too_few(pricing: Pricing, strategy: Strategy, rank_bytes: int) -> str:
@@ -256,8 +222,7 @@ def seconds_per_batch(pricing: Pricing, strategy: Strategy, mode: Synchrony) -> 
     if mode == pricing.training.tables.synchrony:
         other = pricing
     else:
-        training = pricing.training.replace(tables=TablesConfig(synchrony=mode))
-        other = Pricing(pricing.model, pricing.schema, training, pricing.cluster, options=pricing.options)
+        other = pricing.changed(tables=TablesConfig(synchrony=mode))
     strategy = strategy if mode != "async" else strategy.replace(checkpointing="none")
     return other.time(strategy).total / (other.cluster.ranks if other.alone else 1)
 
@@ -266,8 +231,7 @@ def way_out(pricing: Pricing) -> str:
     """Says, where tables fit on no rank, with how many servers they would; nothing if they would not."""
     if pricing.training.weight_average:  # which servers exclude
         return ""
-    training = pricing.training.replace(tables=TablesConfig(synchrony="semi"))
-    other = Pricing(pricing.model, pricing.schema, training, pricing.cluster, options=pricing.options)
+    other = pricing.changed(tables=TablesConfig(synchrony="semi"))
     count = fewest_servers(other, "memory", 0)
     if count is not None:
         return (
@@ -294,23 +258,31 @@ class PricedLadder(Sequence[PricedStrategy]):
         self._priced: dict[int, PricedStrategy] = {}
         self._memory: dict[int, MemoryEstimate] = {}
         self._time: dict[int, StepTime] = {}
-        self._compute: dict[tuple[int, int], ComputeBounds] = {}
+        self._compute: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
 
     def __len__(self) -> int:
         return len(self.strategies)
 
-    @overload
-    def __getitem__(self, place: int) -> PricedStrategy: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[PricedStrategy]: ...
-
-    def __getitem__(self, place: int | slice) -> PricedStrategy | list[PricedStrategy]:
-        if isinstance(place, slice):
-            return [self[one] for one in range(len(self))[place]]
+    def __getitem__(self, place: Any) -> Any:
         place = range(len(self))[place]
+        if isinstance(place, range):  # of a slice
+            return [self[one] for one in place]
         if place not in self._priced:
-            self._priced[place] = self._price(place)
+            strategy, pricing = self.strategies[place], self._pricing
+            memory, time, lacking = self.memory(place), self.time(place), self._lacks(place)
+            below = strategy.tables != "device"
+            self._priced[place] = PricedStrategy(
+                strategy=strategy,
+                memory=memory,
+                time=time,
+                fits=lacking == 0,
+                lacking_bytes=lacking,
+                reason=reason(strategy, memory, pricing)
+                + pipeline_words(strategy, time, pricing)
+                + servers_words(strategy, pricing),
+                batches_at_once=pricing.cluster.ranks if pricing.alone else 1,
+                table_hit_rate=pricing.below.hit_rate(strategy.table_cache) if below else None,
+            )
         return self._priced[place]
 
     @property
@@ -383,8 +355,16 @@ class PricedLadder(Sequence[PricedStrategy]):
         step = pricing.step(micro, below=below)
         key = micro, strategy.tensor
         if key not in self._compute:
-            self._compute[key] = ComputeBounds(step, pricing.segments(micro), strategy.tensor)
-        return least_seconds(self._compute[key], strategy, step.all_to_all + step.tables_reduce)
+            self._compute[key] = compute_bounds(step, pricing.segments(micro), strategy.tensor)
+        each_forward, each_backward = self._compute[key]
+        again = sum(each_forward[1:-1][RECOMPUTED[strategy.checkpointing]])
+        forward, backward = sum(each_forward) + step.besides, sum(each_backward) + again
+        once, stages = forward + backward, strategy.pipeline
+        least = strategy.micro_batches * once / stages
+        if stages > 1 and strategy.schedule in IN_ORDER:
+            # the first micro-batch comes back to a stage, which then has the others' backward before it
+            least = max(least, once + (strategy.micro_batches - 1) * backward / stages)
+        return (1 - ROUNDING) * (least + (step.all_to_all + step.tables_reduce))
 
     def _least_lacking(self, place: int) -> int:
         """Returns bytes of the device's memory that a strategy lacks at least; 0 for those whose memory is priced
@@ -394,22 +374,12 @@ class PricedLadder(Sequence[PricedStrategy]):
             return self._lacks(place)
         if strategy.tensor == 1:
             return 0
-        state = least_state_bytes(pricing.numbers, strategy, pricing.itemsizes, pricing.data_ranks(strategy))
+        # weights, gradients and optimizer state of the model's equal parts
+        computed, _, moment = pricing.itemsizes
+        own = pricing.numbers // strategy.model_ranks
+        state = (FP32_BYTES if computed != FP32_BYTES else 0) + len(MOMENTS) * moment
+        if strategy.dense == "zero1":
+            state = 2 * computed * own + state * (own // pricing.data_ranks(strategy))
+        else:
+            state = (2 * computed + state) * own
         return max(0, pricing.least_bytes(strategy, state) - pricing.cluster.hbm)
-
-    def _price(self, place: int) -> PricedStrategy:
-        strategy, pricing = self.strategies[place], self._pricing
-        memory, time, lacking = self.memory(place), self.time(place), self._lacks(place)
-        below = strategy.tables != "device"
-        return PricedStrategy(
-            strategy=strategy,
-            memory=memory,
-            time=time,
-            fits=lacking == 0,
-            lacking_bytes=lacking,
-            reason=reason(strategy, memory, pricing)
-            + pipeline_words(strategy, time, pricing)
-            + servers_words(strategy, pricing),
-            batches_at_once=pricing.cluster.ranks if pricing.alone else 1,
-            table_hit_rate=pricing.below.hit_rate(strategy.table_cache) if below else None,
-        )

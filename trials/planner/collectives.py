@@ -155,7 +155,6 @@ class Collectives(NamedTuple):
 
     all_gather: AlphaBeta
     reduce_scatter: AlphaBeta
-    broadcast: AlphaBeta
     all_to_all: AlphaBeta
     """The cost of an all-to-all; its size is what one rank sends, the part for itself included."""
     ring: AlphaBeta
@@ -187,7 +186,7 @@ def collectives(cluster: Cluster, hosts: int, ranks_per_host: int) -> Collective
     """
     n = hosts * ranks_per_host
     if n == 1:
-        return Collectives(*[NOTHING] * 6)
+        return Collectives(*[NOTHING] * 5)
     nvlink = _usable(cluster.nvlink if ranks_per_host > 1 else None, cluster, NVLINK_SHARE)
     network = _usable(cluster.network if hosts > 1 else None, cluster, NETWORK_SHARE)
     beta = 1 / min(nvlink.bandwidth, ranks_per_host * network.bandwidth)
@@ -196,7 +195,9 @@ def collectives(cluster: Cluster, hosts: int, ranks_per_host: int) -> Collective
     gather = AlphaBeta(COLLECTIVE_SECONDS + sum(in_ring), beta * (n - 1) / n)
     ring = AlphaBeta(COLLECTIVE_SECONDS + 2 * sum(in_ring), 2 * gather.beta)
     tree = AlphaBeta(COLLECTIVE_SECONDS + sum(in_tree), 2 * beta / TREE_SHARE)
-    if _has_ll128(cluster):
+    # NCCL would use LL128 where the link in a host is NVLink, and no measurement says better
+    measured, in_host = cluster.device == "cpu" or cluster.verified, cluster.nvlink
+    if not measured and in_host is not None and in_host.bandwidth > PCIE_BANDWIDTH:
         # NCCL: with one rank per host nothing hides a hop of a ring, which then takes as long as one of a tree
         alone = ranks_per_host == 1
         over_network, share = (
@@ -210,7 +211,6 @@ def collectives(cluster: Cluster, hosts: int, ranks_per_host: int) -> Collective
     return Collectives(
         all_gather=gather,
         reduce_scatter=gather,
-        broadcast=AlphaBeta(gather.alpha, beta),
         all_to_all=AlphaBeta(
             COLLECTIVE_SECONDS + max(nvlink.latency, network.latency),
             max((ranks_per_host - 1) / nvlink.bandwidth, (n - ranks_per_host) / network.bandwidth) / n,
@@ -225,13 +225,6 @@ def send(cluster: Cluster, *, across_hosts: bool) -> AlphaBeta:
     share = NETWORK_SHARE if across_hosts else NVLINK_SHARE
     link = _usable(cluster.network if across_hosts else cluster.nvlink, cluster, share)
     return AlphaBeta(COLLECTIVE_SECONDS + link.latency, 1 / link.bandwidth)
-
-
-def _has_ll128(cluster: Cluster) -> bool:
-    """Tells whether NCCL would use LL128: where the link in a host is NVLink, and no measurement says better."""
-    if cluster.device == "cpu" or cluster.verified or cluster.nvlink is None:
-        return False
-    return cluster.nvlink.bandwidth > PCIE_BANDWIDTH
 
 
 def _usable(link: Link | None, cluster: Cluster, share: float) -> Link:

@@ -159,22 +159,19 @@ class PlanOptions(Value):
         if not self.technique.servers:
             strategy = strategy.replace(servers=0, server_level="memory")
         if self.climbing:
-            return self._keeps_technique(strategy)
+            return self._keeps(self.technique, strategy)
         if self.technique.micro_batches > 1:
             return strategy == self.technique.replace(table_cache=0)
         waits = strategy.no_sync or not self.technique.no_sync
         return strategy.held_as == self.technique.held_as and waits
 
-    def _keeps_technique(self, strategy: Strategy) -> bool:
-        """Tells whether a strategy is `technique`, with more recomputation or micro-batches or without."""
-        asked = self.technique
-        assert asked is not None
-        recomputes = CHECKPOINTING_LEVELS.index(strategy.checkpointing) >= CHECKPOINTING_LEVELS.index(
-            asked.checkpointing
-        )
+    @staticmethod
+    def _keeps(asked: Strategy, strategy: Strategy) -> bool:
+        """Tells whether a strategy is the one asked for, with more recomputation or micro-batches or without."""
+        level = CHECKPOINTING_LEVELS.index
         alike = strategy.replace(checkpointing=asked.checkpointing, micro_batches=1, no_sync=False)
         return (
-            recomputes
+            level(strategy.checkpointing) >= level(asked.checkpointing)
             and alike == asked.replace(micro_batches=1, no_sync=False, table_cache=0)
             and strategy.micro_batches >= asked.micro_batches
             and (strategy.no_sync or not asked.no_sync)

@@ -14,7 +14,7 @@ from typing import NamedTuple, get_args
 
 from dhen.errors import UserError
 from trials.planner.estimates import PricedStrategy
-from trials.planner.pipeline_memory import wrong_micro_batches
+from trials.planner.pipeline import wrong_micro_batches
 from trials.records.job import TrainingConfig
 from trials.records.strategy import (
     CHUNKS_PER_RANK,
@@ -63,6 +63,10 @@ def ladder(
     busy (`staged_ladder`). Each degree of the one is there with each of the other.
     """
     ranks = hosts * gpus_per_host
+    ways: tuple[Dense, ...] = (*ALONE, "fsdp")
+    if ranks > 1:
+        hsdp: tuple[Dense, ...] = ("hsdp",) if min(hosts, gpus_per_host) > 1 else ()
+        ways = ("dp", "zero1", "zero2", "zero_offload", "shard_grad_op", *hsdp, "fsdp")
     strategies = [
         Strategy(
             dense=dense,
@@ -72,12 +76,13 @@ def ladder(
             micro_batches=micro_batches,
             no_sync=no_sync,
         )
-        for dense in ways_to_hold(hosts, gpus_per_host)
+        for dense in ways
         for checkpointing in ("none", "selective", "full")
         for offload in ((False, True) if dense in FULLY_SHARDED else (False,))
         for tables in (LEVELS if ranks == 1 else LEVELS[:1])
         for micro_batches in MICRO_BATCHES
-        for no_sync in ((False, True) if _may_wait(dense, offload, micro_batches, ranks) else (False,))
+        for no_sync in (False, True)
+        if not no_sync or (dense in FULLY_SHARDED and not offload and micro_batches > 1 < ranks)
         if micro_batches <= examples_per_rank and (ranks > 1 or dense in ALONE or offload)
     ]
     strategies += staged_ladder(ranks, examples_per_rank, layers, schedule)
@@ -85,12 +90,9 @@ def ladder(
         if gpus_per_host % degree == 0:
             strategies += split_ladder(degree, ranks, examples_per_rank, *BESIDE_SPLIT)
             strategies += staged_ladder(ranks, examples_per_rank, layers, schedule, degree, BESIDE_SPLIT[0])
-    return tuple(sorted(strategies, key=_order))
-
-
-def _order(strategy: Strategy) -> tuple[int, bool, int, bool]:
-    both = strategy.ways_to_cut > 1
-    return len(strategy.techniques), both, strategy.tensor, strategy.pipeline > 1
+    return tuple(
+        sorted(strategies, key=lambda s: (len(s.techniques), s.ways_to_cut > 1, s.tensor, s.pipeline > 1))
+    )
 
 
 def staged_ladder(
@@ -160,33 +162,17 @@ def check_degree(degree: int, hosts: int, gpus_per_host: int) -> None:
     )
 
 
-def _may_wait(dense: Dense, offload: bool, micro_batches: int, ranks: int) -> bool:
-    """Tells whether there is a reduction that could wait for the last micro-batch."""
-    return dense in FULLY_SHARDED and not offload and micro_batches > 1 and ranks > 1
-
-
-def ways_to_hold(hosts: int, gpus_per_host: int) -> tuple[Dense, ...]:
-    """Returns the values of `dense` that make sense on so many ranks."""
-    if hosts * gpus_per_host == 1:
-        return (*ALONE, "fsdp")
-    if hosts == 1 or gpus_per_host == 1:
-        return ("dp", "zero1", "zero2", "zero_offload", "shard_grad_op", "fsdp")
-    return ("dp", "zero1", "zero2", "zero_offload", "shard_grad_op", "hsdp", "fsdp")
-
-
 def choose(priced: Iterable[PricedStrategy], prefer: Prefer) -> PricedStrategy | None:
     """Returns the strategy that fits with the fewest techniques, those whose ranks hold whole layers first, those
     that have parts of stages last, then with the shortest step; None if none fits."""
 
-    def order(priced_strategy: PricedStrategy) -> tuple[int, int, float]:
-        strategy, seconds = priced_strategy.strategy, priced_strategy.time.total
+    def order(each: PricedStrategy) -> tuple[int, int, float]:
+        strategy, seconds = each.strategy, each.time.total
         if prefer == "fastest":
             return 0, 0, seconds
         return len(strategy.techniques), strategy.ways_to_cut, seconds
 
-    return min(
-        (priced_strategy for priced_strategy in priced if priced_strategy.fits), key=order, default=None
-    )
+    return min((each for each in priced if each.fits), key=order, default=None)
 
 
 # Which training settings and techniques exclude each other, in one wording for plans and for what trains.

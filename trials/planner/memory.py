@@ -6,8 +6,8 @@ running segment's own, what is gathered, and buffers; the peak is the largest su
 was read from PyTorch 2.13 and agrees with `reference`, which traces them (docs/benchmarks/planner-memory.md).
 
 c is the bytes of a number in compute precision. Plain DP holds fp32 master weights, a copy in c where that is
-not fp32, and gradients in c: in DDP's buckets with several ranks. `trials.planner.zero` has ZeRO's stages 1 and 2,
-and ZeRO-Offload.
+not fp32, and gradients in c: in DDP's buckets with several ranks. `trials.planner.zero_memory` has ZeRO's stages 1
+and 2, and ZeRO-Offload.
 `fully_shard` holds fp32 shards, gathers a unit's parameters in c and reduces its gradients in r, the precision
 in which gradients are sent. Between CPUs gloo reduces and scatters in a copy of what is sent, which is there until
 the result has arrived; NCCL makes none. Evaluation has no moments of its own: it saves nothing for
@@ -18,25 +18,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from dhen.tape import FP32_BYTES, Shape
 from trials.optim.adamw import CHUNKS, MOMENTS, WORKSPACE_BYTES
-from trials.optim.one_bit_adam import Layout, LowRankSizes
-from trials.planner.collectives import BUCKET_BYTES
+from trials.optim.one_bit_adam import Layout
 from trials.planner.segments import Segment
 from trials.planner.zero_memory import (
     TABLES_UPDATE,
-    Activations,
-    Batch,
+    DenseRank,
     Itemsizes,
     LiveMemory,
     host_bytes,
-    offload_left,
     total,
     zero_left,
     zero_moments,
-    zero_offload_moments,
     zero_state,
     zero_wrapping_bytes,
 )
@@ -105,102 +101,50 @@ def recomputed(segments: Sequence[Segment], strategy: Strategy) -> list[bool]:
     return [index in again for index in range(len(segments))]
 
 
-def dense_peak(
-    segments: Sequence[Segment],
-    activations: Activations,
-    strategy: Strategy,
-    batch: Batch,
-    *,
-    itemsizes: Itemsizes,
-    hosts: int,
-    gpus_per_host: int,
-    device: Literal["cpu", "cuda"] = "cpu",
-    bucket_bytes: int = BUCKET_BYTES,
-    delayed: bool = False,
-    one_bit: bool = False,
-    low_rank: LowRankSizes | None = None,
-) -> DensePeak:
+def dense_peak(rank: DenseRank) -> DensePeak:
     """Returns the dense part of the fullest rank, at the peak of a step after the first.
 
     Of one-bit Adam the stage counts that holds more.
-
-    Args:
-        segments: the model's segments at the micro-batch's size.
-        activations: what these segments hold, with the strategy's checkpointing.
-        strategy: how the dense part is held.
-        batch: what the rank reads.
-        itemsizes: bytes per number: c, r and those of a moment.
-        hosts: number of hosts of the cluster.
-        gpus_per_host: number of ranks per host.
-        device: kind of the device; it decides how many numbers the update takes at once, and whether gloo or NCCL
-            sends.
-        bucket_bytes: bytes of gradients that DDP reduces at a time.
-        delayed: whether updates go on while the next step runs (zero_offload).
-        one_bit: whether the optimizer is one-bit Adam (dp and zero1).
-        low_rank: what PowerSGD sends (dp alone); None without it.
     """
-    ranks = hosts * gpus_per_host
-    if one_bit and strategy.dense == "zero1":
-        bucket_bytes = ALL_IN_ONE
-    host = 0
-    copies = device == "cpu" and ranks > 1
-    buffers = sum(segment.buffer_bytes for segment in segments)
-    wrapping = 0
+    strategy, itemsizes, device, values = rank.strategy, rank.itemsizes, rank.device, rank.values
+    computed, _, moment_bytes = itemsizes
+    if rank.one_bit and strategy.dense == "zero1":
+        rank = rank._replace(bucket_bytes=ALL_IN_ONE)
+    host = wrapping = buckets = 0
+    buffers = sum(segment.buffer_bytes for segment in rank.segments)
     if strategy.fully_sharded:
-        state = _fully_sharded_state(
-            segments, itemsizes, gpus_per_host if strategy.dense == "hsdp" else ranks
-        )
-        workspace = update_workspace(itemsizes, max(state.numbers, default=0), device)
-        walk = _walk(segments, activations, strategy, batch, itemsizes, state, copies=copies)
-        moments = _fully_sharded(walk, strategy, 0 if strategy.offload else workspace)
-        left = LiveMemory(TABLES_UPDATE, 0, 0, walk.on_device * state.shard_bytes)
-        parameters, buckets = state.shard_bytes, 0
-        optimizer = len(MOMENTS) * itemsizes.moment * state.shard_bytes // FP32_BYTES
+        state = _sharded(rank)
+        workspace = update_workspace(itemsizes, state.longest, device)
+        moments = _fully_sharded(rank, state, 0 if strategy.offload else workspace)
+        left = LiveMemory(TABLES_UPDATE, 0, 0, state.on_device * state.shard_bytes)
+        parameters = state.shard_bytes
+        optimizer = len(MOMENTS) * moment_bytes * state.shard_bytes // FP32_BYTES
     elif strategy.dense == "dp":
-        values = sum(segment.parameters for segment in segments)
-        computed = itemsizes.computed
         parameters = (FP32_BYTES + (computed if computed != FP32_BYTES else 0)) * values
-        optimizer = len(MOMENTS) * itemsizes.moment * values
-        buckets = computed * values if ranks > 1 else 0
+        optimizer = len(MOMENTS) * moment_bytes * values
+        buckets = computed * values if rank.ranks > 1 else 0
         workspace = update_workspace(itemsizes, values, device)
-        beside = 0
-        if (
-            low_rank is not None and buckets
-        ):  # residues, P and Q stay; a bucket's copy and new residue lie beside
-            sent = computed * (low_rank.p + low_rank.q)
-            beside = POWER_SGD_COPIES * min(buckets, bucket_bytes + computed * low_rank.largest)
+        bucket_bytes, compressing = rank.bucket_bytes if buckets else 0, 0
+        if rank.low_rank is not None and buckets:
+            # residues, P and Q stay; a bucket's copy and new residue lie beside
+            sent = computed * (rank.low_rank.p + rank.low_rank.q)
+            largest = bucket_bytes + computed * rank.low_rank.largest
+            compressing = POWER_SGD_COPIES * min(buckets, largest)
             buckets += computed * values + sent
-        moments = _replicated(
-            segments,
-            activations,
-            strategy,
-            batch,
-            itemsizes,
-            bucket_bytes if buckets else 0,
-            workspace,
-            beside,
-        )
+        moments = _replicated(rank, bucket_bytes, workspace, compressing)
         left = LiveMemory(TABLES_UPDATE, 0, 0, 0 if buckets else computed * values)
-    elif strategy.dense == "zero_offload":
-        zero = zero_state(segments, strategy, itemsizes, ranks, bucket_bytes)
-        parameters, optimizer, buckets = zero.weights, 0, 0
-        workspace = update_workspace(itemsizes, max(zero.parts, default=0), "cpu")
-        host = host_bytes(zero, itemsizes, workspace, delayed=delayed)
-        moments = zero_offload_moments(
-            segments, activations, strategy, batch, itemsizes, zero, device, copies=copies
-        )
-        left = offload_left(itemsizes, zero, device)
     else:
-        zero = zero_state(segments, strategy, itemsizes, ranks, bucket_bytes)
+        offload = strategy.dense == "zero_offload"
+        zero = zero_state(rank.segments, strategy, itemsizes, rank.ranks, rank.bucket_bytes)
+        workspace = update_workspace(itemsizes, max(zero.parts, default=0), "cpu" if offload else device)
+        moments, left = zero_moments(rank, zero, workspace), zero_left(rank, zero)
         parameters = zero.weights + zero.masters
-        optimizer = len(MOMENTS) * itemsizes.moment * zero.owned
+        optimizer = 0 if offload else len(MOMENTS) * moment_bytes * zero.owned
         buckets = zero.weights if strategy.dense == "zero1" else 0
-        workspace = update_workspace(itemsizes, max(zero.parts, default=0), device)
-        moments = zero_moments(
-            segments, activations, strategy, batch, itemsizes, zero, workspace, copies=copies
-        )
-        left = zero_left(strategy, itemsizes, zero)
-        wrapping = buffers + zero_wrapping_bytes(segments, itemsizes, zero)
+        if offload:
+            host = host_bytes(rank, zero, workspace)
+        else:
+            wrapping = buffers + zero_wrapping_bytes(rank.segments, itemsizes, zero)
     all_moments = list(moments)
     peak = max(all_moments, key=total)
     if strategy.offload:
@@ -209,63 +153,44 @@ def dense_peak(
         parameters=buffers + (0 if strategy.offload else parameters),
         optimizer_state=0 if strategy.offload else optimizer,
         buckets=buckets,
-        batch=batch.embeddings + batch.other,
+        batch=rank.batch.embeddings + rank.batch.other,
         moment=peak,
         left=left,
         wrapping=wrapping,
-        by_segment=activations.by_segment(segments, peak),
+        by_segment=rank.activations.by_segment(rank.segments, peak),
         host=host,
         moments=all_moments,
     )
-    if not one_bit:
+    if not rank.one_bit:
         return dense
-    second = _second_stage(
-        dense, segments, activations, strategy, batch, itemsizes, ranks, device, bucket_bytes
-    )
-    return max(dense, second, key=lambda each: each.total)
+    return max(dense, _second_stage(dense, rank), key=lambda each: each.total)
 
 
-def _second_stage(
-    first: DensePeak,
-    segments: Sequence[Segment],
-    activations: Activations,
-    strategy: Strategy,
-    batch: Batch,
-    itemsizes: Itemsizes,
-    ranks: int,
-    device: str,
-    bucket_bytes: int,
-) -> DensePeak:
+def _second_stage(first: DensePeak, rank: DenseRank) -> DensePeak:
     """Returns the dense part at the peak of one-bit Adam's second stage (`trials.optim.one_bit_adam`), or as it
     begins.
 
     What a rank carries and the variance's roots take the place of the moments, whole, with the residue of the
     chunk that it serves. Nothing but the compressed all-reduce is sent: gradients stay where backward makes them.
     """
-    computed = itemsizes.computed
-    values, masters = sum(segment.parameters for segment in segments), computed != FP32_BYTES
-    layout, zero1 = Layout(values, ranks), strategy.dense == "zero1"
-    flat, workspace = FP32_BYTES * values, layout.workspace_bytes(device)
-    as_computed = itemsizes._replace(reduced=computed)
-    moments = _replicated(
-        segments, activations, strategy, batch, as_computed, bucket_bytes if ranks > 1 else 0, workspace
-    )
+    computed, values, ranks = rank.itemsizes.computed, rank.values, rank.ranks
+    masters, zero1 = computed != FP32_BYTES, rank.strategy.dense == "zero1"
+    layout, flat, part = Layout(values, ranks), FP32_BYTES * values, FP32_BYTES * -(-values // ranks)
+    workspace = layout.workspace_bytes(rank.device)
+    uncast = rank._replace(itemsizes=rank.itemsizes._replace(reduced=computed))
+    moments = _replicated(uncast, rank.bucket_bytes if ranks > 1 else 0, workspace)
     if zero1:  # gradients stay in the bucket and are cast to fp32 beside it
         passes = (moment for moment in moments if moment.at != UPDATE)
-        part = FP32_BYTES * -(-values // ranks)
         gathered = (len(MOMENTS) + masters) * part  # own parts, beside what was gathered of them
         update = LiveMemory(UPDATE, 0, 0, gradients=flat if masters else 0, buffers=workspace)
         moments = iter((*passes, update, LiveMemory("freezing of the variance", 0, 0, buffers=gathered)))
     peak = max(moments, key=total)
-    parameters = first.parameters
-    if zero1 and masters:
-        parameters += FP32_BYTES * (ranks - 1) * -(-values // ranks)
     return first._replace(
-        parameters=parameters,
+        parameters=first.parameters + ((ranks - 1) * part if zero1 and masters else 0),
         optimizer_state=len(MOMENTS) * flat + FP32_BYTES * min(layout.chunk, values),
         moment=peak,
         left=LiveMemory(TABLES_UPDATE, 0, 0, 0 if ranks > 1 else computed * values),
-        by_segment=activations.by_segment(segments, peak),
+        by_segment=rank.activations.by_segment(rank.segments, peak),
     )
 
 
@@ -275,62 +200,40 @@ def update_workspace(itemsizes: Itemsizes, numbers: int, device: str) -> int:
     return 0 if itemsizes.moment == FP32_BYTES else WORKSPACE_BYTES * min(CHUNKS[device], numbers)
 
 
-def _cast_bytes(itemsizes: Itemsizes, gradient_bytes: int, bucket_bytes: int) -> int:
-    """Returns the memory beside DDP's buckets where gradients are sent in another precision
-    (`trials.training.distributed.parallelize`).
-
-    It is that of one bucket where buckets are cast in place. It is that of all buckets where the numbers sent are
-    larger than a bucket has room for, because possibly none has been reduced when backward ends.
-    """
-    computed, reduced, _ = itemsizes
-    if reduced == computed or not bucket_bytes:
-        return 0
-    return reduced * (gradient_bytes if reduced > computed else min(gradient_bytes, bucket_bytes)) // computed
-
-
 def _replicated(
-    segments: Sequence[Segment],
-    activations: Activations,
-    strategy: Strategy,
-    batch: Batch,
-    itemsizes: Itemsizes,
-    bucket_bytes: int,
-    workspace: int,
-    compressing: int = 0,
+    rank: DenseRank, bucket_bytes: int, workspace: int, compressing: int = 0
 ) -> Iterator[LiveMemory]:
     """Yields the moments of dp. One rank has no buckets (of 0 bytes): gradients appear as backward goes on.
 
     `compressing` is what the compression of a bucket's gradients takes beside it.
     """
-    itemsize = itemsizes.computed
-    several, in_buckets = strategy.micro_batches > 1, bucket_bytes > 0
-    beside = batch.embeddings if several else 0
-    gradient_bytes = itemsize * sum(segment.parameters for segment in segments)
-    cast = _cast_bytes(itemsizes, gradient_bytes, bucket_bytes) + compressing
-    gradients_so_far = gradient_bytes if several and not in_buckets else 0
+    itemsize, activations, several = rank.itemsizes.computed, rank.activations, rank.several
+    gradient_bytes = itemsize * rank.values
+    _, sent, _ = rank.itemsizes
+    cast = compressing
+    if sent != itemsize and bucket_bytes:
+        # gradients are sent in another precision (`trials.training.distributed.parallelize`): beside one bucket if
+        # buckets are cast in place; beside all if numbers sent are larger than a bucket has room for, because
+        # possibly none has been reduced when backward ends
+        cast += sent * (gradient_bytes if sent > itemsize else min(gradient_bytes, bucket_bytes)) // itemsize
+    gradients_so_far = gradient_bytes if several and not bucket_bytes else 0
     ready = 0
-    for index, segment in enumerate(segments):
+    yield from rank.forward(gradients_so_far)
+    for index in reversed(range(len(rank.segments))):
+        segment = rank.segments[index]
+        own = 0 if bucket_bytes or several else activations.backward_gradients[index]
+        ready += itemsize * segment.parameters
         yield LiveMemory(
-            f"forward of {segment.name}",
+            f"backward of {segment.name}",
             index,
-            activations.forward[index] + beside,
-            gradients=gradients_so_far,
-        )
-    for index in reversed(range(len(segments))):
-        own = 0 if in_buckets or several else activations.backward_gradients[index]
-        ready += itemsize * segments[index].parameters
-        yield LiveMemory(
-            f"backward of {segments[index].name}",
-            index,
-            activations.backward[index] + beside,
+            activations.backward[index] + rank.beside,
             gradients=gradients_so_far + own,
             buffers=cast if bucket_bytes and ready >= bucket_bytes else 0,
         )
-        if not in_buckets and not several:
-            gradients_so_far += itemsize * segments[index].parameters
-    embeddings = batch.embeddings if several else batch.micro_embeddings
-    yield LiveMemory("all-reduce", 0, embeddings, gradients=gradients_so_far, buffers=cast)
-    flat, own = FP32_BYTES * gradient_bytes // itemsize, 0 if in_buckets else gradient_bytes
+        if not bucket_bytes and not several:
+            gradients_so_far += itemsize * segment.parameters
+    yield LiveMemory("all-reduce", 0, rank.last_embeddings, gradients=gradients_so_far, buffers=cast)
+    flat, own = FP32_BYTES * gradient_bytes // itemsize, 0 if bucket_bytes else gradient_bytes
     yield LiveMemory(UPDATE, 0, 0, gradients=flat + own)
     yield LiveMemory(UPDATE, 0, 0, gradients=flat, buffers=workspace)
 
@@ -340,6 +243,8 @@ class _Sharded(NamedTuple):
 
     gathered: list[int]
     """Parameters as they are gathered."""
+    arriving: list[int]
+    """The all-gather's output, apart from the parameters."""
     whole: list[int]
     """Gradients as autograd makes them, before they are reduced."""
     shards: list[int]
@@ -350,170 +255,123 @@ class _Sharded(NamedTuple):
     """Padded gradients as they are sent."""
     reduced_low: list[int]
     """A shard of the gradients as they are sent; 0 in fp32, where the shard becomes the gradient itself."""
-    numbers: list[int]
-    """Count of numbers in the longest shard of each single parameter."""
-    shard_bytes: int
-    """Bytes of all shards together, in fp32."""
+    accumulated: list[int]
+    """Gradients of the micro-batches before; 0 with one micro-batch.
+
+    Whole ones are in the precision in which they are sent. What hsdp has yet to all-reduce are shards in that
+    precision, and on the device also where gradients are offloaded.
+    """
+    longest: int
+    """Count of numbers in the longest shard of a single parameter."""
     ranks: int
     """Number of ranks that share a unit."""
-
-
-def _fully_sharded_state(segments: Sequence[Segment], itemsizes: Itemsizes, ranks: int) -> _Sharded:
-    units = [unit(segment.shapes, ranks) for segment in segments]
-    shards = [FP32_BYTES * unit_size.shard for unit_size in units]
-    itemsize, reduced, _ = itemsizes
-    low = 0 if reduced == FP32_BYTES else reduced
-    return _Sharded(
-        gathered=[itemsize * unit_size.padded for unit_size in units],
-        whole=[itemsize * unit_size.whole for unit_size in units],
-        shards=shards,
-        low=[itemsize * unit_size.shard for unit_size in units],
-        reduced=[reduced * unit_size.padded for unit_size in units],
-        reduced_low=[low * unit_size.shard for unit_size in units],
-        numbers=[-(-rows // ranks) * width for segment in segments for rows, width in segment.shapes],
-        shard_bytes=sum(shards),
-        ranks=ranks,
-    )
-
-
-class _Walk(NamedTuple):
-    """What the passes of shard_grad_op, fsdp and hsdp through the segments need to know; sizes are in bytes."""
-
-    segments: Sequence[Segment]
-    activations: Activations
-    state: _Sharded
-    dense: str
-    itemsizes: Itemsizes
-    several: bool
-    """Whether a step has several micro-batches."""
+    on_device: bool
+    """Whether shards and their gradients live on the device, not in the host's memory."""
     no_sync: bool
-    """Whether gradients stay whole until the last micro-batch."""
-    on_device: int
-    """0 where shards and their gradients live in the host's memory, else 1."""
-    batch: Batch
-    copies: bool
-    """Whether gloo's copies of what is reduced and scattered count."""
+    """Whether gradients stay whole until the last of several micro-batches."""
 
     @property
-    def last(self) -> int:
-        """Index of the head."""
-        return len(self.segments) - 1
+    def shard_bytes(self) -> int:
+        """Bytes of all shards together, in fp32."""
+        return sum(self.shards)
 
     @property
     def root(self) -> int:
         """Gathered parameters of features and head."""
-        return self.state.gathered[0] + self.state.gathered[self.last]
-
-    @property
-    def arriving(self) -> list[int]:
-        """The all-gather's output for each segment, apart from the parameters."""
-        return [0 if self.state.ranks == 1 else size for size in self.state.gathered]
-
-    @property
-    def beside(self) -> int:
-        """Embeddings of all micro-batches, alive beside the running one; 0 with one micro-batch."""
-        return self.batch.embeddings if self.several else 0
-
-    @property
-    def accumulated(self) -> list[int]:
-        """Gradients of the micro-batches before, by segment; 0 with one micro-batch.
-
-        Whole ones are in the precision in which they are sent. What hsdp has yet to all-reduce are shards in that
-        precision, and on the device also where gradients are offloaded.
-        """
-        if not self.several:
-            return [0] * len(self.segments)
-        if self.no_sync:
-            computed, reduced, _ = self.itemsizes
-            return [size * reduced // computed for size in self.state.whole]
-        if self.dense == "hsdp":
-            return [size // self.state.ranks for size in self.state.reduced]
-        return [self.on_device * size for size in self.state.shards]
+        return self.gathered[0] + self.gathered[-1]
 
 
-def _walk(
-    segments: Sequence[Segment],
-    activations: Activations,
-    strategy: Strategy,
-    batch: Batch,
-    itemsizes: Itemsizes,
-    state: _Sharded,
-    *,
-    copies: bool,
-) -> _Walk:
-    """Returns what a strategy says about the passes through the segments."""
-    return _Walk(
-        segments,
-        activations,
-        state,
-        strategy.dense,
-        itemsizes,
-        several=strategy.micro_batches > 1,
-        no_sync=strategy.no_sync and strategy.micro_batches > 1,
-        on_device=0 if strategy.offload else 1,
-        batch=batch,
-        copies=copies,
+def _sharded(rank: DenseRank) -> _Sharded:
+    strategy, hsdp = rank.strategy, rank.strategy.dense == "hsdp"
+    ranks = rank.gpus_per_host if hsdp else rank.ranks
+    no_sync, on_device = strategy.no_sync and rank.several, not strategy.offload
+    units = [unit(segment.shapes, ranks) for segment in rank.segments]
+    itemsize, sent, _ = rank.itemsizes
+    gathered = [itemsize * each.padded for each in units]
+    reduced = [sent * each.padded for each in units]
+    shards = [FP32_BYTES * each.shard for each in units]
+    accumulated = [0] * len(units)
+    if no_sync:
+        accumulated = [sent * each.whole for each in units]
+    elif rank.several:
+        accumulated = [size // ranks for size in reduced] if hsdp else [on_device * size for size in shards]
+    return _Sharded(
+        gathered=gathered,
+        arriving=[0] * len(units) if ranks == 1 else gathered,
+        whole=[itemsize * each.whole for each in units],
+        shards=shards,
+        low=[itemsize * each.shard for each in units],
+        reduced=reduced,
+        reduced_low=[0 if sent == FP32_BYTES else sent * each.shard for each in units],
+        accumulated=accumulated,
+        longest=max(
+            (-(-rows // ranks) * width for segment in rank.segments for rows, width in segment.shapes),
+            default=0,
+        ),
+        ranks=ranks,
+        on_device=on_device,
+        no_sync=no_sync,
     )
 
 
-def _fully_sharded(walk: _Walk, strategy: Strategy, workspace: int) -> Iterator[LiveMemory]:
+def _fully_sharded(rank: DenseRank, state: _Sharded, workspace: int) -> Iterator[LiveMemory]:
     """Yields the moments of shard_grad_op, fsdp and hsdp, unit by unit: the layers, and the root (features and
     head)."""
-    yield from _sharded_forward(walk)
-    yield from _sharded_backward(walk)
-    if walk.dense == "hsdp" and not walk.on_device and strategy.micro_batches > 2 and not walk.no_sync:
-        yield from _sharded_backward(walk, last=False)
-    yield LiveMemory(UPDATE, 0, 0, walk.on_device * walk.state.shard_bytes, buffers=workspace)
+    yield from _sharded_forward(rank, state)
+    yield from _sharded_backward(rank, state)
+    hsdp = rank.strategy.dense == "hsdp"
+    if hsdp and not state.on_device and rank.strategy.micro_batches > 2 and not state.no_sync:
+        yield from _sharded_backward(rank, state, last=False)
+    yield LiveMemory(UPDATE, 0, 0, state.on_device * state.shard_bytes, buffers=workspace)
 
 
-def _sharded_forward(walk: _Walk) -> Iterator[LiveMemory]:
-    gathered, arriving, root = walk.state.gathered, walk.arriving, walk.root
-    flattened = walk.itemsizes.computed != FP32_BYTES and walk.state.ranks > 1
-    accumulated = sum(walk.accumulated)
+def _sharded_forward(rank: DenseRank, state: _Sharded) -> Iterator[LiveMemory]:
+    gathered, arriving, root = state.gathered, state.arriving, state.root
+    keeps, head = rank.strategy.dense == "shard_grad_op", len(rank.segments) - 1
+    flattened = rank.itemsizes.computed != FP32_BYTES and state.ranks > 1
+    accumulated = sum(state.accumulated)
 
     def moment(index: int, unsharded: int, buffers: int, stage: str = "forward of") -> LiveMemory:
-        own_bytes = walk.activations.forward if stage == "forward of" else walk.activations.after_backward
-        at, running = f"{stage} {walk.segments[index].name}", own_bytes[index] + walk.beside
+        held = rank.activations.forward if stage == "forward of" else rank.activations.after_backward
+        at, running = f"{stage} {rank.segments[index].name}", held[index] + rank.beside
         return LiveMemory(at, index, running, accumulated, unsharded, buffers)
 
     gathered_so_far = 0  # gathered parameters of the layers so far (shard_grad_op)
-    previous = 0 if walk.state.ranks == 1 else root
+    previous = 0 if state.ranks == 1 else root
     yield moment(0, root, previous)
-    for index in range(1, walk.last):
-        flat = walk.state.low[index] if flattened else 0
+    for index in range(1, head):
+        flat = state.low[index] if flattened else 0
         yield moment(index, root + gathered_so_far, previous + arriving[index] + flat, "all-gather of")
-        if (
-            walk.dense == "shard_grad_op"
-        ):  # what arrived before is still there while parameters are copied to their places
-            copied = root + gathered_so_far + gathered[index]
+        copied = root + gathered_so_far + gathered[index]
+        if keeps:  # what arrived before is still there while parameters are copied to their places
             yield moment(index, copied, previous + arriving[index], "all-gather of")
-        yield moment(index, root + gathered_so_far + gathered[index], arriving[index])
+        yield moment(index, copied, arriving[index])
         previous = arriving[index]
-        gathered_so_far += gathered[index] if walk.dense == "shard_grad_op" else 0
-    yield moment(walk.last, root + gathered_so_far, previous)
+        gathered_so_far += gathered[index] if keeps else 0
+    yield moment(head, root + gathered_so_far, previous)
 
 
-def _sharded_backward(walk: _Walk, *, last: bool = True) -> Iterator[LiveMemory]:
+def _sharded_backward(rank: DenseRank, state: _Sharded, *, last: bool = True) -> Iterator[LiveMemory]:
     """Yields the moments of the last micro-batch's backward, which ends with gradients of all micro-batches.
 
     With `last=False` those of one between the first and the last: what hsdp adds up stays on the device. In the
     last one it goes to the host, layer by layer, where gradients are offloaded.
     """
-    state, shard_grad_op, accumulated = walk.state, walk.dense == "shard_grad_op", walk.accumulated
-    root, arriving = walk.root, walk.arriving
-    unsharded = root + (sum(state.gathered[1 : walk.last]) if shard_grad_op else 0)
-    gradients_so_far = sum(accumulated)
+    shard_grad_op, hsdp = rank.strategy.dense == "shard_grad_op", rank.strategy.dense == "hsdp"
+    root, arriving, no_sync, head = state.root, state.arriving, state.no_sync, len(rank.segments) - 1
+    unsharded = root + (sum(state.gathered[1:head]) if shard_grad_op else 0)
+    gradients_so_far = sum(state.accumulated)
     # whole gradients of one precision are added up in place, weight by weight
-    in_place = walk.no_sync and walk.itemsizes.reduced == walk.itemsizes.computed
+    in_place = no_sync and rank.itemsizes.reduced == rank.itemsizes.computed
     reducing = loose = 0
     all_reduced = 0  # hsdp keeps what every unit's all-reduce puts out until the end of backward
-    for index in reversed(range(len(walk.segments))):
-        name, layer = walk.segments[index].name, 0 < index < walk.last
+    for index in reversed(range(len(rank.segments))):
+        name, layer = rank.segments[index].name, 0 < index < head
         if layer and not shard_grad_op:
             unsharded = root + state.gathered[index]
         ahead = 0 if shard_grad_op or index <= 1 else arriving[index - 1]
-        running = walk.activations.backward[index] + walk.beside
-        own = 0 if in_place else walk.activations.backward_gradients[index]
+        running = rank.activations.backward[index] + rank.beside
+        own = 0 if in_place else rank.activations.backward_gradients[index]
         gradients, buffers = gradients_so_far + loose + own, ahead + reducing + all_reduced
         yield LiveMemory(f"backward of {name}", index, running, gradients, unsharded, buffers)
         whole = 0 if in_place else state.whole[index]
@@ -521,47 +379,29 @@ def _sharded_backward(walk: _Walk, *, last: bool = True) -> Iterator[LiveMemory]
             loose += whole  # the root's gradients wait for its features'
             continue
         unsharded -= state.gathered[index]
-        at, after = f"reduce-scatter of {name}", walk.activations.after_backward[index] + walk.beside
-        if walk.no_sync:  # this micro-batch's gradients are added to those before, which are what is sent
+        at, after = f"reduce-scatter of {name}", rank.activations.after_backward[index] + rank.beside
+        if no_sync:  # this micro-batch's gradients are added to those before, which are what is sent
             yield LiveMemory(at, index, after, gradients_so_far + loose + whole, unsharded, buffers)
-            whole = accumulated[index]
+            whole = state.accumulated[index]
             gradients_so_far -= whole
         reducing, low = state.reduced[index], state.reduced_low[index]
-        shard, copy = state.shards[index], reducing if walk.copies else 0
+        shard, copy = state.shards[index], reducing if rank.copies else 0
         # in fp32 what is put out is the gradient itself
         arriving_shard = (0 if low else shard, low + copy)
         for gradient, output in ((whole, 0), arriving_shard, *(((shard, low),) if last else ())):
             gradients, buffers = gradients_so_far + loose + gradient, ahead + reducing + all_reduced + output
             yield LiveMemory(at, index, after, gradients, unsharded, buffers)
-        gradients_so_far += _kept_gradients(walk, index) if last else 0
-        # in fp32 the output is the gradient itself
-        all_reduced += low if walk.dense == "hsdp" and last else 0
-    embeddings = walk.batch.embeddings if walk.several else walk.batch.micro_embeddings
-    sent = state.reduced[0] + state.reduced[walk.last]
-    if walk.no_sync:
-        yield LiveMemory(
-            "reduce-scatter of the root", 0, embeddings, gradients_so_far + loose, 0, all_reduced
-        )
+        if last:
+            # shards that are reduced in every micro-batch have been there since the first one
+            gradients_so_far += state.on_device * shard - (0 if no_sync else state.accumulated[index])
+            # in fp32 the output is the gradient itself
+            all_reduced += low if hsdp else 0
+    at, embeddings = "reduce-scatter of the root", rank.last_embeddings
+    if no_sync:
+        yield LiveMemory(at, 0, embeddings, gradients_so_far + loose, 0, all_reduced)
         loose = 0
-    copied = (sent if walk.copies else 0) + state.reduced_low[0] + state.reduced_low[walk.last]
-    arrived = 0 if state.reduced_low[walk.last] else state.shards[0] + state.shards[walk.last]
+    sent, low = state.reduced[0] + state.reduced[head], state.reduced_low[0] + state.reduced_low[head]
+    copied = (sent if rank.copies else 0) + low
+    arrived = 0 if state.reduced_low[head] else state.shards[0] + state.shards[head]
     for gradients, buffers in ((loose, sent), (arrived, sent + copied)):
-        yield LiveMemory(
-            "reduce-scatter of the root",
-            0,
-            embeddings,
-            gradients_so_far + gradients,
-            0,
-            buffers + all_reduced,
-        )
-
-
-def _kept_gradients(walk: _Walk, index: int) -> int:
-    """Returns by how much a layer's gradients are more, once the last micro-batch has reduced them, than before.
-
-    Shards that are reduced in every micro-batch have been there since the first one.
-    """
-    shard = walk.on_device * walk.state.shards[index]
-    if not walk.several or walk.no_sync:
-        return shard
-    return shard - walk.accumulated[index]
+        yield LiveMemory(at, 0, embeddings, gradients_so_far + gradients, 0, buffers + all_reduced)

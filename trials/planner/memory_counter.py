@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 from unittest.mock import patch
 
 import torch
@@ -231,19 +231,12 @@ THREADS = 2
 """Number of torch's threads during a trace: with more than one, `dhen.ops.norm` takes another path."""
 
 
-class TracedModule(NamedTuple):
-    """The result of tracing one module."""
-
-    footprint: Footprint
-    shapes: tuple[Shape, ...]
-    """Shapes of the module's parameters."""
-    buffer_bytes: int
-
-
 @lru_cache(maxsize=1024)
-def trace_module(undeclared: Undeclared, precision: Precision, batch: int) -> TracedModule:
+def trace_module(
+    undeclared: Undeclared, precision: Precision, batch: int
+) -> tuple[Footprint, tuple[Shape, ...], int]:
     """Returns the footprint of a segment that declares no memory, from its forward and backward under fake
-    tensors.
+    tensors, the shapes of its parameters, and the bytes of its buffers.
 
     Backward's peak has all of its parameters' gradients in it, also where a strategy moves them away.
     """
@@ -291,7 +284,7 @@ def trace_module(undeclared: Undeclared, precision: Precision, batch: int) -> Tr
         traffic=input_bytes + 2 * forward_peak + parameter_bytes,
     )
     shapes = tuple((p.shape[0], p.shape[1:].numel()) for p in parameters)
-    return TracedModule(footprint, shapes, sum(buffer.nbytes for buffer in module.buffers()))
+    return footprint, shapes, sum(buffer.nbytes for buffer in module.buffers())
 
 
 @contextmanager

@@ -22,11 +22,9 @@ from trials.planner.collectives import (
     MATMUL_SHARE,
     OPERATION_SECONDS,
     AlphaBeta,
-    Collectives,
     collectives,
 )
 from trials.planner.segments import Segment
-from trials.planner.table_placement import Placement
 from trials.records.job import TrainingConfig
 from trials.records.strategy import RECOMPUTED, Strategy
 
@@ -122,12 +120,6 @@ def scattered(backward: Sequence[tuple[float, Reduction | None]]) -> float:
 def fully_sharded(passes: Passes, root: Unit, layers: Sequence[Unit], *, keep: bool) -> float:
     """Returns the seconds until compute and all links have ended; `keep`: weights stay gathered until
     backward (shard_grad_op)."""
-    compute, link = _forward(passes, root, layers)
-    return _backward(passes, root, layers, keep, compute, link)
-
-
-def _forward(passes: Passes, root: Unit, layers: Sequence[Unit]) -> tuple[float, float]:
-    """Returns the clocks of compute and of the gathers' link at the end of forward."""
     link = root.fetch + root.gather
     have_weights = link + root.copy_out
     compute = have_weights + passes.before[0]
@@ -135,16 +127,10 @@ def _forward(passes: Passes, root: Unit, layers: Sequence[Unit]) -> tuple[float,
         link = max(link, have_weights) + unit.fetch + unit.gather
         have_weights = max(compute, link) + unit.copy_out
         compute = have_weights + forward
-    return compute + passes.after[0], link
-
-
-def _backward(
-    passes: Passes, root: Unit, layers: Sequence[Unit], keep: bool, compute: float, link: float
-) -> float:
-    """Returns the seconds at which backward ends, from the clocks at its start; the root's weights are still
-    gathered."""
+    compute += passes.after[0]
+    # backward: a layer's weights are asked for when the one above has its own, before that one's reduce-scatter;
+    # the root's weights are still gathered
     after = scattered = 0.0
-    # a layer's weights are asked for when the one above has its own, before that one's reduce-scatter
     gathers = [] if keep else [unit.fetch + unit.gather for unit in layers]
     gathered = link = max(link, compute) + gathers.pop() if gathers else 0.0
     compute += passes.after[1]
@@ -198,15 +184,10 @@ class SentBySplit(NamedTuple):
     """Bytes of a micro-batch's inputs, which are gathered for all micro-batches at once."""
 
 
-def among(cluster: Cluster, degree: int) -> Collectives:
-    """Returns the collectives among the ranks of a tensor group."""
-    hosts = max(1, degree // cluster.gpus_per_host)
-    return collectives(cluster, hosts, degree // hosts)
-
-
 def sent_by_split(segments: Sequence[Segment], cluster: Cluster, degree: int, examples: int) -> SentBySplit:
     """Returns what is sent for micro-batches of so many examples."""
-    group = among(cluster, degree)
+    hosts = max(1, degree // cluster.gpus_per_host)
+    group = collectives(cluster, hosts, degree // hosts)
     return SentBySplit(
         _seconds(segments, "all_reduce", group.all_reduce, examples),
         _seconds(segments, "all_gather", group.all_gather.__call__, examples),
@@ -276,9 +257,3 @@ def from_sizes(seconds: float, segment: Segment, cluster: Cluster) -> float:
 def start_seconds(segment: Segment, cluster: Cluster) -> float:
     """Returns the seconds that the operations of a segment's forward pass add to what they compute on a CPU."""
     return segment.operations * OPERATION_SECONDS if cluster.device == "cpu" else 0.0
-
-
-def lookup_seconds(placement: Placement, training: TrainingConfig, bandwidth: float) -> float:
-    """Returns the seconds of lookups and the tables' update on the rank that looks up most."""
-    passes = FREQUENCY_DECAY_PASSES if training.frequency_decay else 0
-    return (1 + passes) * max(placement.lookup_bytes_per_rank) / bandwidth

@@ -7,6 +7,7 @@ looks at them (`trials.planner.choice`). Pure arithmetic: nothing is built, no G
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 
 from pydantic import SkipValidation
@@ -38,15 +39,14 @@ from trials.planner.ladder import (
     split_ladder,
     staged_ladder,
 )
-from trials.planner.pipeline_memory import wrong_micro_batches
+from trials.planner.pipeline import wrong_micro_batches
 from trials.planner.pricing import Pricing
 from trials.planner.sentences import (
+    compression_sentences,
     delay_sentences,
     faster_sentence,
     lacking_sentence,
-    one_bit_sentences,
     option_sentences,
-    power_sgd_sentences,
     split_sentences,
 )
 from trials.planner.table_placement import PlacementError
@@ -61,58 +61,43 @@ MOST_HOSTS = 64
 
 def nearest_change(pricing: Pricing, strategy: Strategy) -> str:
     """Returns a sentence with each single change after which `strategy`, which lacks least, would fit."""
-    changes_that_fit = [
-        words
-        for alternatives in (_batches(pricing), _hosts(pricing), _depths(pricing))
-        if (words := _first_that_fits(alternatives, strategy)) is not None
-    ]
+    changes_that_fit = []
+    for alternatives in (_batches(pricing), _hosts(pricing), _depths(pricing)):
+        for words, changed in alternatives:
+            # whether the ladder would have the strategy: a micro-batch holds an example at least, and a stage of a
+            # pipeline a layer
+            model, stages = changed.model, strategy.pipeline * strategy.chunks_per_rank
+            if changed.cluster.ranks % strategy.model_ranks or (
+                strategy.pipeline > 1 and isinstance(model, DhenConfig) and stages > len(model.layers)
+            ):
+                continue
+            if strategy.micro_batches > changed.examples(strategy):
+                continue
+            with suppress(PlacementError):
+                if changed.lacking_bytes(changed.memory(strategy)) == 0:
+                    changes_that_fit.append(words)
+                    break
     if not changes_that_fit:
         return "No smaller batch, more hosts or fewer layers alone would fit: give a rank more memory."
     return f"It would fit with {', or '.join(changes_that_fit)}."
-
-
-def _first_that_fits(changes: Iterator[tuple[str, Pricing]], strategy: Strategy) -> str | None:
-    for words, changed in changes:
-        if not _is_on_ladder(strategy, changed):
-            continue
-        try:
-            if changed.lacking_bytes(changed.memory(strategy)) == 0:
-                return words
-        except PlacementError:
-            continue
-    return None
-
-
-def _is_on_ladder(strategy: Strategy, pricing: Pricing) -> bool:
-    """Tells whether the ladder would have a strategy: a micro-batch holds an example at least, and a stage of a
-    pipeline a layer."""
-    model, stages = pricing.model, strategy.pipeline * strategy.chunks_per_rank
-    if pricing.cluster.ranks % strategy.model_ranks:
-        return False
-    if strategy.pipeline > 1 and isinstance(model, DhenConfig) and stages > len(model.layers):
-        return False
-    return strategy.micro_batches <= pricing.examples(strategy)
 
 
 def _batches(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
     """Yields the batch halved again and again."""
     batch = pricing.batch_size // 2
     while batch >= pricing.cluster.ranks:
-        yield f"training.batch_size={batch}", _changed(pricing, batch_size=batch)
+        yield f"training.batch_size={batch}", pricing.changed(batch_size=batch)
         batch //= 2
 
 
 def _hosts(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
-    """Yields one more host, then two, four ... more, where the cluster has a network."""
+    """Yields one more host, then two, four ... more, if the cluster has a network."""
     cluster, more = pricing.cluster, 1
     while cluster.network and more <= MOST_HOSTS * cluster.hosts:
-        hosts = cluster.hosts + more
-        larger = cluster.replace(hosts=hosts)
+        larger = cluster.replace(hosts=cluster.hosts + more)
         if pricing.batch_size >= larger.ranks:
-            yield (
-                f"{more} more host{'s' if more > 1 else ''} ({hosts} in all)",
-                _changed(pricing, cluster=larger),
-            )
+            hosts = f"{more} more host{'s' if more > 1 else ''} ({larger.hosts} in all)"
+            yield hosts, pricing.changed(cluster=larger)
         more *= 2
 
 
@@ -122,26 +107,7 @@ def _depths(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
     if isinstance(model, DhenConfig):
         for depth in range(len(model.layers) - 1, 0, -1):
             shorter = model.replace(layers=model.layers[:depth])
-            yield f"{depth} of {len(model.layers)} layers", _changed(pricing, model=shorter)
-
-
-def _changed(
-    pricing: Pricing,
-    *,
-    model: DhenConfig | None = None,
-    cluster: Cluster | None = None,
-    batch_size: int | None = None,
-) -> Pricing:
-    training = pricing.training
-    if batch_size is not None:
-        training = training.replace(batch_size=batch_size)
-    return Pricing(
-        model or pricing.model,
-        pricing.schema,
-        training,
-        cluster or pricing.cluster,
-        options=pricing.options,
-    )
+            yield f"{depth} of {len(model.layers)} layers", pricing.changed(model=shorter)
 
 
 NO_STAGES = (
@@ -248,21 +214,18 @@ def plan_in_least_shape(
         if found.chosen is not None:
             return found.replace(other_shapes=tuple(why_not.values()))
         unfit.append(found)
-        why_not[found.shape] = f"{found.shape}: fits nowhere: {_what_lacks(found)}"
+        lacks = found.remedy or "the tables do not fit."
+        if found.closest is not None:
+            lacking, available = byte_words(found.lacking_bytes), byte_words(found.hbm)
+            name = found.closest.strategy.name
+            lacks = f"{name} comes closest and lacks {lacking} of {available} per rank."
+        why_not[found.shape] = f"{found.shape}: fits nowhere: {lacks}"
     closest = min(unfit, key=lambda one: one.lacking_bytes)
     if len(clusters) == 1:
         return closest
     others = tuple(words for shape, words in why_not.items() if shape != closest.shape)
     remedy = " ".join((f"{closest.shape}: {closest.remedy or 'nothing fits.'}", *others))
     return closest.replace(other_shapes=others, remedy=remedy)
-
-
-def _what_lacks(unfit: Plan) -> str:
-    """Says what the strategy lacks that lacks least, or the tables alone."""
-    if unfit.closest is None:
-        return unfit.remedy or "the tables do not fit."
-    lacking, available = byte_words(unfit.lacking_bytes), byte_words(unfit.hbm)
-    return f"{unfit.closest.strategy.name} comes closest and lacks {lacking} of {available} per rank."
 
 
 def plan(
@@ -296,12 +259,31 @@ def plan(
     priced = PricedLadder(pricing, strategies)
     chosen, remedy, lacking = priced.chosen(options.prefer), None, 0
     if chosen is None and (closest := priced.closest()) is not None:
-        lacking = closest.lacking_bytes
-        remedy = f"{lacking_sentence(closest, pricing)} {_would_fit(pricing, closest)}"
+        lacking, memory = closest.lacking_bytes, closest.memory
+        if memory.servers and memory.needed <= cluster.hbm:
+            change = too_few(pricing, closest.strategy, pricing.host_bytes(memory) - memory.servers)
+        else:
+            change = nearest_change(pricing, closest.strategy)
+        remedy = f"{lacking_sentence(closest, pricing)} {change}"
         if too_large is not None:
             remedy += f" Tables on the device: {too_large}"
     elif too_large is not None and chosen is None:
-        remedy, lacking = f"{too_large}{_kept_there(pricing)}{way_out(pricing)}", too_large.lacking_bytes
+        decay = training.table_decay
+        kept = (
+            f" training.table_decay={decay:g} reads every row in every step: with table_decay=0 tables could lie "
+            "below the device (host_tables, ssd_tables)."
+            if decay and pricing.may_lie_below
+            else ""
+        )
+        remedy, lacking = f"{too_large}{kept}{way_out(pricing)}", too_large.lacking_bytes
+    less_cut = None
+    if chosen is not None and chosen.strategy.tensor > 1:
+        # the closest with as few techniques that leaves modules whole, or, if the chosen one splits them and has
+        # pipelines, that does one of the two
+        both, most = chosen.strategy.ways_to_cut == 2, len(chosen.strategy.techniques)
+        less_cut = priced.closest(
+            lambda each: (each.ways_to_cut < 2 if both else each.tensor == 1) and len(each.techniques) <= most
+        )
     return Plan(
         cluster=cluster.name,
         hosts=cluster.hosts,
@@ -319,11 +301,10 @@ def plan(
         notes=(
             *option_sentences(options),
             *delay_sentences(training),
-            *one_bit_sentences(pricing, chosen),
-            *power_sgd_sentences(pricing, chosen),
+            *compression_sentences(pricing, chosen),
             *([NO_STAGES.format(model.family)] if _without_pipeline(options, model) else []),
             *mode_sentences(chosen.strategy if chosen else None, pricing),
-            *split_sentences(chosen, _less_cut(chosen, priced), pricing),
+            *split_sentences(chosen, less_cut, pricing),
             *([f"Tables on the device: {too_large}"] if too_large is not None and chosen else []),
             *pricing.notes,
         ),
@@ -377,26 +358,6 @@ def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[
             "+no_sync) or without."
         )
     return allowed
-
-
-def _kept_there(pricing: Pricing) -> str:
-    """A sentence on the setting that keeps tables on the device; empty if there is none."""
-    decay = pricing.training.table_decay
-    if not decay or not pricing.may_lie_below:
-        return ""
-    return (
-        f" training.table_decay={decay:g} reads every row in every step: with table_decay=0 tables could lie "
-        "below the device (host_tables, ssd_tables)."
-    )
-
-
-def _would_fit(pricing: Pricing, closest: PricedStrategy) -> str:
-    """Says what would have to change for the strategy that lacks least."""
-    memory = closest.memory
-    rank_bytes = pricing.host_bytes(memory) - memory.servers
-    if memory.servers and memory.needed <= pricing.cluster.hbm:
-        return too_few(pricing, closest.strategy, rank_bytes)
-    return nearest_change(pricing, closest.strategy)
 
 
 def _without_pipeline(options: PlanOptions, model: ModelConfig) -> bool:
@@ -476,17 +437,3 @@ def _with_room_for_tables(
         return below, error
     sized = {strategy.replace(table_cache=0).name: strategy for strategy in below}
     return tuple(sized.get(strategy.name, strategy) for strategy in strategies), None
-
-
-def _less_cut(chosen: PricedStrategy | None, priced: PricedLadder) -> PricedStrategy | None:
-    """Returns of the strategies with as few techniques as one that splits modules the closest that leaves them
-    whole, or that splits them or has pipelines where the one does both."""
-    if chosen is None or chosen.strategy.tensor == 1:
-        return None
-    ways, most = chosen.strategy.ways_to_cut, len(chosen.strategy.techniques)
-
-    def is_other(strategy: Strategy) -> bool:
-        other = strategy.ways_to_cut < 2 if ways == 2 else strategy.tensor == 1
-        return other and len(strategy.techniques) <= most
-
-    return priced.closest(is_other)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cached_property
 from math import ceil
+from typing import Any
 
 from dhen.config import ModelConfig
 from dhen.cost import NUMBER_BYTES
@@ -25,14 +27,15 @@ from trials.planner.collectives import (
 )
 from trials.planner.estimates import DEFAULT_OPTIONS, MemoryEstimate, PlanOptions, StepTime
 from trials.planner.memory import DensePeak, dense_peak, recomputed
-from trials.planner.pipeline_memory import (
+from trials.planner.pipeline import (
+    Sent,
     StageMemory,
     layers_per_stage,
     pipeline_peak,
+    pipeline_time,
     stage_memories,
     stages_of,
 )
-from trials.planner.pipeline_time import Sent, pipeline_time
 from trials.planner.segments import ITEMSIZES, Segment, segments_at, shapes_of, taped
 from trials.planner.step_time import Step, prepare, price, segment_seconds
 from trials.planner.table_memory import (
@@ -45,15 +48,18 @@ from trials.planner.table_memory import (
     update_bytes,
 )
 from trials.planner.table_memory import one_rank_update_bytes as update_bytes_alone
-from trials.planner.table_placement import Placement, PlacementError, place, table_notes
-from trials.planner.table_servers import LEFT_TO_SYSTEM, Fleet, Kept, Served, ServersTime, kept, servers_time
-from trials.planner.table_shards import (
+from trials.planner.table_placement import (
     FP32_BYTES,
     ONE_PROCESS_ROW_STATE_BYTES,
     ROW_STATE_BYTES,
     TABLE_DECAY_ROW_BYTES,
+    Placement,
+    PlacementError,
+    place,
+    table_notes,
 )
-from trials.planner.zero_memory import Activations, Batch, Itemsizes, LiveMemory, total
+from trials.planner.table_servers import LEFT_TO_SYSTEM, Kept, Served, ServersTime, kept, servers_time
+from trials.planner.zero_memory import Activations, Batch, DenseRank, Itemsizes, LiveMemory, total
 from trials.records.job import Job, TrainingConfig
 from trials.records.strategy import KIB, Checkpointing, Strategy, data_ranks
 
@@ -103,6 +109,18 @@ class Pricing:
         self._stage_memories: dict[tuple[int, int, tuple[int, ...], Checkpointing], list[StageMemory]] = {}
         self._without_tables: dict[Strategy, MemoryEstimate] = {}
 
+    def changed(
+        self, *, model: ModelConfig | None = None, cluster: Cluster | None = None, **training: Any
+    ) -> Pricing:
+        """Returns the prices with another model, another cluster, or other settings of the training."""
+        return Pricing(
+            model or self.model,
+            self.schema,
+            self.training.replace(**training),
+            cluster or self.cluster,
+            options=self.options,
+        )
+
     @cached_property
     def below(self) -> Below:
         """The tables as they lie below the device, where one rank trains."""
@@ -126,23 +144,17 @@ class Pricing:
         dense_numbers = self.numbers if self.alone else 0
         return kept(self.served, decays=self.training.table_decay > 0, dense_numbers=dense_numbers)
 
-    def fleet(self, strategy: Strategy) -> Fleet:
-        """Returns the servers of a strategy with the ranks that ask them."""
-        return Fleet(
-            self.cluster,
-            self.served,
-            self.kept,
-            strategy.servers,
-            strategy.server_level,
-            self.training.tables.synchrony,
-            self.training.tables.pulls_ahead,
-            self.training.tables.steps_behind == 0,
-            self.numbers if self.alone else 0,
-        )
-
     def servers_time(self, strategy: Strategy) -> ServersTime:
         """Returns the seconds of pulls and pushes in a step of a strategy with servers."""
-        return servers_time(self.fleet(strategy), self._beside_servers(strategy).total)
+        return servers_time(
+            self.served,
+            self.kept,
+            self.cluster,
+            strategy,
+            self.training.tables,
+            dense_numbers=self.numbers if self.alone else 0,
+            rest=self._beside_servers(strategy).total,
+        )
 
     def _beside_servers(self, strategy: Strategy) -> StepTime:
         """Returns a step without what servers are about: a rank looks up in rows that it has pulled, and where it
@@ -207,17 +219,8 @@ class Pricing:
             lacking = needed + self._reserve_bytes(needed) - room
             raise PlacementError(str(error), lacking) from None
 
-    @cached_property
-    def _heaviest_bytes(self) -> int:
-        """Bytes of tables on the fullest rank, where they lie on the device."""
-        return self.placement.heaviest_bytes
-
-    @cached_property
-    def _placed_below(self) -> Placement:
-        """Placement of tables for whose bytes the device needs no room."""
-        return self._placed(None)
-
     def _placed(self, memory_bytes: int | None) -> Placement:
+        """Returns the placement in so much memory; None for tables for whose bytes the device needs no room."""
         alone = self.cluster.ranks == 1
         state = ONE_PROCESS_ROW_STATE_BYTES if alone else ROW_STATE_BYTES
         return place(
@@ -261,17 +264,14 @@ class Pricing:
         """What a reader of the prices should know."""
         segment_lists = self._segments.values()
         kinds = {kind for segments in segment_lists for segment in segments for kind in segment.undeclared}
-        return tuple(
+        traced = tuple(
             f"Module {kind!r} declares no memory (`write`): its layers were traced, on the CPU's code path."
             for kind in sorted(kinds)
-        ) + (self._table_notes if self.schema.tables and not self.on_servers else ())
-
-    @property
-    def _table_notes(self) -> tuple[str, ...]:
-        try:
-            return table_notes(self.training, self.placement, self.cluster.device)
-        except PlacementError:  # the plan says that they do not fit
-            return ()
+        )
+        if self.schema.tables and not self.on_servers:
+            with suppress(PlacementError):  # the plan says that they do not fit
+                return traced + table_notes(self.training, self.placement, self.cluster.device)
+        return traced
 
     def micro_batch(self, strategy: Strategy) -> int:
         """Returns the number of examples in a rank's largest micro-batch; those of a tensor group are all its
@@ -296,15 +296,6 @@ class Pricing:
             self._cuts[key] = layers_per_stage(tuple(map(sum, segment_seconds(step))), stages)
         return self._cuts[key]
 
-    def _stages(self, strategy: Strategy, micro: int) -> list[StageMemory]:
-        """Returns the stages of a pipeline, which dp and zero1 have alike."""
-        layers = self.layers_per_stage(strategy)
-        key = micro, strategy.tensor, layers, strategy.checkpointing
-        if key not in self._stage_memories:
-            segments = self.segments(micro, strategy.tensor)
-            self._stage_memories[key] = stage_memories(segments, layers, strategy)
-        return self._stage_memories[key]
-
     def _sent(self, strategy: Strategy, micro: int) -> Sent:
         """Returns what the ranks of a pipeline send each other."""
         segments = self.segments(micro, strategy.tensor)
@@ -319,7 +310,7 @@ class Pricing:
             self._steps[key] = prepare(
                 self.segments(micro, tensor),
                 self.cluster,
-                self._placed_below if below else self.placement,
+                self._placed(None) if below else self.placement,
                 examples=micro,
                 training=self.training,
                 tensor=tensor,
@@ -351,9 +342,14 @@ class Pricing:
         """Returns the memory of the fullest rank: at the dense part's peak, or at the moment when tables are
         read and updated."""
         if strategy.servers:
-            return self._on_servers(strategy, self._with_tables_of(strategy, 0))
+            memory, served = self._with_tables_of(strategy, 0), self.served
+            on_host = self.kept.of_host(strategy.servers, strategy.server_level, self.cluster.hosts)
+            pulled = 0  # rows pulled are an accelerator's host's
+            if self.cluster.device != "cpu":
+                pulled = (1 + self.training.tables.pulls_ahead) * served.held_bytes + served.gradient_bytes
+            return memory.replace(servers=on_host, host=memory.host + pulled)
         if strategy.tables == "device":
-            return self._with_tables_of(strategy, self._heaviest_bytes)
+            return self._with_tables_of(strategy, self.placement.heaviest_bytes)
         alike = strategy.replace(tables="host", table_cache=0)
         if alike not in self._without_tables:
             self._without_tables[alike] = self._with_tables_of(alike, 0)
@@ -370,14 +366,6 @@ class Pricing:
         """Returns the memory with what the allocator holds beyond its tensors."""
         tensors = memory.total - memory.context - memory.reserve
         return memory.replace(reserve=self._reserve_bytes(tensors))
-
-    def _on_servers(self, strategy: Strategy, memory: MemoryEstimate) -> MemoryEstimate:
-        """Returns the memory of a rank with that of servers; on an accelerator rows pulled are the host's."""
-        found = self.kept.of_host(strategy.servers, strategy.server_level, self.cluster.hosts)
-        if self.cluster.device == "cpu":
-            return memory.replace(servers=found)
-        pulled = (1 + self.training.tables.pulls_ahead) * self.served.held_bytes + self.served.gradient_bytes
-        return memory.replace(servers=found, host=memory.host + pulled)
 
     def _with_tables_of(self, strategy: Strategy, table_bytes: int) -> MemoryEstimate:
         """Returns the memory of the fullest rank whose tables take so much of it."""
@@ -430,18 +418,36 @@ class Pricing:
 
     def _peak(self, strategy: Strategy) -> tuple[DensePeak, LiveMemory]:
         """Returns the dense part of the fullest rank at its peak, and the moment of the rank's."""
-        dense = self._dense_peak(strategy, self.micro_batch(strategy))
-        return dense, max(dense.moment, *self._tables_moments(dense), _wrapping(dense), key=total)
+        dense = self._dense_peak(strategy)
+        left = dense.left
+        # in the lookup no embeddings are there yet; in the tables' update no activations, but dense gradients;
+        # while ranks take the model over, what is held beyond what a step has all the time
+        lookup = LiveMemory("lookup in the tables", 0, 0, buffers=self._lookup_workspace)
+        update = left._replace(buffers=left.buffers + self._tables_workspace - self._saved_of_lookup)
+        always = dense.parameters + dense.optimizer_state + dense.buckets + dense.batch
+        wrapping = LiveMemory("wrapping of the model", 0, 0, buffers=max(dense.wrapping - always, 0))
+        return dense, max(dense.moment, lookup, update, wrapping, key=total)
 
-    def _dense_peak(self, strategy: Strategy, micro: int) -> DensePeak:
+    def _dense_peak(self, strategy: Strategy) -> DensePeak:
         """Returns the dense part of the fullest rank at its peak."""
+        micro = self.micro_batch(strategy)
         hosts, per_host = data_ranks(strategy.tensor, self.cluster.hosts, self.cluster.gpus_per_host)
         if self.alone:
             hosts, per_host = 1, 1
+        segments = self.segments(micro, strategy.tensor)
+        if (hosts, per_host) not in self._buckets:  # one data rank has none
+            several = hosts * per_host > 1
+            reduced = collectives(self.cluster, hosts, per_host)
+            self._buckets[hosts, per_host] = reduced.bucket_bytes() if several else 0
+        bucket_bytes = self._buckets[hosts, per_host]
         if strategy.pipeline > 1:
             width = FP32_BYTES * sum(self._dims)
+            layers = self.layers_per_stage(strategy)  # which dp and zero1 have alike
+            stages_key = micro, strategy.tensor, layers, strategy.checkpointing
+            if stages_key not in self._stage_memories:
+                self._stage_memories[stages_key] = stage_memories(segments, layers, strategy)
             return pipeline_peak(
-                self._stages(strategy, micro),
+                self._stage_memories[stages_key],
                 strategy,
                 self._batch(strategy, micro),
                 width * self.examples_per_rank,
@@ -449,31 +455,26 @@ class Pricing:
                 itemsizes=self.itemsizes,
                 data_ranks=self.data_ranks(strategy),
                 device=self.cluster.device,
-                bucket_bytes=self._bucket_bytes(hosts, per_host),
+                bucket_bytes=bucket_bytes,
             )
-        return dense_peak(
-            self.segments(micro, strategy.tensor),
-            self._activations_of(micro, strategy),
+        key = micro, strategy.tensor, strategy.checkpointing
+        if key not in self._activations:
+            self._activations[key] = Activations(segments, recomputed(segments, strategy))
+        rank = DenseRank(
+            segments,
+            self._activations[key],
             strategy,
             self._batch(strategy, micro),
-            itemsizes=self.itemsizes,
-            hosts=hosts,
-            gpus_per_host=per_host,
+            self.itemsizes,
+            hosts,
+            per_host,
             device=self.cluster.device,
-            bucket_bytes=self._bucket_bytes(hosts, per_host),
+            bucket_bytes=bucket_bytes,
             delayed=self.training.delayed_update,
             one_bit=self.one_bit,
-            low_rank=low_rank_of(
-                shapes_of(self.segments(micro, strategy.tensor)), self.training.power_sgd_rank
-            ),
+            low_rank=low_rank_of(shapes_of(segments), self.training.power_sgd_rank),
         )
-
-    def _tables_moments(self, dense: DensePeak) -> tuple[LiveMemory, LiveMemory]:
-        """Returns the lookup, when no embeddings are there yet, and the update of the tables, when no activations
-        are, but the dense part's gradients."""
-        left = dense.left
-        update = left._replace(buffers=left.buffers + self._tables_workspace - self._saved_of_lookup)
-        return LiveMemory("lookup in the tables", 0, 0, buffers=self._lookup_workspace), update
+        return dense_peak(rank)
 
     @cached_property
     def _lookup_workspace(self) -> int:
@@ -533,20 +534,13 @@ class Pricing:
         """Returns what the fullest rank of a strategy that splits modules needs at least, activations left out;
         `state_bytes` are those of its weights, gradients and optimizer state."""
         beside = self.context_bytes + self._more_communicators(strategy) + self.options.margin_bytes(strategy)
-        tensors = state_bytes + self._heaviest_bytes + self._kept_of_lookup
+        tensors = state_bytes + self.placement.heaviest_bytes + self._kept_of_lookup
         return beside + tensors + self._reserve_bytes(tensors)
 
     def _more_communicators(self, strategy: Strategy) -> int:
         """Returns the bytes of the communicators of tensor groups, of pipelines, and of data ranks beside them."""
         degrees = (strategy.tensor > 1) + (strategy.pipeline > 1)
         return (degrees + 1) * NCCL_COMMUNICATOR_BYTES if degrees and self.cluster.device != "cpu" else 0
-
-    def _activations_of(self, micro: int, strategy: Strategy) -> Activations:
-        key = (micro, strategy.tensor, strategy.checkpointing)
-        if key not in self._activations:
-            segments = self.segments(micro, strategy.tensor)
-            self._activations[key] = Activations(segments, recomputed(segments, strategy))
-        return self._activations[key]
 
     def _batch(self, strategy: Strategy, micro: int) -> Batch:
         """Returns a rank's input. Plain DP on one rank looks embeddings up within the step, unless gradients of
@@ -567,9 +561,12 @@ class Pricing:
             other_bytes += width * of_rank if strategy.pipeline == 1 else 0
             other_bytes += FP32_BYTES * (len(self.schema.numeric) + len(self.schema.bucketed) + 1) * examples
         apart = bool(strategy.techniques or self.training.frequency_decay or self.one_bit)
-        within = self.cluster.ranks == 1 and not apart
+        looked_up = width
+        if self.cluster.ranks == 1 and not apart:  # a matrix product saves what it lifts
+            shorter = [dim for dim in self._dims if dim < self.model.embedding_dim]
+            looked_up = FP32_BYTES * sum(shorter) if self.precision == "fp32" else 0
         return Batch(
-            embeddings=(self._lifted_bytes if within else width) * examples,
+            embeddings=looked_up * examples,
             micro_embeddings=width * micro,
             other=other_bytes + self._saved_of_lookup,
         )
@@ -581,24 +578,10 @@ class Pricing:
             return 0
         return saved_bytes(self._tables, self.schema.multi_hot, self.examples_per_rank)
 
-    @property
-    def _lifted_bytes(self) -> int:
-        """Bytes of an example's embeddings that a matrix product saves as they were looked up."""
-        saved = self.precision == "fp32"
-        return FP32_BYTES * sum(dim for dim in self._dims if dim < self.model.embedding_dim) if saved else 0
-
     @cached_property
     def itemsizes(self) -> Itemsizes:
         """Bytes per number of the dense part."""
         return Itemsizes.of(self.training)
-
-    def _bucket_bytes(self, hosts: int, per_host: int) -> int:
-        """Returns the bytes of gradients that DDP reduces at a time; one data rank has no buckets."""
-        if (hosts, per_host) not in self._buckets:
-            several = hosts * per_host > 1
-            reduced = collectives(self.cluster, hosts, per_host)
-            self._buckets[hosts, per_host] = reduced.bucket_bytes() if several else 0
-        return self._buckets[hosts, per_host]
 
     @cached_property
     def _lookup(self) -> Lookup:
@@ -645,12 +628,6 @@ class Pricing:
         if self.training.table_precision == "fp32":
             return 0
         return WORKSPACE_BYTES * min(numbers, AT_ONCE[self.cluster.device])
-
-
-def _wrapping(dense: DensePeak) -> LiveMemory:
-    """Returns what is held while ranks take the model over, beyond what a step has all the time."""
-    always = dense.parameters + dense.optimizer_state + dense.buckets + dense.batch
-    return LiveMemory("wrapping of the model", 0, 0, buffers=max(dense.wrapping - always, 0))
 
 
 def pricing_of(job: Job, cluster: Cluster) -> Pricing:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dhen.config import ModelConfig
 from dhen.model import taped_model
 from dhen.schema import FeatureSchema
-from dhen.tape import Device, Footprint, Replayed, Sent, Setting, Shape, Tape, Taped, replay
+from dhen.tape import Device, Footprint, Sent, Setting, Shape, Taped, replay
 from trials.cluster.machine import Precision
 from trials.planner.collectives import OPERATIONS_PER_SEGMENT
 
@@ -45,19 +45,6 @@ class Segment(NamedTuple):
     """What each of these ranks has whole all the same, and why."""
 
 
-def segments(
-    model: ModelConfig,
-    schema: FeatureSchema,
-    precision: Precision,
-    device: Device,
-    batch: int,
-    tensor: int = 1,
-) -> tuple[Segment, ...]:
-    """Returns the model's segments for a micro-batch of `batch` examples on a device, as a rank of `tensor` has
-    them that split modules."""
-    return segments_at(taped(model, schema, precision, device, tensor), precision, batch)
-
-
 def taped(
     model: ModelConfig, schema: FeatureSchema, precision: Precision, device: Device, tensor: int = 1
 ) -> tuple[Taped, ...]:
@@ -67,39 +54,27 @@ def taped(
 
 def segments_at(taped_segments: tuple[Taped, ...], precision: Precision, batch: int) -> tuple[Segment, ...]:
     """Returns the segments for a micro-batch of `batch` examples."""
-    return tuple(_segment(taped, precision, batch) for taped in taped_segments)
+    found = []
+    for taped in taped_segments:
+        declared: dict[str, Any] = {}
+        if taped.undeclared is not None:
+            from trials.planner.memory_counter import trace_module  # imports what only a trace needs
+
+            footprint, shapes, buffer_bytes = trace_module(taped.undeclared, precision, batch)
+            declared["undeclared"] = taped.undeclared.kinds
+        else:
+            tape = taped.tape
+            assert tape is not None
+            footprint, shapes = _replayed(tape, taped.output).at(batch), tuple(tape.parameters)
+            buffer_bytes = tape.buffer_bytes
+            declared |= {"operations": len(tape.operations), "sent": tuple(tape.sent)}
+        parameters = sum(rows * width for rows, width in shapes)
+        segment = Segment(taped.name, parameters, taped.flops, footprint, shapes, buffer_bytes, **declared)
+        found.append(segment._replace(whole=taped.whole))
+    return tuple(found)
 
 
-def _segment(taped: Taped, precision: Precision, batch: int) -> Segment:
-    if taped.undeclared is not None:
-        from trials.planner.memory_counter import trace_module  # imports what only a trace needs
-
-        traced = trace_module(taped.undeclared, precision, batch)
-        return _as_segment(taped, traced.shapes, traced.buffer_bytes, traced.footprint)
-    tape = taped.tape
-    assert tape is not None
-    footprint = _replayed(tape, taped.output).at(batch)
-    segment = _as_segment(taped, tuple(tape.parameters), tape.buffer_bytes, footprint)
-    return segment._replace(operations=len(tape.operations), sent=tuple(tape.sent))
-
-
-def _as_segment(taped: Taped, shapes: tuple[Shape, ...], buffer_bytes: int, footprint: Footprint) -> Segment:
-    return Segment(
-        name=taped.name,
-        parameters=sum(rows * width for rows, width in shapes),
-        flops=taped.flops,
-        footprint=footprint,
-        shapes=shapes,
-        buffer_bytes=buffer_bytes,
-        undeclared=taped.undeclared.kinds if taped.undeclared else (),
-        whole=taped.whole,
-    )
-
-
-@lru_cache(maxsize=4096)
-def _replayed(tape: Tape, output: int) -> Replayed:
-    """Returns the tape replayed; layers that are alike have one tape."""
-    return replay(tape, output)
+_replayed = lru_cache(maxsize=4096)(replay)  # layers that are alike have one tape
 
 
 def shapes_of(segments: Iterable[Segment]) -> Iterator[Shape]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import sqrt
 from operator import lt
 from typing import NamedTuple
 
-from trials.cluster.cluster import Cluster, byte_words
+from trials.cluster.cluster import byte_words
 from trials.optim.one_bit_adam import Layout, low_rank_of
 from trials.planner.estimates import MemoryEstimate, PlanOptions, PricedStrategy, StepTime
 from trials.planner.overlap import sent_by_split, split_seconds
@@ -59,16 +58,13 @@ def worth(pricing: Pricing, strategy: Strategy) -> Worth:
     passes = 2 * (cluster.ranks - 1) / cluster.ranks
     ring = passes * FP32_BYTES * layout.numbers
     sent_bytes: float = layout.sent_bytes
+    slowest = "network" if cluster.hosts > 1 else "nvlink"
+    link = getattr(cluster, slowest)
 
     def seconds(bandwidth: float) -> tuple[float, float]:
         """Returns those of the compressed step and of AdamW's, where the slowest link has this bandwidth."""
-        step = prepare(
-            segments,
-            _with_bandwidth(cluster, bandwidth),
-            pricing.placement,
-            examples=micro,
-            training=pricing.training,
-        )
+        there = cluster.replace(**{slowest: link.replace(bandwidth=bandwidth)})
+        step = prepare(segments, there, pricing.placement, examples=micro, training=pricing.training)
         adamw = step._replace(one_bit=False, low_rank=None)
         return price(step, strategy).total, price(adamw, strategy).total
 
@@ -76,33 +72,14 @@ def worth(pricing: Pricing, strategy: Strategy) -> Worth:
         low_rank = low_rank_of(shapes_of(segments), pricing.training.power_sgd_rank)
         assert low_rank is not None
         sent_bytes = passes * ITEMSIZES[pricing.precision] * low_rank.sent
-    bandwidth = _slowest(cluster)
-    return Worth(
-        *seconds(bandwidth), ring / sent_bytes, bandwidth, _pays_below(lambda each: lt(*seconds(each)))
-    )
-
-
-def _pays_below(pays: Callable[[float], bool]) -> float | None:
-    """Returns the bandwidth below which something pays, by bisection of its logarithm."""
     low, high = SLOWEST, FASTEST
-    if not pays(low):
-        return None
-    while high / low > CLOSE:
-        middle = sqrt(low * high)
-        low, high = (middle, high) if pays(middle) else (low, middle)
-    return low
-
-
-def _slowest(cluster: Cluster) -> float:
-    link = cluster.network if cluster.hosts > 1 else cluster.nvlink
-    assert link is not None
-    return link.bandwidth
-
-
-def _with_bandwidth(cluster: Cluster, bandwidth: float) -> Cluster:
-    """Returns the cluster with another bandwidth of its slowest link."""
-    name = "network" if cluster.hosts > 1 else "nvlink"
-    return cluster.replace(**{name: getattr(cluster, name).replace(bandwidth=bandwidth)})
+    pays_below = None
+    if lt(*seconds(low)):  # bisection of the logarithm
+        while high / low > CLOSE:
+            middle = sqrt(low * high)
+            low, high = (middle, high) if lt(*seconds(middle)) else (low, middle)
+        pays_below = low
+    return Worth(*seconds(link.bandwidth), ring / sent_bytes, link.bandwidth, pays_below)
 
 
 PARTS = {
@@ -128,7 +105,8 @@ def reason(strategy: Strategy, memory: MemoryEstimate, pricing: Pricing) -> str:
     needs = f"{strategy.name} needs {byte_words(memory.total)} per rank"
     if memory.margin:
         needs += f" ({byte_words(max(memory.needed, 0))} with the margin)"
-    most = _largest(memory)
+    sizes = sorted(((getattr(memory, key), word) for key, word in PARTS.items()), reverse=True)
+    most = ", ".join(f"{byte_words(count)} are {word}" for count, word in sizes[:LARGEST] if count)
     if memory.needed > available:
         excess = byte_words(memory.needed - available)
         return f"{needs}, {excess} more than there is: {most} (in the {memory.peak_at})."
@@ -196,60 +174,45 @@ def delay_sentences(training: TrainingConfig) -> tuple[str, ...]:
     )
 
 
-def one_bit_sentences(pricing: Pricing, chosen: PricedStrategy | None) -> tuple[str, ...]:
-    """Says of a job whose optimizer is one-bit Adam to what the ladder is restricted, what is sent, and on which
-    links that makes a step shorter."""
-    if not pricing.one_bit:
-        return ()
-    restricted = (
-        f"The ladder is restricted to {' and '.join(COMPRESSING)}, under which one-bit Adam can compress "
-        "(training.optimizer=onebit_adam); times and memory are of its second stage where that holds more."
-    )
-    if pricing.cluster.ranks == 1:
-        return (
-            f"{restricted} One rank sends nothing, and compresses as if there were others: AdamW takes less time.",
-        )
-    if chosen is None:
-        return (restricted,)
-    found = worth(pricing, chosen.strategy)
-    ms, adamw_ms = 1e3 * found.seconds, 1e3 * found.adamw_seconds
-    sent = (
-        f"After its first stage one-bit Adam sends 1/{found.times_less:.1f} of gradients in fp32: by the "
-        f"roofline a step takes {ms:.3g} ms, one of AdamW and of the first stage {adamw_ms:.3g} ms."
-    )
-    return restricted, f"{sent} {_pays(found, pricing)}"
-
-
-def power_sgd_sentences(pricing: Pricing, chosen: PricedStrategy | None) -> tuple[str, ...]:
-    """Says of a job whose gradients PowerSGD compresses to what the ladder is restricted, what is sent, and on
-    which links that makes a step shorter."""
+def compression_sentences(pricing: Pricing, chosen: PricedStrategy | None) -> tuple[str, ...]:
+    """Says of a job whose optimizer is one-bit Adam, or whose gradients PowerSGD compresses, to what the ladder is
+    restricted, what is sent, and on which links that makes a step shorter."""
     rank = pricing.training.power_sgd_rank
-    if not rank:
+    if pricing.one_bit:
+        restricted = (
+            f"The ladder is restricted to {' and '.join(COMPRESSING)}, under which one-bit Adam can compress "
+            "(training.optimizer=onebit_adam); times and memory are of its second stage where that holds more."
+        )
+        alone = "and compresses as if there were others: AdamW takes less time"
+        begins, sends = "After its first stage one-bit Adam sends ", " of gradients in fp32"
+        whole = "of AdamW and of the first stage"
+    elif rank:
+        setting = f"training.power_sgd_rank={rank}"
+        restricted = f"The ladder is restricted to dp, whose gradients PowerSGD can compress ({setting})."
+        alone = "and its gradients stay as they are"
+        begins, sends = "Once PowerSGD has begun, ", " of gradients in fp32 is sent"
+        whole = "with whole gradients"
+    else:
         return ()
-    setting = f"training.power_sgd_rank={rank}"
-    restricted = f"The ladder is restricted to dp, whose gradients PowerSGD can compress ({setting})."
-    if pricing.cluster.ranks == 1:
-        return (f"{restricted} One rank sends nothing, and its gradients stay as they are.",)
+    cluster = pricing.cluster
+    if cluster.ranks == 1:
+        return (f"{restricted} One rank sends nothing, {alone}.",)
     if chosen is None:
         return (restricted,)
     found = worth(pricing, chosen.strategy)
-    ms, whole_ms = 1e3 * found.seconds, 1e3 * found.adamw_seconds
     sent = (
-        f"Once PowerSGD has begun, 1/{found.times_less:.1f} of gradients in fp32 is sent: by the "
-        f"roofline a step takes {ms:.3g} ms, one with whole gradients {whole_ms:.3g} ms."
+        f"{begins}1/{found.times_less:.1f}{sends}: by the roofline a step takes {1e3 * found.seconds:.3g} ms, one "
+        f"{whole} {1e3 * found.adamw_seconds:.3g} ms."
     )
-    return restricted, f"{sent} {_pays(found, pricing)}"
-
-
-def _pays(found: Worth, pricing: Pricing) -> str:
-    """Says at which bandwidth compressed gradients make a step shorter."""
-    link = "network" if pricing.cluster.hosts > 1 else "link inside the host"
+    link = "network" if cluster.hosts > 1 else "link inside the host"
     if found.pays_below is None:
-        return f"It pays at no bandwidth of the {link}: compression takes longer than what it saves."
-    return (
-        f"It pays where the {link} has less than {found.pays_below * 8 / 1e9:.3g} Gb/s for each rank (this one "
-        f"has {found.bandwidth * 8 / 1e9:.3g})."
-    )
+        pays = f"It pays at no bandwidth of the {link}: compression takes longer than what it saves."
+    else:
+        pays = (
+            f"It pays where the {link} has less than {found.pays_below * 8 / 1e9:.3g} Gb/s for each rank (this "
+            f"one has {found.bandwidth * 8 / 1e9:.3g})."
+        )
+    return restricted, f"{sent} {pays}"
 
 
 def split_sentences(
@@ -290,8 +253,3 @@ def split_sentences(
             f"if one host had them; at most {cluster.gpus_per_host} ranks are in one."
         )
     return tuple(sentences)
-
-
-def _largest(memory: MemoryEstimate) -> str:
-    sizes = sorted(((getattr(memory, key), word) for key, word in PARTS.items()), reverse=True)
-    return ", ".join(f"{byte_words(count)} are {word}" for count, word in sizes[:LARGEST] if count)

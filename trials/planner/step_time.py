@@ -34,12 +34,12 @@ from trials.planner.estimates import StepTime
 from trials.planner.memory import unit
 from trials.planner.overlap import (
     BACKWARD_PASSES,
+    FREQUENCY_DECAY_PASSES,
     Passes,
     Reduction,
     SentBySplit,
     Unit,
     fully_sharded,
-    lookup_seconds,
     reduced_in_buckets,
     scattered,
     segment_passes,
@@ -94,6 +94,11 @@ class Parts(NamedTuple):
     def total(self) -> float:
         """The sum over all parts."""
         return self.before + sum(self.layers) + self.after
+
+    @property
+    def each(self) -> list[float]:
+        """The numbers of features, each layer and the head."""
+        return [self.before, *self.layers, self.after]
 
 
 class Step(NamedTuple):
@@ -162,33 +167,6 @@ class Communication(NamedTuple):
     host_transfer: float = 0.0
 
 
-def step_time(
-    segments: Sequence[Segment],
-    strategy: Strategy,
-    cluster: Cluster,
-    placement: Placement,
-    *,
-    examples_per_rank: int,
-    training: TrainingConfig,
-) -> StepTime:
-    """Returns the seconds of one step of the whole batch on the slowest rank.
-
-    To price many strategies, call `prepare` once for each number of micro-batches and `price` for each strategy.
-
-    Args:
-        segments: features, layers and head, with the traffic of one micro-batch.
-        strategy: how the dense part is held.
-        cluster: the ranks, with their peaks, bandwidths and links.
-        placement: where the embedding tables lie.
-        examples_per_rank: examples of all micro-batches together.
-        training: resolved settings; they say in which precision the dense part computes, sends gradients and
-            keeps AdamW's moments.
-    """
-    examples = ceil(examples_per_rank / strategy.micro_batches)
-    step = prepare(segments, cluster, placement, examples=examples, training=training, tensor=strategy.tensor)
-    return price(step, strategy)
-
-
 def prepare(
     segments: Sequence[Segment],
     cluster: Cluster,
@@ -204,9 +182,11 @@ def prepare(
     bandwidth = cluster.memory_bandwidth / ranks * (1.0 if cluster.verified else MEMORY_SHARE)
     passes = [segment_passes(segment, cluster, training, examples, bandwidth) for segment in segments]
     hosts, per_host = data_ranks(tensor, cluster.hosts, cluster.gpus_per_host)
-    everywhere, of_tables = collectives(cluster, hosts, per_host), _among_all(cluster)
+    everywhere = collectives(cluster, hosts, per_host)
+    of_tables = collectives(cluster, cluster.hosts, cluster.gpus_per_host)
     sent, ids = max(placement.all_to_all_bytes_per_rank), max(placement.id_bytes_per_rank)
     replicated = placement.replicated_gradient_bytes
+    lookups = 1 + (FREQUENCY_DECAY_PASSES if training.frequency_decay else 0)
     return Step(
         cluster=cluster,
         forward=_parts(segments, [forward for forward, _ in passes]),
@@ -221,7 +201,7 @@ def prepare(
         bucket_bytes=everywhere.bucket_bytes() if hosts * per_host > 1 else 0,
         in_host=collectives(cluster, 1, per_host),
         across=collectives(cluster, hosts, 1),
-        lookup=lookup_seconds(placement, training, bandwidth),
+        lookup=lookups * max(placement.lookup_bytes_per_rank) / bandwidth,
         besides=0.0 if cluster.device == "cpu" else HOST_STEP_SECONDS,
         all_to_all=(2 * of_tables.all_to_all(sent) + of_tables.all_to_all(ids)) if sent else 0.0,
         tables_reduce=of_tables.all_reduce(replicated) if replicated else 0.0,
@@ -238,17 +218,11 @@ def prepare(
 def segment_seconds(step: Step) -> list[tuple[float, float]]:
     """Returns the seconds of forward and backward of features, each layer and the head, with those in which tensor
     groups send."""
-    forward = [step.forward.before, *step.forward.layers, step.forward.after]
-    backward = [step.backward.before, *step.backward.layers, step.backward.after]
+    forward, backward = step.forward.each, step.backward.each
     for kind in (step.sent.all_reduce, step.sent.all_gather) if step.sent is not None else ():
         forward = [*map(float.__add__, forward, kind.forward)]
         backward = [*map(float.__add__, backward, kind.backward)]
     return list(zip(forward, backward, strict=True))
-
-
-def _among_all(cluster: Cluster) -> Collectives:
-    """Returns the collectives among all ranks, over which tables lie."""
-    return collectives(cluster, cluster.hosts, cluster.gpus_per_host)
 
 
 def price(step: Step, strategy: Strategy) -> StepTime:
@@ -275,8 +249,13 @@ def price(step: Step, strategy: Strategy) -> StepTime:
         overlapped = 0.0
     hidden = overlapped - OVERLAP_SLOWDOWN * min(overlapped, compute)
     update, on_host = update_seconds(step, strategy), strategy.updated_on_host
-    if _is_delayed(step, strategy):
-        hidden += min(_adamw(step, strategy), elapsed)
+    returned = 0.0  # the updated weights, as the model computes with them
+    if strategy.dense == "zero_offload":
+        own_bytes = step.itemsizes.computed * step.parameters.total / step.cluster.ranks
+        returned = own_bytes / step.cluster.host_link_bandwidth
+        # the update hides behind the next step; a CPU that is the device too has one memory for both
+        if step.delayed and step.cluster.device != "cpu":
+            hidden += min(_adamw(step, strategy), elapsed)
     items = compute_items | {
         "lookup": step.lookup,
         "optimizer": 0.0 if on_host else update,
@@ -284,7 +263,7 @@ def price(step: Step, strategy: Strategy) -> StepTime:
         "all_gather": links.all_gather + publication_seconds(step, strategy) + gathered,
         "reduce_scatter": links.reduce_scatter,
         "all_reduce": links.all_reduce + step.tables_reduce + summed,
-        "host_transfer": links.host_transfer + (update if on_host else 0.0) + _return(step, strategy),
+        "host_transfer": links.host_transfer + (update if on_host else 0.0) + returned,
     }
     return StepTime(**items, hidden=hidden, total=sum(items.values()) - hidden)
 
@@ -322,9 +301,7 @@ def _replicated(step: Step, strategy: Strategy) -> tuple[float, Communication]:
         spent = one_bit_all_reduce(step)
         ended += spent
     elif step.data_ranks > 1:
-        before, layers, after = step.parameters
-        computed = step.itemsizes.computed
-        sizes = [computed * values for values in (after, *reversed(layers), before)]
+        sizes = [step.itemsizes.computed * values for values in reversed(step.parameters.each)]
         ended, spent = reduced_in_buckets(
             backward, sizes, step.bucket_bytes, partial(_averaged_seconds, step)
         )
@@ -352,11 +329,10 @@ def one_bit_all_reduce(step: Step) -> float:
 
 def _zero(step: Step, strategy: Strategy) -> tuple[float, Communication]:
     """Prices zero1, zero2 and zero_offload: buckets of gradients are scattered behind backward, in the last
-    micro-batch alone or in each; `publication_seconds` has what is gathered after the update, and `_return` what
-    comes back before."""
+    micro-batch alone or in each; `publication_seconds` has what is gathered after the update."""
     passes = _passes(step, strategy)
     seconds = [passes.before[1], *(backward for _, backward in passes.layers), passes.after[1]]
-    values = [step.parameters.before, *step.parameters.layers, step.parameters.after]
+    values = step.parameters.each
     reductions: list[Reduction | None] = [None] * len(seconds)
     for bucket in unit_buckets(step, strategy):
         reductions[bucket.start] = reduction(step, strategy, sum(values[place] for place in bucket))
@@ -375,9 +351,10 @@ def _zero(step: Step, strategy: Strategy) -> tuple[float, Communication]:
 
 def unit_buckets(step: Step, strategy: Strategy) -> list[range]:
     """Returns the buckets of ZeRO, by the places of features, layers and head in them."""
-    sizes = (step.parameters.before, *step.parameters.layers, step.parameters.after)
     smallest = step.bucket_bytes if strategy.dense == "zero1" else 0
-    return zero_buckets([round(step.itemsizes.computed * values) for values in sizes], smallest)
+    return zero_buckets(
+        [round(step.itemsizes.computed * values) for values in step.parameters.each], smallest
+    )
 
 
 def reduction(step: Step, strategy: Strategy, values: float) -> Reduction:
@@ -488,12 +465,16 @@ def _host_bandwidth(cluster: Cluster) -> float:
 
 def _adamw(step: Step, strategy: Strategy) -> float:
     """Returns the seconds of AdamW on a rank's share of the state, on the device or, where offloaded, on the
-    host's CPUs."""
+    host's CPUs; of one-bit Adam's second stage, which every rank makes for all weights, without what is sent."""
     cluster, (computed, reduced, moment) = step.cluster, step.itemsizes
-    on_host = strategy.updated_on_host
+    on_host, shards, numbers = strategy.updated_on_host, _state_shards(step, strategy), step.parameters.total
+    publish = MASTER_BYTES + computed if computed != MASTER_BYTES else 0
     if step.one_bit:
-        return _one_bit_adam(step)
-    values = step.parameters.total / _state_shards(step, strategy)
+        pieces = 0 if cluster.device == "cpu" else ceil(numbers / AT_ONCE[cluster.device])
+        gather = 2 * computed + MASTER_BYTES  # gradients put together in fp32, their places set to zero
+        traffic = ONE_BIT_BYTES[cluster.device] + publish + gather
+        return ONE_BIT_KERNELS * pieces * KERNEL_SECONDS + traffic * (numbers / step.bandwidth)
+    values = numbers / shards
     state_bytes = (UPDATE_MASTERS * MASTER_BYTES + UPDATE_MOMENTS * moment) * values
     chunk = CHUNKS["cpu" if on_host else cluster.device]
     kernels = 0 if moment == MASTER_BYTES else UPDATE_KERNELS * ceil(values / chunk) * KERNEL_SECONDS
@@ -501,46 +482,15 @@ def _adamw(step: Step, strategy: Strategy) -> float:
         if strategy.dense == "zero_offload":  # gradients to fp32, weights to what the model computes with
             state_bytes += (reduced + 2 * MASTER_BYTES + computed) * values
         return kernels + state_bytes * cluster.gpus_per_host / _host_bandwidth(cluster)
-    return kernels + (state_bytes + _flat_master_bytes(step, strategy)) / step.bandwidth
-
-
-def _one_bit_adam(step: Step) -> float:
-    """Returns the seconds of an update of one-bit Adam's second stage, which every rank makes for all weights, and
-    of the copies around it, without what is sent."""
-    values, (computed, _, _) = step.parameters.total, step.itemsizes
-    on_cpu, times = step.cluster.device == "cpu", values / step.bandwidth
-    pieces = ceil(values / AT_ONCE[step.cluster.device])
-    kernels = 0.0 if on_cpu else ONE_BIT_KERNELS * pieces * KERNEL_SECONDS
-    publish = MASTER_BYTES + computed if computed != MASTER_BYTES else 0
-    gather = 2 * computed + MASTER_BYTES  # gradients put together in fp32, their places set to zero
-    return kernels + (ONE_BIT_BYTES[step.cluster.device] + publish + gather) * times
-
-
-def _flat_master_bytes(step: Step, strategy: Strategy) -> float:
-    """Returns what goes through memory around the update: with dp gradients together and weights to their copy
-    (`MasterWeights`), with zero1 and zero2 the own weights to theirs, and zeros into gradients that stay."""
-    if strategy.fully_sharded:
-        return 0.0
-    computed, values = step.itemsizes.computed, step.parameters.total
-    publish = MASTER_BYTES + computed if computed != MASTER_BYTES else 0
+    # around the update: with dp gradients together and weights to their copy (`MasterWeights`), with zero1 and
+    # zero2 the own weights to theirs, and zeros into gradients that stay
+    around = 0.0
     if strategy.dense == "dp":
         gather = computed + MASTER_BYTES + (computed if step.data_ranks > 1 else 0)
-        return (gather + publish) * values
-    return (publish / _state_shards(step, strategy) + (computed if strategy.dense == "zero1" else 0)) * values
-
-
-def _is_delayed(step: Step, strategy: Strategy) -> bool:
-    """Whether the update hides behind the next step; a CPU that is the device too has one memory for both."""
-    return step.delayed and strategy.dense == "zero_offload" and step.cluster.device != "cpu"
-
-
-def _return(step: Step, strategy: Strategy) -> float:
-    """Returns the seconds in which zero_offload copies a rank's updated weights to the device, as the model
-    computes with them."""
-    if strategy.dense != "zero_offload":
-        return 0.0
-    returned = step.itemsizes.computed * step.parameters.total / step.cluster.ranks
-    return returned / step.cluster.host_link_bandwidth
+        around = (gather + publish) * numbers
+    elif not strategy.fully_sharded:
+        around = (publish / shards + (computed if strategy.dense == "zero1" else 0)) * numbers
+    return kernels + (state_bytes + around) / step.bandwidth
 
 
 def _state_shards(step: Step, strategy: Strategy) -> int:
@@ -554,6 +504,6 @@ def publication_seconds(step: Step, strategy: Strategy) -> float:
     each rank has updated, as the model computes with them."""
     if strategy.dense not in ("zero1", "zero2", "zero_offload") or step.one_bit:
         return 0.0
-    values = (step.parameters.before, *step.parameters.layers, step.parameters.after)
+    values = step.parameters.each
     buckets = [sum(values[place] for place in bucket) for bucket in unit_buckets(step, strategy)]
     return sum(step.everywhere.all_gather(step.itemsizes.computed * bucket) for bucket in buckets)

@@ -11,7 +11,8 @@ Shapes: S stretches of rows that occur about equally often.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -20,8 +21,7 @@ from numpy.typing import NDArray
 
 from dhen.inputs.lift import TableGroup
 from dhen.schema import Table, kept_rows
-from trials.planner.table_placement import Placement
-from trials.planner.table_shards import FP32_BYTES, ID_BYTES, ONE_PROCESS_ROW_STATE_BYTES
+from trials.planner.table_placement import FP32_BYTES, ID_BYTES, ONE_PROCESS_ROW_STATE_BYTES, Placement
 from trials.records.strategy import KIB, Strategy
 
 # Memory of lookup and update of tables on several ranks, beside the tables: TorchRec's buffers, and gradients.
@@ -56,18 +56,26 @@ class Lookup(NamedTuple):
 
 def kept_bytes(lookup: Lookup) -> int:
     """Returns what the fullest rank keeps of its lookups until the update of the tables, beside the embeddings:
-    ids as they were received, where each bag begins, row numbers in replicated tables."""
+    ids as they were received, where each bag begins, row numbers in replicated tables; with a second lookup of
+    rows also these, and all embeddings that were looked up, which are saved for the decay."""
     placement, batch = lookup.placement, lookup.ranks * lookup.examples
-    replicated = [table for table in lookup.tables if table.name in placement.replicated]
-    own = sum(table.mean_ids for table in replicated) * lookup.examples * ID_BYTES
-    by_name, here = (
-        {table.name: table for table in lookup.tables},
-        [list[Table]() for _ in range(lookup.ranks)],
-    )
+    by_name = {table.name: table for table in lookup.tables}
+    by_rank = [list[Table]() for _ in range(lookup.ranks)]
     for shard in placement.shards:
-        here[shard.rank].append(by_name[shard.table])
-    by_rank = (_received_bytes(lookup, rank, tables, batch) for rank, tables in enumerate(here))
-    return round(max(by_rank) + own)
+        by_rank[shard.rank].append(by_name[shard.table])
+    most = 0.0
+    for rank, here in enumerate(by_rank):
+        received = placement.id_bytes_per_rank[rank]
+        if lookup.repeats_rows and here:
+            distinct = [min(table.rows, table.mean_ids * batch) for table in here]
+            bags = batch + max(distinct)
+            columns = placement.all_to_all_bytes_per_rank[rank] / lookup.sent_bytes / batch
+            received += ID_BYTES * (sum(distinct) + len(here) * bags) + FP32_BYTES * bags * columns
+        else:
+            received += ID_BYTES * len(here) * batch
+        most = max(most, received)
+    replicated = (table.mean_ids for table in lookup.tables if table.name in placement.replicated)
+    return round(most + sum(replicated) * lookup.examples * ID_BYTES)
 
 
 def update_bytes(lookup: Lookup) -> int:
@@ -77,11 +85,31 @@ def update_bytes(lookup: Lookup) -> int:
     made, as sparse tensors, and these tables are updated from dense sums of them. Categorical and multi-hot tables
     in one matrix have a sparse gradient each, which are copied into one.
     """
+    placement, sent_bytes = lookup.placement, lookup.sent_bytes
+    # gradients of pooled embeddings: joined over tables, a copy for each rank, these in one tensor; then what is
+    # sent and what arrives, which becomes fp32 again
+    here, arrived = _pooled_here(lookup), round(max(placement.all_to_all_bytes_per_rank))
+    if sent_bytes == FP32_BYTES:
+        moments = [3 * here, 2 * here + arrived]
+    else:
+        sent = here + here * sent_bytes // FP32_BYTES + arrived
+        moments = [3 * here, sent, arrived + arrived * FP32_BYTES // sent_bytes]
+    # a row and its number for each id, by length of embeddings and whether tables are multi-hot
+    sparse: dict[tuple[int, bool], float] = defaultdict(float)
+    named = set(placement.replicated)
+    for table, dim in zip(lookup.tables, lookup.dims, strict=True):
+        if table.name in named:
+            size = lookup.examples * table.mean_ids * (FP32_BYTES * dim + ID_BYTES)
+            sparse[dim, table.multi_hot] += size
+    joined = (
+        sparse[dim, True] + sparse[dim, False]
+        for dim, multi_hot in list(sparse)
+        if multi_hot and (dim, False) in sparse
+    )
+    dense = DENSE_SUMS * placement.replicated_gradient_bytes + lookup.rounding_bytes
+    beside = max(dense, round(max(joined, default=0)))
     embeddings = FP32_BYTES * lookup.examples * sum(lookup.dims)
-    dense = DENSE_SUMS * lookup.placement.replicated_gradient_bytes + lookup.rounding_bytes
-    sparse = _sparse_bytes(lookup)
-    beside = max(dense, round(max(_joined_bytes(sparse), default=0)))
-    return embeddings + max(*_on_their_way(lookup), round(sum(sparse.values())) + beside)
+    return embeddings + max(*moments, round(sum(sparse.values())) + beside)
 
 
 def lookup_bytes(lookup: Lookup) -> int:
@@ -91,55 +119,11 @@ def lookup_bytes(lookup: Lookup) -> int:
     return 2 * pooled + _pooled_here(lookup)
 
 
-def _received_bytes(lookup: Lookup, rank: int, here: Sequence[Table], batch: int) -> float:
-    """Returns ids and offsets of a rank's shards, which are of the tables `here`; with a second lookup of rows
-    also these, and all embeddings that were looked up, which are saved for the decay."""
-    placement = lookup.placement
-    ids = placement.id_bytes_per_rank[rank]
-    if not (lookup.repeats_rows and here):
-        return ids + ID_BYTES * len(here) * batch
-    distinct = [min(table.rows, table.mean_ids * batch) for table in here]
-    bags = batch + max(distinct)
-    columns = placement.all_to_all_bytes_per_rank[rank] / lookup.sent_bytes / batch
-    return ids + ID_BYTES * (sum(distinct) + len(here) * bags) + FP32_BYTES * bags * columns
-
-
 def _pooled_here(lookup: Lookup) -> int:
     """Returns the embeddings of this rank's examples from all shards, in fp32."""
     sized = zip(lookup.tables, lookup.dims, strict=True)
     columns = sum(dim for table, dim in sized if table.name not in lookup.placement.replicated)
     return FP32_BYTES * lookup.examples * columns
-
-
-def _sparse_bytes(lookup: Lookup) -> dict[tuple[int, bool], float]:
-    """Returns the gradients of replicated tables as backward makes them, a row and its number for each id, by
-    length of embeddings and whether tables are multi-hot."""
-    named, found = set(lookup.placement.replicated), dict[tuple[int, bool], float]()
-    for table, dim in zip(lookup.tables, lookup.dims, strict=True):
-        if table.name in named:
-            size = lookup.examples * table.mean_ids * (FP32_BYTES * dim + ID_BYTES)
-            found[dim, table.multi_hot] = found.get((dim, table.multi_hot), 0.0) + size
-    return found
-
-
-def _joined_bytes(sparse: dict[tuple[int, bool], float]) -> Iterator[float]:
-    """Yields the copies in which the gradients of both kinds of tables in one matrix are joined."""
-    for dim, multi_hot in sparse:
-        if multi_hot and (dim, False) in sparse:
-            yield sparse[dim, True] + sparse[dim, False]
-
-
-def _on_their_way(lookup: Lookup) -> Iterator[int]:
-    """Yields, moment by moment, what TorchRec holds of gradients of pooled embeddings: joined over tables, a copy
-    for each rank, these in one tensor; then what is sent and what arrives, which becomes fp32 again."""
-    here = _pooled_here(lookup)
-    arrived = round(max(lookup.placement.all_to_all_bytes_per_rank))
-    yield 3 * here
-    if lookup.sent_bytes == FP32_BYTES:
-        yield 2 * here + arrived
-        return
-    yield here + here * lookup.sent_bytes // FP32_BYTES + arrived
-    yield arrived + arrived * FP32_BYTES // lookup.sent_bytes
 
 
 # Memory of lookup and update of tables in one process, beside the tables: what a gradient needs, and its sums.
@@ -181,25 +165,21 @@ def one_rank_update_bytes(
 ) -> int:
     """Returns what the update of the tables takes: gradients of all matrices, which `groups` says, and what the
     dearest of their updates takes beside them. `rounding_bytes` says what rounding so many numbers takes."""
-    found = [_group_bytes(group, tables, examples, rounding_bytes) for group in groups]
-    return sum(gradients for gradients, _ in found) + max((beside for _, beside in found), default=0)
-
-
-def _group_bytes(
-    group: TableGroup, tables: Sequence[Table], examples: int, rounding_bytes: Callable[[int], int]
-) -> tuple[int, int]:
-    """Returns the gradients of tables in one matrix, and what the matrix's update takes beside all gradients:
-    duplicates are summed, or new weights rounded, or gradients of both kinds of tables joined."""
-    here, width = [tables[index] for index in group.places], FP32_BYTES * group.dim
-    ids = [table.mean_ids * examples for table in here]
-    rows = [min(table.rows, count) for table, count in zip(here, ids, strict=True)]
-    joined = len({table.multi_hot for table in here}) - 1
-    gradients = round(sum(ids) * (width + INT64_BYTES))
-    summing = round(sum(rows) * (width + ROW_NUMBERS * INT64_BYTES))
-    summing += round(max(sum(rows) * (COLUMNS_PER_ROW - 1) * width, sum(ids) * INDICES_AN_ID * INT64_BYTES))
-    numbers = round(sum(rows)) * group.dim
-    rounding = ROWS_BESIDE_ROUNDING * numbers * FP32_BYTES + rounding_bytes(numbers)
-    return gradients, max(summing, rounding, joined * gradients)
+    all_gradients = most = 0
+    for group in groups:
+        here, width = [tables[index] for index in group.places], FP32_BYTES * group.dim
+        ids = [table.mean_ids * examples for table in here]
+        rows = [min(table.rows, count) for table, count in zip(here, ids, strict=True)]
+        joined = len({table.multi_hot for table in here}) - 1  # gradients of both kinds of tables, or none
+        gradients = round(sum(ids) * (width + INT64_BYTES))
+        summing = round(sum(rows) * (width + ROW_NUMBERS * INT64_BYTES))
+        steps = sum(rows) * (COLUMNS_PER_ROW - 1) * width
+        summing += round(max(steps, sum(ids) * INDICES_AN_ID * INT64_BYTES))
+        numbers = round(sum(rows)) * group.dim
+        rounding = ROWS_BESIDE_ROUNDING * numbers * FP32_BYTES + rounding_bytes(numbers)
+        all_gradients += gradients
+        most = max(most, summing, rounding, joined * gradients)
+    return all_gradients + most
 
 
 INDEX_BYTES = 4 + 4
@@ -256,7 +236,19 @@ class Below:
         self, groups: Sequence[TableGroup], tables: Sequence[Table], examples: int, weight_bytes: int
     ) -> None:
         """`examples` of the rank's batch; bytes of a weight as it is stored."""
-        self._matrices = [_matrix(group, tables, examples, weight_bytes) for group in groups]
+        self._matrices = list[Matrix]()
+        for group in groups:
+            here = tuple(tables[place] for place in group.places)
+            read = (examples * table.mean_ids * (MOST_BAG if table.multi_hot else 1) for table in here)
+            matrix = Matrix(
+                rows=sum(table.rows for table in here),
+                least=sum(min(table.rows, math.ceil(most)) for table, most in zip(here, read, strict=True)),
+                row_bytes=group.dim * weight_bytes + ONE_PROCESS_ROW_STATE_BYTES,
+                stored_bytes=group.dim * weight_bytes + STORED_STATE_BYTES,
+                ids=examples * sum(table.mean_ids for table in here),
+                hits=hits_of(here),
+            )
+            self._matrices.append(matrix)
         self.least_bytes = sum(matrix.least * matrix.row_bytes for matrix in self._matrices)
         """Bytes of the smallest cache."""
         self.whole_bytes = sum(matrix.rows * matrix.row_bytes for matrix in self._matrices)
@@ -295,19 +287,6 @@ class Below:
         rows = zip(self._matrices, self.cached_rows(cache_kib), strict=True)
         found = sum(matrix.ids * matrix.hits.share(held) for matrix, held in rows)
         return found / max(sum(matrix.ids for matrix in self._matrices), 1e-9)
-
-
-def _matrix(group: TableGroup, tables: Sequence[Table], examples: int, weight_bytes: int) -> Matrix:
-    its = tuple(tables[place] for place in group.places)
-    read = (examples * table.mean_ids * (MOST_BAG if table.multi_hot else 1) for table in its)
-    return Matrix(
-        rows=sum(table.rows for table in its),
-        least=sum(min(table.rows, math.ceil(most)) for table, most in zip(its, read, strict=True)),
-        row_bytes=group.dim * weight_bytes + ONE_PROCESS_ROW_STATE_BYTES,
-        stored_bytes=group.dim * weight_bytes + STORED_STATE_BYTES,
-        ids=examples * sum(table.mean_ids for table in its),
-        hits=hits_of(its),
-    )
 
 
 @lru_cache(maxsize=64)

@@ -21,14 +21,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dhen.schema import Growing, Table
+from dhen.schema import Table
 from dhen.tape import FP32_BYTES
 from trials.cluster.cluster import Cluster, Link
 from trials.optim.adamw import MOMENTS
 from trials.planner.collectives import HOST_MEMORY_BANDWIDTH, NETWORK_SHARE
 from trials.planner.table_memory import hits_of, stretches
-from trials.records.job import Synchrony
-from trials.records.strategy import ServerLevel
+from trials.records.job import TablesConfig
+from trials.records.strategy import ServerLevel, Strategy
 
 # Embedding tables on servers: the rows that ranks pull for a step, and the bytes that are held and sent of them.
 #
@@ -56,10 +56,17 @@ class Served(NamedTuple):
     sent_bytes: int
     """Bytes of a weight or gradient on its way."""
 
-    def rows(self, examples: int | None = None) -> list[float]:
-        """Returns the rows of each table that so many examples look up, each once; by default a rank's."""
-        examples = self.examples if examples is None else examples
-        return [different_rows(table, examples) for table in self.tables]
+    def rows(self) -> list[float]:
+        """Returns the different rows of each table that a rank's examples look up, as is to be expected."""
+        found = []
+        for table in self.tables:
+            row_S, mean_S = stretches(table)
+            ids_S = self.examples * mean_S
+            again = float((row_S * -np.expm1(-ids_S / row_S)).sum())
+            # first lookups, each of a row of its own
+            first = max(0.0, self.examples * table.mean_ids - float(ids_S.sum()))
+            found.append(min(table.rows, again + first))
+        return found
 
     @property
     def rows_pulled(self) -> float:
@@ -114,17 +121,6 @@ class Served(NamedTuple):
         """Bytes of all rows on all servers together, with row-wise Adagrad's sums."""
         sizes = zip(self.tables, self.dims, strict=True)
         return sum(table.rows * (self.weight_bytes * dim + SUM_BYTES) for table, dim in sizes)
-
-
-def different_rows(table: Table, examples: int) -> float:
-    """Returns how many different rows of a table so many examples look up, as is to be expected."""
-    row_S, mean_S = stretches(table)
-    ids_S = examples * mean_S
-    found = float((row_S * -np.expm1(-ids_S / row_S)).sum())
-    first = max(
-        0.0, examples * table.mean_ids - float(ids_S.sum())
-    )  # first lookups, each of a row of its own
-    return min(table.rows, found + first)
 
 
 # How many servers a model's embedding tables need, and what they take of a host's memory.
@@ -189,15 +185,12 @@ def kept(served: Served, *, decays: bool, dense_numbers: int) -> Kept:
     rows = sum(table.rows for table in served.tables)
     rules = [(table, table.growing) for table in served.tables if table.growing is not None]
     beside = rows * (DECAY_BYTES * decays + GIVEN_BYTES * bool(rules)) + DENSE_BYTES * dense_numbers
-    return Kept(served.row_bytes, beside + sum(_growing_bytes(table, rule) for table, rule in rules))
-
-
-def _growing_bytes(table: Table, rule: Growing) -> int:
-    """Returns what is known of a growing table's rows on all servers."""
-    timed = TIME_BYTES if rule.ttl_milliseconds is not None else 0
-    index = PLACE_BYTES * _power_of_two(PLACES * table.rows)
-    waits = rule.admit_after > 1 or rule.evict == "lfu"
-    return table.rows * (KEY_BYTES + timed) + index + (_power_of_two(COUNTERS * table.rows) if waits else 0)
+    for table, rule in rules:
+        timed = TIME_BYTES if rule.ttl_milliseconds is not None else 0
+        beside += table.rows * (KEY_BYTES + timed) + PLACE_BYTES * _power_of_two(PLACES * table.rows)
+        if rule.admit_after > 1 or rule.evict == "lfu":  # keys wait to be admitted
+            beside += _power_of_two(COUNTERS * table.rows)
+    return Kept(served.row_bytes, beside)
 
 
 def _power_of_two(count: int) -> int:
@@ -226,23 +219,6 @@ ADAMW_COPIES = 3 + 2 * len(MOMENTS)
 """Times that a dense weight's bytes go through memory where a server updates it."""
 
 
-class Fleet(NamedTuple):
-    """Servers, the ranks that ask them, and the cluster that has both."""
-
-    cluster: Cluster
-    served: Served
-    kept: Kept
-    servers: int
-    level: ServerLevel
-    synchrony: Synchrony
-    pulls_ahead: bool
-    """Whether a batch's rows are pulled while the one before is computed."""
-    waits_for_updates: bool
-    """Whether a pull waits for the updates of the step before."""
-    dense_numbers: int
-    """Dense weights that are pulled and pushed too; 0 if ranks have them."""
-
-
 class ServersTime(NamedTuple):
     """Seconds of a step that servers are about."""
 
@@ -259,29 +235,79 @@ class ServersTime(NamedTuple):
         return self.pull + self.push + self.waits
 
 
-def servers_time(fleet: Fleet, rest: float) -> ServersTime:
-    """Returns the seconds of pulls and pushes in a step whose rest takes so many seconds."""
-    served, ranks = fleet.served, fleet.cluster.ranks
-    alone = fleet.synchrony == "async"
+def servers_time(
+    served: Served,
+    kept: Kept,
+    cluster: Cluster,
+    strategy: Strategy,
+    tables: TablesConfig,
+    *,
+    dense_numbers: int,
+    rest: float,
+) -> ServersTime:
+    """Returns the seconds of pulls and pushes in a step.
+
+    Args:
+        served: the tables.
+        kept: all that servers have.
+        cluster: it has servers, and the ranks that ask them.
+        strategy: its servers.
+        tables: what waits for what.
+        dense_numbers: dense weights that are pulled and pushed too; 0 if ranks have them.
+        rest: seconds of the step without what servers are about.
+    """
+    ranks, servers = cluster.ranks, strategy.servers
+    link, alone = link_of(cluster), tables.synchrony == "async"
     asking = 1 if alone else ranks  # ranks that train together ask at the same moment
-    asked = _transfer(fleet, NUMBER_BYTES * served.rows_pulled + _key_bytes(served))
-    unpacking = READ_COPIES * FP32_BYTES * served.numbers_pulled / CORE_BANDWIDTH
-    pull = asked + _transfer(fleet, served.pulled_bytes) + unpacking + ID_SECONDS * served.ids
-    pull += _round_trip(fleet) * (2 if served.growing_rows else 1) + asking * _read_seconds(fleet)
-    push = _transfer(fleet, served.pushed_bytes) + unpacking + _messages(fleet)
-    if fleet.synchrony == "sync":
-        push += _update_seconds(fleet, _merged(served, ranks)) + ranks * _merge_seconds(fleet)
+
+    def transfer(size: float) -> float:
+        """Returns the seconds in which every rank gets so many bytes from all servers, or sends as many."""
+        if cluster.hosts == 1:
+            return ranks * size / link.bandwidth
+        crossing = size * (cluster.hosts - 1) / cluster.hosts
+        on_one = -(-servers // cluster.hosts) / servers  # share of all servers on the fullest host
+        through_servers = ranks * crossing * on_one / (cluster.gpus_per_host * link.bandwidth)
+        return max(crossing / link.bandwidth, through_servers)
+
+    def update(updated: Served) -> float:
+        """Returns the seconds in which each server updates rows."""
+        copies = UPDATE_COPIES * (updated.weight_bytes * updated.numbers_pulled) / CORE_BANDWIDTH
+        return (UPDATE_ROW_SECONDS * updated.rows_pulled + copies) / servers
+
+    # of a request to every server beside its bytes; of a rank's rows on each server; of its dense weights
+    messages = MESSAGES * servers * MESSAGE_SECONDS + link.latency
+    rows, numbers = served.rows_pulled, served.numbers_pulled
+    read = READ_ROW_SECONDS * rows + READ_COPIES * (served.weight_bytes * numbers) / CORE_BANDWIDTH
+    if strategy.server_level == "ssd":
+        # a host's memory holds pages of the rows that occur most, one for each row
+        room = (1 - LEFT_TO_SYSTEM) * cluster.host_memory_bytes * min(servers, cluster.hosts) - kept.beside
+        if room < kept.rows:
+            in_memory = hits_of(served.tables).share(int(max(0.0, room) // PAGE_BYTES))
+            # an id whose row is not among these is taken to be the batch's only one of it
+            cold = min(1.0, (1.0 - in_memory) * served.ids / max(rows, 1e-9))
+            read += cold * rows * COLD_ROW_SECONDS
+    read /= servers
+    merge = (MERGE_ROW_SECONDS * rows + MERGE_COPIES * (FP32_BYTES * numbers) / CORE_BANDWIDTH) / servers
+    dense_update = ADAMW_COPIES * FP32_BYTES * dense_numbers / CORE_BANDWIDTH / servers
+    # of growing tables key, table and occurrences, and a row in answer
+    asked = transfer(NUMBER_BYTES * rows + 4 * NUMBER_BYTES * served.growing_rows)
+    unpacking = READ_COPIES * FP32_BYTES * numbers / CORE_BANDWIDTH
+    pull = asked + transfer(served.pulled_bytes) + unpacking + ID_SECONDS * served.ids
+    pull += 2 * messages * (2 if served.growing_rows else 1) + asking * read
+    push = transfer(served.pushed_bytes) + unpacking + messages
+    if tables.synchrony == "sync":
+        push += update(served._replace(examples=ranks * served.examples)) + ranks * merge
     else:
-        push += asking * _update_seconds(fleet, served)
-    if fleet.dense_numbers:
-        pull += _round_trip(fleet) + _transfer(fleet, FP32_BYTES * fleet.dense_numbers)
-        push += _transfer(fleet, FP32_BYTES * fleet.dense_numbers) + _dense_update(fleet)
+        push += asking * update(served)
+    if dense_numbers:
+        pull += 2 * messages + transfer(FP32_BYTES * dense_numbers)
+        push += transfer(FP32_BYTES * dense_numbers) + dense_update
     if alone:
-        busy = ranks * (_read_seconds(fleet) + _update_seconds(fleet, served) + _dense_update(fleet))
+        busy = ranks * (read + update(served) + dense_update)
         return ServersTime(pull, push, 0.0, waits=max(0.0, busy - rest - pull - push))
-    if fleet.pulls_ahead:
+    if tables.pulls_ahead:
         return ServersTime(pull, push, min(rest, pull + push))
-    return ServersTime(pull, push, 0.0 if fleet.waits_for_updates else min(rest, push))
+    return ServersTime(pull, push, 0.0 if tables.steps_behind == 0 else min(rest, push))
 
 
 def link_of(cluster: Cluster) -> Link:
@@ -292,80 +318,3 @@ def link_of(cluster: Cluster) -> Link:
     if cluster.device == "cpu" and cluster.nvlink is not None:
         return cluster.nvlink
     return Link(bandwidth=HOST_MEMORY_BANDWIDTH / READ_COPIES, latency=0.0)
-
-
-def _transfer(fleet: Fleet, size: float) -> float:
-    """Returns the seconds in which every rank gets so many bytes from all servers, or sends as many."""
-    cluster, link = fleet.cluster, link_of(fleet.cluster)
-    if cluster.hosts == 1:
-        return cluster.ranks * size / link.bandwidth
-    crossing = size * (cluster.hosts - 1) / cluster.hosts
-    on_one = -(-fleet.servers // cluster.hosts) / fleet.servers  # share of all servers on the fullest host
-    through_servers = cluster.ranks * crossing * on_one / (cluster.gpus_per_host * link.bandwidth)
-    return max(crossing / link.bandwidth, through_servers)
-
-
-def _messages(fleet: Fleet) -> float:
-    """Returns the seconds of a request to every server beside its bytes."""
-    return MESSAGES * fleet.servers * MESSAGE_SECONDS + link_of(fleet.cluster).latency
-
-
-def _round_trip(fleet: Fleet) -> float:
-    """Returns the seconds of a request to every server and of their answers, beside bytes."""
-    return 2 * _messages(fleet)
-
-
-def _key_bytes(served: Served) -> float:
-    """Returns what is sent for rows of growing tables: key, table and occurrences, and a row in answer."""
-    return 4 * NUMBER_BYTES * served.growing_rows
-
-
-def _row_bytes(served: Served) -> float:
-    """Returns the bytes of all rows that a rank pulls, as servers have them."""
-    return served.weight_bytes * served.numbers_pulled
-
-
-def _read_seconds(fleet: Fleet) -> float:
-    """Returns the seconds in which each server looks a rank's rows up."""
-    served = fleet.served
-    seconds = READ_ROW_SECONDS * served.rows_pulled + READ_COPIES * _row_bytes(served) / CORE_BANDWIDTH
-    if fleet.level == "ssd":
-        seconds += cold_share(fleet) * served.rows_pulled * COLD_ROW_SECONDS
-    return seconds / fleet.servers
-
-
-def cold_share(fleet: Fleet) -> float:
-    """Returns the share of rows pulled that are not in memory, where servers have them on an SSD: a host's memory
-    holds pages of those that occur most, one for each row."""
-    room = (1 - LEFT_TO_SYSTEM) * fleet.cluster.host_memory_bytes * min(fleet.servers, fleet.cluster.hosts)
-    room -= fleet.kept.beside
-    if room >= fleet.kept.rows:
-        return 0.0
-    rows, examples = int(max(0.0, room) // PAGE_BYTES), fleet.served.examples
-    share = hits_of(fleet.served.tables).share(rows)
-    ids = examples * sum(table.mean_ids for table in fleet.served.tables)
-    # an id whose row is not among these is taken to be the batch's only one of it
-    return min(1.0, (1.0 - share) * ids / max(fleet.served.rows_pulled, 1e-9))
-
-
-def _update_seconds(fleet: Fleet, served: Served) -> float:
-    """Returns the seconds in which each server updates rows."""
-    seconds = UPDATE_ROW_SECONDS * served.rows_pulled + UPDATE_COPIES * _row_bytes(served) / CORE_BANDWIDTH
-    return seconds / fleet.servers
-
-
-def _merge_seconds(fleet: Fleet) -> float:
-    """Returns the seconds in which each server adds a rank's gradients to those of others."""
-    served = fleet.served
-    size = FP32_BYTES * served.numbers_pulled
-    return (MERGE_ROW_SECONDS * served.rows_pulled + MERGE_COPIES * size / CORE_BANDWIDTH) / fleet.servers
-
-
-def _merged(served: Served, ranks: int) -> Served:
-    """Returns the rows that all ranks' examples look up together."""
-    return served._replace(examples=ranks * served.examples)
-
-
-def _dense_update(fleet: Fleet) -> float:
-    """Returns the seconds in which each server updates its piece of the dense weights."""
-    return ADAMW_COPIES * FP32_BYTES * fleet.dense_numbers / CORE_BANDWIDTH / fleet.servers

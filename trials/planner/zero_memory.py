@@ -1,9 +1,14 @@
-"""Memory of ZeRO's stages 1 and 2, moment by moment: what `trials.training.distributed.zero` holds.
+"""Memory of ZeRO's stages 1 and 2, and of ZeRO-Offload, moment by moment: what `trials.training.distributed.zero`
+and `zero_offload` hold.
 
 Weights lie in c on every rank, in buckets that are padded to equal parts. Of its own parts a rank has the
 moments, fp32 masters where c is not fp32, and from a bucket's reduction to the update fp32 gradients. Stage 1
 has gradients in c of all weights all the time. Stage 2 has those of the segment that is in backward, and one
 bucket on its way.
+
+With ZeRO-Offload the device has weights in c, the gradients of the segment that is in backward, and one bucket on
+its way. The host has, of the own parts, fp32 masters, moments, weights in c that go back, and a place for
+gradients as they arrive and in fp32; with delay two such places.
 """
 
 from __future__ import annotations
@@ -14,6 +19,8 @@ from typing import Literal, NamedTuple
 
 from dhen.tape import FP32_BYTES
 from trials.optim.adamw import MOMENTS
+from trials.optim.one_bit_adam import LowRankSizes
+from trials.planner.collectives import BUCKET_BYTES
 from trials.planner.segments import ITEMSIZES, Segment
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Strategy
@@ -108,6 +115,67 @@ class Activations:
         return (*earlier, (segments[running].name, moment.activations - sum(size for _, size in earlier)))
 
 
+class DenseRank(NamedTuple):
+    """A rank's dense part before it is priced: what memory depends on."""
+
+    segments: Sequence[Segment]
+    """The model's segments at the micro-batch's size."""
+    activations: Activations
+    """What these segments hold, with the strategy's checkpointing."""
+    strategy: Strategy
+    batch: Batch
+    itemsizes: Itemsizes
+    hosts: int
+    gpus_per_host: int
+    """Ranks per host; with `hosts` those that hold the same parts of the model."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Kind of the device; it decides how many numbers the update takes at once, and whether gloo or NCCL sends."""
+    bucket_bytes: int = BUCKET_BYTES
+    """Bytes of gradients that DDP reduces at a time."""
+    delayed: bool = False
+    """Whether updates go on while the next step runs (zero_offload)."""
+    one_bit: bool = False
+    """Whether the optimizer is one-bit Adam (dp and zero1)."""
+    low_rank: LowRankSizes | None = None
+    """What PowerSGD sends (dp alone); None without it."""
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that a weight's gradients are averaged over."""
+        return self.hosts * self.gpus_per_host
+
+    @property
+    def copies(self) -> bool:
+        """Whether what is reduced or scattered is held once more, by gloo."""
+        return self.device == "cpu" and self.ranks > 1
+
+    @property
+    def values(self) -> int:
+        """Number of parameters."""
+        return sum(segment.parameters for segment in self.segments)
+
+    @property
+    def several(self) -> bool:
+        """Whether a step has several micro-batches."""
+        return self.strategy.micro_batches > 1
+
+    @property
+    def beside(self) -> int:
+        """Embeddings of all micro-batches, alive beside the running one; 0 with one micro-batch."""
+        return self.batch.embeddings if self.several else 0
+
+    @property
+    def last_embeddings(self) -> int:
+        """Embeddings whose gradients are there when backward has ended."""
+        return self.batch.embeddings if self.several else self.batch.micro_embeddings
+
+    def forward(self, gradients: int) -> Iterator[LiveMemory]:
+        """Yields the moments of forward if nothing is gathered, beside so many bytes of gradients."""
+        for index, segment in enumerate(self.segments):
+            running = self.activations.forward[index] + self.beside
+            yield LiveMemory(f"forward of {segment.name}", index, running, gradients)
+
+
 # The buckets of ZeRO's stages 1 and 2: which units of a model lie in one tensor, to be reduced at a time.
 
 
@@ -169,83 +237,65 @@ def zero_state(
     return ZeroState(buckets, parts, ranks, computed * ranks * sum(parts), masters)
 
 
-class _OnItsWay(NamedTuple):
-    """The bucket that is being reduced, in bytes."""
-
-    sent: int = 0
-    """What is sent, apart from gradients that stay."""
-    part: int = 0
-    """The own part as it arrives."""
-    gradient: int = 0
-    """The fp32 gradient that it becomes, or is."""
-    copy: int = 0
-    """What is sent once more, as gloo reduces it."""
-
-    def waited_for(self, copies: bool) -> int:
-        """Returns what is held while the bucket is waited for, with gloo's copy or without."""
-        return self.sent + self.part + (self.copy if copies else 0)
-
-
-def zero_moments(
-    segments: Sequence[Segment],
-    activations: Activations,
-    strategy: Strategy,
-    batch: Batch,
-    itemsizes: Itemsizes,
-    state: ZeroState,
-    workspace: int,
-    *,
-    copies: bool,
-) -> Iterator[LiveMemory]:
+def zero_moments(rank: DenseRank, state: ZeroState, workspace: int) -> Iterator[LiveMemory]:
     """Yields the moments of the last micro-batch, in which most is held, and of the update.
 
-    With `copies` a bucket that is reduced is held once more, by gloo, when it is waited for.
+    Gradients of ZeRO-Offload go to the host, whose memory the update takes; its micro-batches are all alike.
     """
-    computed, reduced, _ = itemsizes
-    several, stays = strategy.micro_batches > 1, strategy.dense == "zero1"
-    beside = batch.embeddings if several else 0
-    all_gradients = FP32_BYTES * state.owned
-    gradients = all_gradients if several and not stays else 0
-    for index, segment in enumerate(segments):
-        yield LiveMemory(f"forward of {segment.name}", index, activations.forward[index] + beside, gradients)
+    segments, activations = rank.segments, rank.activations
+    computed, reduced, _ = rank.itemsizes
+    stays, offload = rank.strategy.dense == "zero1", rank.strategy.dense == "zero_offload"
+    all_gradients = 0 if offload else FP32_BYTES * state.owned
+    gradients = all_gradients if rank.several and not stays else 0
+    yield from rank.forward(gradients)
     ends = {bucket.start: part for bucket, part in zip(state.buckets, state.parts, strict=True)}
-    way = _OnItsWay()
+    # of the bucket that is being reduced: what is sent apart from gradients that stay, and the own part as it
+    # arrives; what gloo holds of it once more when it is waited for; the fp32 gradient that it becomes, or is
+    on_its_way = copy = arriving = gradient = 0
+    copied = 0  # the part before, on its way to the host
     for index in reversed(range(len(segments))):
         name, own = segments[index].name, 0 if stays else activations.backward_gradients[index]
-        at, running = f"backward of {name}", activations.backward[index] + beside
-        yield LiveMemory(at, index, running, gradients + own, buffers=way.sent + way.part)
+        at, running = f"backward of {name}", activations.backward[index] + rank.beside
+        yield LiveMemory(at, index, running, gradients + own, buffers=on_its_way)
         if index not in ends:
             continue
-        at, made = f"reduce-scatter of {name}", activations.gradients_made[index] + beside
+        at, made = f"reduce-scatter of {name}", activations.gradients_made[index] + rank.beside
         if index == 0:  # embeddings' gradients come first, the output's is no longer needed
-            made = max(batch.micro_embeddings + beside, made - segments[0].footprint.output)
+            made = max(rank.batch.micro_embeddings + rank.beside, made - segments[0].footprint.output)
         whole = 0 if stays else computed * segments[index].parameters
-        yield LiveMemory(at, index, made, gradients + whole, buffers=way.waited_for(copies))
-        gradients = min(gradients + way.gradient, all_gradients)
-        padded = reduced * state.ranks * ends[index]
-        way = _OnItsWay(
-            sent=0 if stays and reduced == computed else padded,
-            part=reduced * ends[index],
-            gradient=FP32_BYTES * ends[index],
-            copy=padded,
-        )
-        yield LiveMemory(at, index, made, gradients + whole, buffers=way.sent)
-        yield LiveMemory(at, index, made, gradients, buffers=way.sent + way.part)
-    embeddings = batch.embeddings if several else batch.micro_embeddings
-    yield LiveMemory("reduce-scatter of features", 0, embeddings, gradients, buffers=way.sent + way.part)
-    last_gradient = 0 if several and not stays else way.gradient
-    yield LiveMemory("optimizer step", 0, 0, all_gradients - last_gradient, buffers=way.waited_for(copies))
-    arrived = 0 if reduced == FP32_BYTES else way.part  # what becomes the last bucket's gradient
+        yield LiveMemory(at, index, made, gradients + whole, buffers=on_its_way + copy)
+        gradients = min(gradients + gradient, all_gradients)
+        padded, arriving = reduced * state.ranks * ends[index], reduced * ends[index]
+        sent, gradient = 0 if stays and reduced == computed else padded, FP32_BYTES * ends[index]
+        yield LiveMemory(at, index, made, gradients + whole, buffers=sent + copied)
+        # an accelerator frees a part when the next one leaves, which waits for the copy; a CPU copies at once
+        left = arriving if offload and rank.device == "cuda" else 0
+        on_its_way = left if offload and state.ranks == 1 else sent + arriving + copied
+        copied, copy = left, padded if rank.copies else 0
+        yield LiveMemory(at, index, made, gradients, buffers=on_its_way)
+    at = "copy of the last gradients to the host" if offload else "reduce-scatter of features"
+    yield LiveMemory(at, 0, rank.last_embeddings, gradients, buffers=on_its_way)
+    if offload:
+        yield LiveMemory(at, 0, 0, buffers=on_its_way + copy)
+        return
+    last_gradient = 0 if rank.several and not stays else gradient
+    yield LiveMemory("optimizer step", 0, 0, all_gradients - last_gradient, buffers=on_its_way + copy)
+    arrived = 0 if reduced == FP32_BYTES else arriving  # what becomes the last bucket's gradient
     yield LiveMemory("optimizer step", 0, 0, all_gradients, buffers=max(arrived, workspace))
 
 
-def zero_left(strategy: Strategy, itemsizes: Itemsizes, state: ZeroState) -> LiveMemory:
+def zero_left(rank: DenseRank, state: ZeroState) -> LiveMemory:
     """Returns what is held while tables are updated: all gradients but those of the first bucket, which is still
-    on its way."""
-    several, stays = strategy.micro_batches > 1, strategy.dense == "zero1"
-    part, reduced = state.parts[0] if state.parts else 0, itemsizes.reduced
-    sent = 0 if stays and reduced == itemsizes.computed else reduced * state.ranks * part
-    missing = 0 if several and not stays else FP32_BYTES * part
+    on its way, and with ZeRO-Offload nothing else."""
+    computed, reduced, _ = rank.itemsizes
+    part = state.parts[0] if state.parts else 0
+    stays = rank.strategy.dense == "zero1"
+    sent = 0 if stays and reduced == computed else reduced * state.ranks * part
+    if rank.strategy.dense == "zero_offload":
+        if state.ranks == 1:
+            sent, part = 0, part if rank.device == "cuda" else 0
+        return LiveMemory(TABLES_UPDATE, 0, 0, buffers=sent + reduced * part)
+    missing = 0 if rank.several and not stays else FP32_BYTES * part
     gradients = FP32_BYTES * state.owned - missing
     return LiveMemory(TABLES_UPDATE, 0, 0, gradients, buffers=sent + reduced * part)
 
@@ -264,70 +314,10 @@ def zero_wrapping_bytes(segments: Sequence[Segment], itemsizes: Itemsizes, state
     return most
 
 
-# Memory of ZeRO-Offload, moment by moment: what `trials.training.distributed.zero_offload` holds on the device
-# and the host.
-#
-# The device has weights in c, padded to equal parts, the gradients of the segment that is in backward, and one
-# bucket on its way. The host has, of the own parts, fp32 masters, moments, weights in c that go back, and a
-# place for gradients as they arrive and in fp32; with delay two such places.
-
-
-def host_bytes(state: ZeroState, itemsizes: Itemsizes, workspace: int, *, delayed: bool) -> int:
-    """Returns what a rank holds in the host's memory; `workspace` is the update's."""
-    places = 2 if delayed else 1
-    gradient = itemsizes.reduced + FP32_BYTES
-    number = FP32_BYTES + len(MOMENTS) * itemsizes.moment + itemsizes.computed + places * gradient
-    return number * state.owned + workspace
-
-
-def zero_offload_moments(
-    segments: Sequence[Segment],
-    activations: Activations,
-    strategy: Strategy,
-    batch: Batch,
-    itemsizes: Itemsizes,
-    state: ZeroState,
-    device: Literal["cpu", "cuda"],
-    *,
-    copies: bool,
-) -> Iterator[LiveMemory]:
-    """Yields the moments of a micro-batch on the device, which are alike in all of them, and of the update.
-
-    With `copies` a bucket that is reduced is held once more, by gloo, when it is waited for.
-    """
-    computed, reduced, _ = itemsizes
-    beside = batch.embeddings if strategy.micro_batches > 1 else 0
-    several_ranks = state.ranks > 1
-    for index, segment in enumerate(segments):
-        yield LiveMemory(f"forward of {segment.name}", index, activations.forward[index] + beside)
-    ends = {bucket.start: part for bucket, part in zip(state.buckets, state.parts, strict=True)}
-    on_its_way = copied = copy = 0
-    for index in reversed(range(len(segments))):
-        name, own = segments[index].name, activations.backward_gradients[index]
-        running = activations.backward[index] + beside
-        yield LiveMemory(f"backward of {name}", index, running, own, buffers=on_its_way)
-        if index not in ends:
-            continue
-        at, made = f"reduce-scatter of {name}", activations.gradients_made[index] + beside
-        if index == 0:  # embeddings' gradients come first, the output's is no longer needed
-            made = max(batch.micro_embeddings + beside, made - segments[0].footprint.output)
-        whole = computed * segments[index].parameters
-        yield LiveMemory(at, index, made, whole, buffers=on_its_way + copy)
-        sent, part = reduced * state.ranks * ends[index], reduced * ends[index]
-        yield LiveMemory(at, index, made, whole, buffers=sent + copied)
-        # an accelerator frees a part when the next one leaves, which waits for the copy; a CPU copies at once
-        left = part if device == "cuda" else 0
-        on_its_way = sent + part + copied if several_ranks else left
-        copied, copy = left, sent if copies else 0
-        yield LiveMemory(at, index, made, buffers=on_its_way)
-    embeddings = batch.embeddings if strategy.micro_batches > 1 else batch.micro_embeddings
-    yield LiveMemory("copy of the last gradients to the host", 0, embeddings, buffers=on_its_way)
-    yield LiveMemory("copy of the last gradients to the host", 0, 0, buffers=on_its_way + copy)
-
-
-def offload_left(itemsizes: Itemsizes, state: ZeroState, device: Literal["cpu", "cuda"]) -> LiveMemory:
-    """Returns what is held while tables are updated: the first bucket, which is still on its way."""
-    part = itemsizes.reduced * (state.parts[0] if state.parts else 0)
-    if state.ranks == 1:
-        return LiveMemory(TABLES_UPDATE, 0, 0, buffers=part if device == "cuda" else 0)
-    return LiveMemory(TABLES_UPDATE, 0, 0, buffers=state.ranks * part + part)
+def host_bytes(rank: DenseRank, state: ZeroState, workspace: int) -> int:
+    """Returns what a rank holds in the host's memory under ZeRO-Offload; `workspace` is the update's."""
+    computed, reduced, moment = rank.itemsizes
+    places = 2 if rank.delayed else 1
+    return (
+        FP32_BYTES + len(MOMENTS) * moment + computed + places * (reduced + FP32_BYTES)
+    ) * state.owned + workspace

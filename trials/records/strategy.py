@@ -34,7 +34,7 @@ TableLevel = Literal["device", "host", "ssd"]
 ServerLevel = Literal["memory", "ssd"]
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zero_bubble"]
 """Orders in which the stages of a pipeline take their micro-batches forward and backward
-(`trials.planner.pipeline_memory`)."""
+(`trials.planner.pipeline`)."""
 FULLY_SHARDED: tuple[Dense, ...] = ("shard_grad_op", "hsdp", "fsdp")
 """Values of `dense` that `fully_shard` holds; CPU offload exists only here."""
 CHUNKS_PER_RANK: dict[Schedule, int] = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "zero_bubble": 1}

@@ -186,7 +186,9 @@ class Run:
             self.ended = True
             for name in (RENDEZVOUS, SERVERS_RENDEZVOUS):
                 (self._directory / name).unlink(missing_ok=True)
-            if not self._told and self._failed():
+            # without rank 0 on this machine only the exit codes say that all went well
+            failed = 0 in self._processes or any(process.exitcode for process in self._processes.values())
+            if failed and not self._told:
                 events.append(self._verdict())
         return events
 
@@ -210,11 +212,7 @@ class Run:
         ):
             return []
         events = list[Event]()
-        for ending in endings_of(
-            {number: process.exitcode for number, process in bad.items()},
-            {number: process.killed for number, process in bad.items() if process.killed},
-            self._directory,
-        ):
+        for ending in self._endings(bad):
             self._processes[ending.rank] = self._replacements.start(ending.rank, examples)
             events.append(Replaced(process=self._logs.words(ending.rank), how=how(ending), examples=examples))
         return events
@@ -265,17 +263,14 @@ class Run:
             return True
         if not self._told and deadline is not None and self._silent_seconds > deadline:
             self._hung_seconds = self._silent_seconds
-            self._ask_for_stacks(alive)
+            for rank in alive:
+                self._processes[rank].show_stack()
+            time.sleep(STACK_SECONDS)
             return True
         if self._told or any(process.exitcode for process in self._processes.values()):
             self._ending_since = self._ending_since or time.monotonic()
             return time.monotonic() - self._ending_since > GRACE_SECONDS
         return False
-
-    def _ask_for_stacks(self, alive: list[int]) -> None:
-        for rank in alive:
-            self._processes[rank].show_stack()
-        time.sleep(STACK_SECONDS)
 
     def _kill(self, ranks: Iterable[int]) -> None:
         alive = [self._processes[rank] for rank in ranks if self._processes[rank].is_alive()]
@@ -284,21 +279,18 @@ class Run:
         for process in alive:
             process.join()
 
-    def _failed(self) -> bool:
-        """Tells whether the run failed; without rank 0 on this machine only the exit codes say that all went
-        well."""
-        return 0 in self._processes or any(process.exitcode for process in self._processes.values())
-
     def _verdict(self) -> Failed:
         if self._moves is not None:
             return Failed(error=self._moves.words, slow=True)
-        codes = {rank: process.exitcode for rank, process in self._processes.items()}
-        killed = {
-            rank: process.killed for rank, process in self._processes.items() if process.killed is not None
-        }
-        endings: list[Ending] = endings_of(codes, killed, self._directory)
-        short = memory_kills() != self._memory_kills
+        endings, short = self._endings(self._processes), memory_kills() != self._memory_kills
         return verdict(endings, self._progress, self._logs, self._hung_seconds, memory_was_short=short)
+
+    def _endings(self, processes: Mapping[int, RankProcess]) -> list[Ending]:
+        codes = {number: process.exitcode for number, process in processes.items()}
+        killed = {
+            number: process.killed for number, process in processes.items() if process.killed is not None
+        }
+        return endings_of(codes, killed, self._directory)
 
 
 def forget_last_run(directory: Path, ranks: Iterable[int]) -> None:
@@ -364,12 +356,16 @@ class Launcher:
         Raises:
             UserError: if this machine has fewer CUDA devices than the task has ranks here.
         """
+        from trials.training.process_group import visible_devices
 
         def anew(again: Task, process: int) -> LocalRank:
             (rank,) = self.ranks(again, directory, [process])
             return rank
 
-        task = self._with_devices(task)
+        visible, count = visible_devices(), len(task.ranks_here)
+        if task.devices is None and len(visible) > count:  # those that the fewest ranks have now
+            taken = Counter(rank.device for rank in self._started if rank.is_alive())
+            task = task.replace(devices=tuple(sorted(visible, key=lambda device: taken[device])[:count]))
         return _run_of(self.ranks(task, directory), task, directory, Replacements(task, anew))
 
     def launch(self, main: RankMain, task: Task, directory: Path) -> Run:
@@ -410,16 +406,6 @@ class Launcher:
             ", ".join(str(process.pid) for process in forked),
         )
         return started
-
-    def _with_devices(self, task: Task) -> Task:
-        """Gives the task's ranks those of this machine's CUDA devices that the fewest ranks have now."""
-        from trials.training.process_group import visible_devices
-
-        visible, count = visible_devices(), len(task.ranks_here)
-        if task.devices is not None or len(visible) <= count:
-            return task
-        taken = Counter(rank.device for rank in self._started if rank.is_alive())
-        return task.replace(devices=tuple(sorted(visible, key=lambda device: taken[device])[:count]))
 
     def _processes(self, main: RankMain, arguments: list[RankArguments]) -> list[ForkServerProcess]:
         """Starts all processes, or none; a server that is gone is replaced."""

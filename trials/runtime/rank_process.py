@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -94,7 +95,13 @@ class Ending(NamedTuple):
 def endings_of(codes: Mapping[int, int | None], killed: Mapping[int, str], folder: Path) -> list[Ending]:
     """Returns the endings of all ranks that are gone: exit codes, states of those that were killed from here,
     their last words."""
-    return [Ending(rank, code, killed.get(rank), _words(folder, rank)) for rank, code in codes.items()]
+    endings = []
+    for rank, code in codes.items():
+        words = None
+        with contextlib.suppress(OSError, ValidationError):  # none, or it was killed while it wrote
+            words = LastWords.model_validate_json((folder / last_words(rank)).read_bytes())
+        endings.append(Ending(rank, code, killed.get(rank), words))
+    return endings
 
 
 def memory_kills() -> int | None:
@@ -120,8 +127,21 @@ def verdict(
     at = (
         f"after {progress.examples:,} of {progress.total_examples:,} examples" if progress else "at the start"
     )
-    if hung_seconds is not None:
-        return _hang(endings, at, logs, hung_seconds)
+    if hung_seconds is not None:  # the rank that stands still, or what each rank waits for
+        stopped = [ending.rank for ending in endings if ending.killed == STOPPED]
+        states = list[str]()
+        for ending in endings:
+            frames = [] if ending.killed == STOPPED else FRAME.findall(tail(logs.path(ending.rank)))
+            frame = " in {2} ({0}:{1})".format(*frames[-1]) if frames else ""
+            states.append(f"{logs.words(ending.rank)} {ending.killed or how(ending)}{frame}")
+        waited_for = ""
+        if stopped and len(stopped) < len(endings):
+            named = " and ".join(map(logs.words, stopped))
+            are = "is" if len(stopped) == 1 else "are"
+            waited_for = f"; the others wait for {named}, which {are} stopped"
+        error = f"no progress for {hung_seconds:,.1f} s, {at}: {', '.join(states)}{waited_for}"
+        stacks = f"; the stacks are in the ranks' logs, {logs.name}.*.log"
+        return Failed(error=error + (_log(logs, stopped[0]) if stopped else stacks), stopped=bool(stopped))
     cause = min(endings, key=lambda ending: ending.order)
     if any(ending.code == DISK_FULL_CODE for ending in endings):
         said = (ending.words.failed.error for ending in endings if ending.words)
@@ -131,58 +151,38 @@ def verdict(
         return Failed(error=f"the fork server, which starts and ends all ranks, was killed {at}", killed=True)
     late = [f"{logs.words(e.rank)} was {e.killed}" for e in endings if e.killed and e is not cause]
     late_ranks = "".join(f"; {late_rank} and had to be killed" for late_rank in late)
+    unasked = cause.words is None and cause.killed is None
+    by_kernel = memory_was_short and unasked and cause.code == -signal.SIGKILL
+    from_outside = unasked and not by_kernel and -(cause.code or 0) in FROM_OUTSIDE
     if logs.server(cause.rank) is not None:
-        return _of_server(cause, subject, at, progress, late_ranks, logs, memory_was_short=memory_was_short)
-    if cause.words is None:
-        starved = memory_was_short and cause.code == -signal.SIGKILL and cause.killed is None
-        return Failed(
-            error=f"{subject} {how(cause)} {at}{late_ranks}{_log(logs, cause.rank)}",
-            out_of_memory=starved,
-            killed=not starved and cause.killed is None and -(cause.code or 0) in FROM_OUTSIDE,
+        # what memory a server lacked is not the ranks': no strategy that takes less of theirs would help
+        words = cause.words.failed if cause.words else Failed(error="")
+        starved = words.out_of_memory or by_kernel
+        ended = f"failed {at}: {words.error}" if words.error else f"{how(cause)} {at}"
+        unsaved = progress.unsaved_steps if progress else None
+        lost = (
+            f"; the updates of {unsaved:,} step(s) since its newest checkpoint are lost with it, and made again"
+            if unsaved
+            else ""
         )
-    failed = _with_the_greatest_need(cause.words.failed, endings)
+        log = "" if starved else _log(logs, cause.rank, but=ended.rpartition(": ")[2].partition("\n")[0])
+        memory = f"; {SERVER_MEMORY}" if starved else ""
+        return Failed(
+            error=f"{subject} {ended}{memory}{lost}{late_ranks}{log}",
+            killed=words.killed or from_outside,
+            host_left=words.host_left,
+            of_server=True,
+        )
+    if cause.words is None:
+        error = f"{subject} {how(cause)} {at}{late_ranks}{_log(logs, cause.rank)}"
+        return Failed(error=error, out_of_memory=by_kernel, killed=from_outside)
+    failed = cause.words.failed
+    if failed.needed_bytes is not None:  # ranks that lack memory do so within moments of each other
+        needs = [ending.words.failed.needed_bytes or 0 for ending in endings if ending.words]
+        failed = failed.replace(needed_bytes=max(needs))
     # of memory, the words say it all; a log would end with where in our counter it was noticed
     log = "" if failed.out_of_memory else _log(logs, cause.rank, but=failed.error.partition("\n")[0])
     return failed.replace(error=f"{subject} failed {at}: {failed.error}{late_ranks}{log}")
-
-
-def _of_server(
-    cause: Ending,
-    subject: str,
-    at: str,
-    progress: Progress | None,
-    late: str,
-    logs: RankLogs,
-    *,
-    memory_was_short: bool,
-) -> Failed:
-    """Returns why a server ended, and what goes with it. What memory it lacked is not the ranks': no strategy that
-    takes less of theirs would help."""
-    words = cause.words.failed if cause.words else Failed(error="")
-    unasked = cause.words is None and cause.killed is None
-    starved = words.out_of_memory or (memory_was_short and unasked and cause.code == -signal.SIGKILL)
-    ended = f"failed {at}: {words.error}" if words.error else f"{how(cause)} {at}"
-    unsaved = progress.unsaved_steps if progress else None
-    lost = (
-        f"; the updates of {unsaved:,} step(s) since its newest checkpoint are lost with it, and made again"
-        if unsaved
-        else ""
-    )
-    log = "" if starved else _log(logs, cause.rank, but=ended.rpartition(": ")[2].partition("\n")[0])
-    return Failed(
-        error=f"{subject} {ended}{f'; {SERVER_MEMORY}' if starved else ''}{lost}{late}{log}",
-        killed=words.killed or (not starved and unasked and -(cause.code or 0) in FROM_OUTSIDE),
-        host_left=words.host_left,
-        of_server=True,
-    )
-
-
-def _with_the_greatest_need(failed: Failed, endings: list[Ending]) -> Failed:
-    """Returns the failure with the greatest need: ranks that lack memory do so within moments of each other."""
-    needs = [ending.words.failed.needed_bytes or 0 for ending in endings if ending.words]
-    if failed.needed_bytes is None:
-        return failed
-    return failed.replace(needed_bytes=max(needs))
 
 
 def state_of(pid: int | None) -> str:
@@ -192,23 +192,6 @@ def state_of(pid: int | None) -> str:
     except OSError:
         return "alive"
     return STATES.get(stat.rsplit(")", 1)[1].split()[0], "alive")
-
-
-def _hang(endings: list[Ending], at: str, logs: RankLogs, seconds: float) -> Failed:
-    """Names the rank that stands still, or what each rank waits for."""
-    stopped = [ending.rank for ending in endings if ending.killed == STOPPED]
-    suspect = stopped[0] if stopped else 0
-    states = ", ".join(
-        f"{logs.words(e.rank)} {e.killed or how(e)}{'' if e.killed == STOPPED else _frame(logs, e.rank)}"
-        for e in endings
-    )
-    waited_for = ""
-    if stopped and len(stopped) < len(endings):
-        named = " and ".join(map(logs.words, stopped))
-        waited_for = f"; the others wait for {named}, which {'is' if len(stopped) == 1 else 'are'} stopped"
-    error = f"no progress for {seconds:,.1f} s, {at}: {states}{waited_for}"
-    stacks = f"; the stacks are in the ranks' logs, {logs.name}.*.log"
-    return Failed(error=error + (_log(logs, suspect) if stopped else stacks), stopped=bool(stopped))
 
 
 def how(ending: Ending) -> str:
@@ -222,13 +205,6 @@ def how(ending: Ending) -> str:
     return f"was killed by signal {-code} ({names.get(-code, 'unknown')})"
 
 
-def _words(folder: Path, rank: int) -> LastWords | None:
-    try:
-        return LastWords.model_validate_json((folder / last_words(rank)).read_bytes())
-    except (OSError, ValidationError):  # none, or it was killed while it wrote
-        return None
-
-
 def _log(logs: RankLogs, rank: int, *, but: str | None = None) -> str:
     """Returns the lines at the end of a log that may say why, or where to look."""
     lines = [line for line in tail(logs.path(rank)).splitlines() if line.strip()]
@@ -237,11 +213,6 @@ def _log(logs: RankLogs, rank: int, *, but: str | None = None) -> str:
     if lines:
         return f"; {logs.path(rank).name} ends: " + " | ".join(lines)
     return f"; its log is {logs.path(rank).name}" if logs.path(rank).exists() else ""
-
-
-def _frame(logs: RankLogs, rank: int) -> str:
-    frames = FRAME.findall(tail(logs.path(rank)))
-    return " in {2} ({0}:{1})".format(*frames[-1]) if frames else ""
 
 
 def tail(log: Path) -> str:
@@ -291,13 +262,8 @@ class LocalRank:
 
     def __init__(self, process: BaseProcess, device: str | None = None) -> None:
         """Takes over a process that was started, with the id of the CUDA device that it was given, if any."""
-        self._process, self.device = process, device
+        self._process, self.device, self.sentinel = process, device, process.sentinel
         self.killed: str | None = None
-
-    @property
-    def sentinel(self) -> int:
-        """See `RankProcess`."""
-        return self._process.sentinel
 
     @property
     def exitcode(self) -> int | None:

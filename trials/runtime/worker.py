@@ -50,7 +50,6 @@ from trials.training.checkpoint_files import newest_whole
 from trials.training.checkpointer import table_part
 from trials.training.loop import train
 from trials.training.memory_limit import (
-    PeakBytes,
     keep_freed_memory,
     limited_memory,
     needed_and_limit,
@@ -87,7 +86,13 @@ def run_rank(task_data: dict[str, object], directory: str, rank: int, body: Body
     """Makes this process a rank, runs `body`, and ends the process; exit code 0 where that went well."""
     folder, code = Path(directory), 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what Ctrl-C means
-    _die_with_launcher()
+    # a process ends once its driver is gone, however it went: the fork server ends with the driver if no rank
+    # holds its pipe, and the kernel ends ranks with the server
+    fork_server: Any = vars(forkserver)["_forkserver"]
+    if fork_server._forkserver_alive_fd is not None:
+        os.close(fork_server._forkserver_alive_fd)
+        fork_server._forkserver_alive_fd = None
+    end_with_parent(FORK_SERVER if os.getpid() != FORK_SERVER else os.getppid())
     task = parse(Task, task_data, "task")
     server = task.server(rank)
     # before CUDA is asked for anything: others of this host are not the task's, and a server computes on the host
@@ -99,11 +104,15 @@ def run_rank(task_data: dict[str, object], directory: str, rank: int, body: Body
         _redirect_output(logs.path(rank))
         log_to_stderr(logs.words(rank), debug=task.debug)
         _log_task(task, ranks if server is None else None)
-        _prepare_process(task.threads)
+        keep_freed_memory()
+        # Adam's moments of units that died become denormal: steps took 1.4 times
+        torch.set_flush_denormal(True)
+        torch.set_num_threads(task.threads)
         if server is not None:
             _serve(task, folder, server)
         else:
-            _run_body(body, task, ranks, folder)
+            with _process_group(task, ranks, folder), _events(ranks, folder) as emit:
+                body(task, ranks, folder, emit)
         LOG.info("done")
         code = 0
     except Exception as error:
@@ -114,12 +123,6 @@ def run_rank(task_data: dict[str, object], directory: str, rank: int, body: Body
         with contextlib.suppress(OSError):
             stream.flush()
     os._exit(code)  # nothing of torch's or OpenMP's teardown can hang here
-
-
-def _run_body(body: Body, task: Task, ranks: Ranks, folder: Path) -> None:
-    """Runs a rank's body among all ranks."""
-    with _process_group(task, ranks, folder), _events(ranks, folder) as emit:
-        body(task, ranks, folder, emit)
 
 
 def _serve(task: Task, folder: Path, number: int) -> None:
@@ -235,13 +238,6 @@ def _events(ranks: Ranks, folder: Path) -> Iterator[Emit]:
         yield emit
 
 
-def _prepare_process(threads: int) -> None:
-    """Sets what makes training fast in this process."""
-    keep_freed_memory()
-    torch.set_flush_denormal(True)  # Adam's moments of units that died become denormal: steps took 1.4 times
-    torch.set_num_threads(threads)
-
-
 def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
     LOG.info("log: %s", task.log_directory)
     log = PreparedLog.open(Path(task.log_directory))
@@ -282,7 +278,22 @@ def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
             assert servers is not None
             assist(task.job, log, servers, start_from, task.strategy, task.cluster)
             return
-        report = _Report(emit)
+        ends = list[Trained]()  # the good end waits for what only all ranks together know
+
+        def report(event: Event) -> None:
+            if isinstance(event, Trained):
+                ends.append(event)
+            else:
+                emit(event)
+
+        arguments: dict[str, Any] = {}
+        if task.resume_from is not None:
+            arguments["resume_from"] = Path(task.resume_from)
+            if task.checkpoint_seconds is not None:
+                arguments["checkpoint_seconds"] = task.checkpoint_seconds
+        among = Ranks() if own else ranks
+        if among.world > 1 or task.strategy != Strategy():  # beyond plain training in one process
+            arguments |= {"ranks": among, "strategy": task.strategy, "cluster": task.cluster}
         train(
             task.job,
             log,
@@ -291,53 +302,19 @@ def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
             start_from=start_from,
             progress_seconds=task.progress_seconds,
             servers=servers,
-            **_of_ranks(task, Ranks() if own else ranks),
+            evaluation_rows=task.evaluation_rows,
+            ends_at=task.ends_at,
+            **arguments,
         )
-        counted = task.hbm is not None
-        report.finish(_of_fullest_rank(peak_bytes) if counted or ranks.world > 1 else None)
-
-
-class _Report:
-    """Passes events on, except the good end, which waits for what only all ranks together know."""
-
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
-        self._trained: Trained | None = None
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, Trained):
-            self._trained = event
-        else:
-            self._emit(event)
-
-    def finish(self, peak_memory_bytes: int | None) -> None:
-        """Writes the good end with the peak of the fullest rank, where it is known better than by the training
-        itself."""
-        if self._trained is None:
-            return
-        measured = self._trained.measured
-        if peak_memory_bytes is not None:
-            measured = measured.replace(peak_memory_bytes=peak_memory_bytes)
-        self._emit(self._trained.replace(measured=measured))
-
-
-def _of_fullest_rank(peak_bytes: PeakBytes) -> int:
-    peak = torch.tensor(peak_bytes())
-    if dist.is_initialized():
-        dist.all_reduce(peak, dist.ReduceOp.MAX)
-    return int(peak)
-
-
-def _of_ranks(task: Task, ranks: Ranks) -> dict[str, Any]:
-    """Returns the arguments of `train` beyond plain training in one process."""
-    arguments: dict[str, Any] = {"evaluation_rows": task.evaluation_rows, "ends_at": task.ends_at}
-    if ranks.world > 1 or task.strategy != Strategy():
-        arguments |= {"ranks": ranks, "strategy": task.strategy, "cluster": task.cluster}
-    if task.resume_from is not None:
-        arguments["resume_from"] = Path(task.resume_from)
-        if task.checkpoint_seconds is not None:
-            arguments["checkpoint_seconds"] = task.checkpoint_seconds
-    return arguments
+        peak: int | None = None
+        if task.hbm is not None or ranks.world > 1:  # of the fullest rank, better known than by the training
+            fullest = torch.tensor(peak_bytes())
+            if dist.is_initialized():
+                dist.all_reduce(fullest, dist.ReduceOp.MAX)
+            peak = int(fullest)
+        for end in ends:
+            known = end.measured if peak is None else end.measured.replace(peak_memory_bytes=peak)
+            emit(end.replace(measured=known))
 
 
 def _redirect_output(path: Path) -> None:
@@ -348,20 +325,3 @@ def _redirect_output(path: Path) -> None:
     print(f"{START_MARK}process {os.getpid()}, {time.strftime('%F %T')}", flush=True)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
-
-
-def _die_with_launcher() -> None:
-    """Ends a process whose driver is gone, however the driver went, and also if this process is stopped.
-
-    The fork server ends with the driver, once no rank keeps it, and the kernel ends ranks with the server.
-    """
-    _let_the_server_go()
-    end_with_parent(FORK_SERVER if os.getpid() != FORK_SERVER else os.getppid())
-
-
-def _let_the_server_go() -> None:
-    """Closes the server's pipe: the server lives as long as anyone holds it, and a rank starts no processes."""
-    server: Any = vars(forkserver)["_forkserver"]
-    if server._forkserver_alive_fd is not None:
-        os.close(server._forkserver_alive_fd)
-        server._forkserver_alive_fd = None

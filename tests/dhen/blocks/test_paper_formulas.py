@@ -18,7 +18,7 @@ from dhen.blocks import BLOCKS, BlockShape
 from dhen.config import LayerConfig
 from dhen.dhen_model import DhenLayer, LayerShape
 from dhen.ensembles import ENSEMBLES
-from dhen.ensembles.base import EnsembleShape
+from dhen.ensembles.ensembles import EnsembleShape
 from dhen.ops.parts import VectorToEmbeddings
 
 Array = NDArray[np.float64]

@@ -12,8 +12,7 @@ from torch import Tensor
 from dhen.batch import FeatureBatch
 from dhen.config import DhenConfig, LayerConfig
 from dhen.inputs.features import FeatureProcessing, MixedTables
-from dhen.inputs.lift import crossed, held_schema, num_embeddings, table_dims
-from dhen.inputs.nodes import node_tables
+from dhen.inputs.lift import crossed, held_schema, node_tables, num_embeddings, table_dims
 from dhen.schema import FeatureSchema, Table
 from trials.data.vocabulary import Buckets
 

@@ -404,7 +404,7 @@ def test_a_host_that_does_not_answer_is_given_up(
     tmp_path: Path, hosts: Hosts, launcher: HostsLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last of those that share hosts: afterwards there is one less."""
-    monkeypatch.setattr("trials.runtime.hosts.run.FAREWELL_SECONDS", 1.0)
+    monkeypatch.setattr("trials.runtime.hosts.hosts.FAREWELL_SECONDS", 1.0)
     run = started(launcher, tmp_path / ENDLESS)
     found = begun(run, tmp_path / ENDLESS)
     agents = {parent_of(parent_of(rank)) for rank in found}

@@ -21,8 +21,12 @@ from dhen.errors import UserError
 from dhen.inputs.features import EmbeddingTables, MixedTables, Tables
 from dhen.schema import FeatureSchema, Table
 from trials.optim.rowwise_adagrad import RowWiseAdagrad
-from trials.planner.table_placement import Placement, TableShard
-from trials.planner.table_shards import ONE_PROCESS_ROW_STATE_BYTES, TABLE_DECAY_ROW_BYTES
+from trials.planner.table_placement import (
+    ONE_PROCESS_ROW_STATE_BYTES,
+    TABLE_DECAY_ROW_BYTES,
+    Placement,
+    TableShard,
+)
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Ranks
 from trials.training.embeddings.blocks import Block, HeldBlock, load_state, state_of, state_to_load

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dhen.inputs.features import FeatureProcessing, matrices
-from dhen.inputs.nodes import node_names
+from dhen.inputs.lift import node_names
 from dhen.model import build_model, parse_model
 from trials.data.loader import train_batches
 from trials.data.prepare.prepare_log import prepare

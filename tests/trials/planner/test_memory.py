@@ -17,8 +17,8 @@ from spaces.space import load_space
 from trials.cluster.machine import Precision
 from trials.planner.ladder import ladder
 from trials.planner.memory import DensePeak, dense_peak, recomputed, unit
-from trials.planner.segments import Segment, segments
-from trials.planner.zero_memory import Activations, Batch, Itemsizes
+from trials.planner.segments import Segment, segments_at, taped
+from trials.planner.zero_memory import Activations, Batch, DenseRank, Itemsizes
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Dense, Strategy, data_ranks, named
 
@@ -29,6 +29,12 @@ SCHEMA = FeatureSchema(
 CASES = 24
 TOLERANCE = 0.03
 NEGLIGIBLE_BYTES = 64 * 1024
+
+
+def segments(
+    model: ModelConfig, schema: FeatureSchema, precision: Precision, batch: int, tensor: int = 1
+) -> tuple[Segment, ...]:
+    return segments_at(taped(model, schema, precision, "cpu", tensor), precision, batch)
 
 
 def candidate(space: str, seed: int) -> ModelConfig:
@@ -50,18 +56,11 @@ def peak(
     micro = -(-examples // strategy.micro_batches)
     width, numbers = 4 * sum(table_dims(model, schema)), len(schema.numeric) + len(schema.bucketed)
     batch = Batch(width * examples, width * micro, 4 * examples * (numbers + 1))
-    found = segments(model, schema, precision, "cpu", micro, strategy.tensor)
+    found = segments(model, schema, precision, micro, strategy.tensor)
     activations = Activations(found, recomputed(found, strategy))
     hosts, gpus = data_ranks(strategy.tensor, hosts, gpus)
-    return dense_peak(
-        found,
-        activations,
-        strategy,
-        batch,
-        itemsizes=Itemsizes.of(training or TrainingConfig(precision=precision)),
-        hosts=hosts,
-        gpus_per_host=gpus,
-    )
+    itemsizes = Itemsizes.of(training or TrainingConfig(precision=precision))
+    return dense_peak(DenseRank(found, activations, strategy, batch, itemsizes, hosts, gpus))
 
 
 def cases() -> list[tuple[str, int, Strategy, int, int, int, TrainingConfig]]:
@@ -210,7 +209,7 @@ def test_more_ranks_never_raise_what_is_sharded(
 def test_checkpointing_never_raises_what_is_saved(
     model: ModelConfig, precision: Precision, batch: int
 ) -> None:
-    found = segments(model, SCHEMA, precision, "cpu", batch)
+    found = segments(model, SCHEMA, precision, batch)
     kept = [_kept(found, checkpointing) for checkpointing in ("none", "selective", "full")]
     assert kept == sorted(kept, reverse=True)
 
@@ -239,7 +238,7 @@ def test_a_unit_is_padded_to_equal_shards(shapes: list[tuple[int, int]], ranks: 
 
 
 def test_selective_checkpointing_begins_with_the_first_layer() -> None:
-    found = segments(candidate("paper_table3", 3), SCHEMA, "fp32", "cpu", 4)
+    found = segments(candidate("paper_table3", 3), SCHEMA, "fp32", 4)
     names = [segment.name for segment in found]
     again = recomputed(found, Strategy(checkpointing="selective"))
     assert [name for name, yes in zip(names, again, strict=True) if yes] == names[1:-1:2]

@@ -24,7 +24,7 @@ from trials.planner.estimates import StepTime
 from trials.planner.ladder import ladder
 from trials.planner.overlap import Passes, Unit, fully_sharded, reduced_in_buckets
 from trials.planner.segments import Segment
-from trials.planner.step_time import UPDATE_KERNELS, prepare, price, step_time
+from trials.planner.step_time import UPDATE_KERNELS, prepare, price
 from trials.planner.table_placement import Placement
 from trials.records.job import TrainingConfig
 from trials.records.strategy import FULLY_SHARDED, Dense, Strategy
@@ -81,6 +81,20 @@ def model(depth: int = 4, parameters: int = 20_000_000, traffic: int = 10**8) ->
         for index in range(depth)
     ]
     return [segment("features", 1_000, 2e3, 10**6), *layers, segment("head", 100_000, 2e5, 10**6)]
+
+
+def step_time(
+    segments: list[Segment],
+    strategy: Strategy,
+    on: Cluster,
+    tables: Placement,
+    *,
+    examples_per_rank: int,
+    training: TrainingConfig,
+) -> StepTime:
+    examples = -(-examples_per_rank // strategy.micro_batches)
+    step = prepare(segments, on, tables, examples=examples, training=training, tensor=strategy.tensor)
+    return price(step, strategy)
 
 
 def timed(

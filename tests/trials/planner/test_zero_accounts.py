@@ -13,7 +13,7 @@ from trials.planner.memory import DensePeak, dense_peak, recomputed
 from trials.planner.segments import Segment
 from trials.planner.step_time import prepare, price
 from trials.planner.table_placement import Placement
-from trials.planner.zero_memory import Activations, Batch, Itemsizes, zero_buckets
+from trials.planner.zero_memory import Activations, Batch, DenseRank, Itemsizes, zero_buckets
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Dense, Strategy
 
@@ -34,15 +34,10 @@ def peak(dense: Dense, ranks: int) -> DensePeak:
     """Of weights and their state alone: activations and inputs take nothing, NCCL makes no copies."""
     layers = [segment(f"layer{index}", ROWS * WIDTH) for index in range(LAYERS)]
     segments, strategy = [segment("features", 0), *layers, segment("head", 0)], Strategy(dense=dense)
+    activations = Activations(segments, recomputed(segments, strategy))
+    itemsizes = Itemsizes.of(BF16)
     return dense_peak(
-        segments,
-        Activations(segments, recomputed(segments, strategy)),
-        strategy,
-        Batch(0, 0, 0),
-        itemsizes=Itemsizes.of(BF16),
-        hosts=1,
-        gpus_per_host=ranks,
-        device="cuda",
+        DenseRank(segments, activations, strategy, Batch(0, 0, 0), itemsizes, 1, ranks, device="cuda")
     )
 
 

@@ -17,12 +17,14 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from multiprocessing import connection
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from dhen.errors import UserError
 from trials.data.prepared_log import PreparedLog
+from trials.records.events import START_MARK, Failed, LastWords, RankLogs
 from trials.runtime.hosts.agent import LISTEN_SECONDS, Agent, HostFacts, RankEnded, StudyThere
 from trials.runtime.hosts.placement import Shape
 from trials.runtime.hosts.ray_connection import Head, HeadGoneError, devices_here, versions_here
@@ -38,6 +40,10 @@ GREET_SECONDS = 120.0
 """Longest time that a host has to start its agent and to find the log when the study begins."""
 SILENCE_SECONDS = 15 * LISTEN_SECONDS
 """Time without a word from an agent after which its host is gone."""
+FAREWELL_SECONDS = 10.0
+"""Seconds that a host has to end its ranks, after which the host is taken to be gone itself."""
+LOST = 1
+"""Exit code of a rank of which no more is known than that its host is gone."""
 AVOID_SECONDS = 600.0
 """Time in which a host is avoided after a rank there was slow for the last time: what slows a machine down for
 longer is noticed again."""
@@ -65,16 +71,6 @@ class LogThere(NamedTuple):
     """Why it could not."""
 
 
-class RemoteEnd(Protocol):
-    """What is told of the end of a rank on another host."""
-
-    def ended(self, message: RankEnded) -> None:
-        """Notes that the rank is gone, as its host tells."""
-
-    def lost(self, why: str) -> None:
-        """Notes that the rank's host is gone."""
-
-
 class Member:
     """A host of the cluster with its agent."""
 
@@ -87,7 +83,7 @@ class Member:
         self.has_log = study.get_log is None
         """Whether the log is there, as far as is known."""
         self.why_gone: str | None = None
-        self.ranks: dict[tuple[int, int], RemoteEnd] = {}
+        self.ranks: dict[tuple[int, int], RemoteRank] = {}
         """Ranks of the host that live, by run and rank."""
         self.news: SimpleQueue[HostFacts | LogThere | list[RankEnded] | str] = SimpleQueue()
         """What the listener has heard; a sentence says that the host is gone."""
@@ -279,7 +275,7 @@ class Hosts:
             )
         nodes = self.head.ask(nodes_alive)
         accepted = facts.asks_for_token or os.environ.get(WITHOUT_TOKEN) == "1"
-        if not accepted and not all(_is_loopback(node.address) for node in nodes):
+        if not accepted and not all(ipaddress.ip_address(node.address).is_loopback for node in nodes):
             return NO_TOKEN
         return None
 
@@ -308,7 +304,7 @@ class Hosts:
             for message in news:
                 rank = member.ranks.pop((message.run, message.rank), None)
                 if rank is not None:
-                    rank.ended(message)
+                    rank.exitcode, rank.killed = message.exitcode, message.killed
 
     def _look(self) -> None:
         """Looks which nodes the cluster has."""
@@ -361,6 +357,60 @@ class Hosts:
         )
 
 
+class RemoteRank:
+    """A rank on another host, as a `RankProcess`."""
+
+    def __init__(self, member: Member, hosts: Hosts, run: int, rank: int, logs: RankLogs) -> None:
+        """Makes a rank that was asked for and not yet heard of; what it leaves is in the trial's directory, where
+        `logs` are."""
+        self._member, self._hosts, self._run, self._rank, self._logs = member, hosts, run, rank, logs
+        self.exitcode: int | None = None
+        self.killed: str | None = None
+        if member.why_gone is None:
+            member.ranks[run, rank] = self
+        else:
+            self.lost(f"{member.words} {member.why_gone}")
+
+    @property
+    def sentinel(self) -> int:
+        """See `RankProcess`."""
+        return self._hosts.sentinel
+
+    def is_alive(self) -> bool:
+        """See `RankProcess`."""
+        self._hosts.hear()
+        return self.exitcode is None
+
+    def show_stack(self) -> None:
+        """See `RankProcess`."""
+        self._member.call("show_stacks", self._run)
+
+    def is_stopped(self) -> bool:
+        """See `RankProcess`: that is seen on its host alone."""
+        return False
+
+    def kill(self) -> None:
+        """See `RankProcess`."""
+        self._member.call("kill", self._run)
+
+    def join(self) -> None:
+        """See `RankProcess`; a host that does not answer is given up."""
+        deadline = time.monotonic() + FAREWELL_SECONDS
+        while self.is_alive():
+            if time.monotonic() > deadline:
+                self._member.lose("did not end its ranks when told to")
+            connection.wait([self.sentinel], 0.1)
+
+    def lost(self, why: str) -> None:
+        """Notes that the host is gone; the candidate is not to blame, and has another try."""
+        self.exitcode = LOST
+        # a time before that of any peer: these have lost a peer, and say so
+        words = LastWords(failed=Failed(error=why, killed=True, host_left=True), unix_seconds=0.0)
+        words.leave(self._logs.folder, self._rank)
+        with self._logs.path(self._rank).open("a", encoding="utf-8") as log:
+            log.write(f"{START_MARK}{why}\n")
+
+
 WITHOUT_TOKEN = "DHEN_SEARCH_RAY_WITHOUT_TOKEN"
 """The variable that, as 1, accepts a cluster that others reach and that asks nobody for a token."""
 NO_TOKEN = (
@@ -389,10 +439,6 @@ def nodes_alive() -> list[Node]:
         for node in ray.nodes()
         if node["Alive"]
     ]
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address).is_loopback
 
 
 def _why_gone(error: Exception, *, answered: bool) -> str:

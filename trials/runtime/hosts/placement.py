@@ -7,7 +7,6 @@ and to reserve them anew. It is given back once nobody has taken it for a while,
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import time
 from collections.abc import Sequence, Set
@@ -16,7 +15,6 @@ from typing import Any, NamedTuple
 
 from trials.runtime.hosts.ray_connection import Head, devices_here
 
-LOG = logging.getLogger(__name__)
 RAYS_STEPS = 10_000
 """The smallest part of a resource that Ray counts is one by so many."""
 IDLE_SECONDS = 10.0
@@ -153,6 +151,7 @@ class Reservation:
         """
         import ray
         from ray.util.placement_group import placement_group_table
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         if self._places is not None:
             return self._places
@@ -164,7 +163,11 @@ class Reservation:
             self._places = tuple(Place(node, ()) for node in node_ids)
             return self._places
         if not self._holders:
-            self._hold_devices()
+            for index in range(self.shape.hosts):
+                here = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
+                holder = ray.remote(num_cpus=0, num_gpus=self.shape.gpus)(Devices)
+                self._holders.append(holder.options(scheduling_strategy=here).remote())
+            self._device_ids = [holder.ids.remote() for holder in self._holders]
         if len(ray.wait(self._device_ids, num_returns=self.shape.hosts, timeout=0)[0]) < self.shape.hosts:
             return None
         self._places = tuple(map(Place, node_ids, ray.get(self._device_ids)))
@@ -179,16 +182,6 @@ class Reservation:
             for holder in self._holders:
                 self._head.ask(partial(ray.kill, holder))
             self._head.ask(lambda: remove_placement_group(self._group))
-
-    def _hold_devices(self) -> None:
-        import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        for index in range(self.shape.hosts):
-            here = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
-            holder = ray.remote(num_cpus=0, num_gpus=self.shape.gpus)(Devices)
-            self._holders.append(holder.options(scheduling_strategy=here).remote())
-        self._device_ids = [holder.ids.remote() for holder in self._holders]
 
 
 class Reservations:

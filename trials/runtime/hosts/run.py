@@ -9,21 +9,17 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from multiprocessing import connection
 from pathlib import Path
 
-from trials.records.events import START_MARK, Event, Failed, LastWords, RankLogs, SlowRank
+from trials.records.events import Event, SlowRank
 from trials.records.task import Task
 from trials.records.trial_record import MOVED
-from trials.runtime.hosts.agent import RankEnded
-from trials.runtime.hosts.hosts import Hosts, Member
+from trials.runtime.hosts.hosts import FAREWELL_SECONDS, Hosts, Member, RemoteRank
 from trials.runtime.hosts.placement import IDLE_SECONDS, Place, Reservation, Reservations, shape
 from trials.runtime.hosts.ray_connection import free_on_nodes
 from trials.runtime.launcher import Replacements, Run, device_words, forget_last_run
 
 LOG = logging.getLogger(__name__)
-FAREWELL_SECONDS = 10.0
-"""Seconds that a host has to end its ranks, after which the host is taken to be gone itself."""
 PATIENCE_SECONDS = 3.0
 """Seconds that a run waits for its reservation before it says so."""
 AVOIDING_SECONDS = 10.0
@@ -33,8 +29,6 @@ MOST_MOVES = 2
 """Number of times that a candidate is moved because a rank of it was slow; then it may be its own work."""
 PATHS = ("log_directory", "start_from", "resume_from", "teacher")
 """Fields of a task that name files, which its hosts have at the same paths."""
-LOST = 1
-"""Exit code of a rank of which no more is known than that its host is gone."""
 
 
 class HostsLauncher:
@@ -49,64 +43,6 @@ class HostsLauncher:
         """Starts the task's ranks as soon as all hosts, CPUs and devices that it needs are reserved."""
         number = next(self._hosts.run_numbers)
         return HostsRun(self._hosts, self.reservations, number, task, directory.absolute(), self._moves)
-
-
-class RemoteRank:
-    """A rank on another host, as a `RankProcess`."""
-
-    def __init__(self, member: Member, hosts: Hosts, run: int, rank: int, logs: RankLogs) -> None:
-        """Makes a rank that was asked for and not yet heard of; what it leaves is in the trial's directory, where
-        `logs` are."""
-        self._member, self._hosts, self._run, self._rank, self._logs = member, hosts, run, rank, logs
-        self.exitcode: int | None = None
-        self.killed: str | None = None
-        if member.why_gone is None:
-            member.ranks[run, rank] = self
-        else:
-            self.lost(f"{member.words} {member.why_gone}")
-
-    @property
-    def sentinel(self) -> int:
-        """See `RankProcess`."""
-        return self._hosts.sentinel
-
-    def is_alive(self) -> bool:
-        """See `RankProcess`."""
-        self._hosts.hear()
-        return self.exitcode is None
-
-    def show_stack(self) -> None:
-        """See `RankProcess`."""
-        self._member.call("show_stacks", self._run)
-
-    def is_stopped(self) -> bool:
-        """See `RankProcess`: that is seen on its host alone."""
-        return False
-
-    def kill(self) -> None:
-        """See `RankProcess`."""
-        self._member.call("kill", self._run)
-
-    def join(self) -> None:
-        """See `RankProcess`; a host that does not answer is given up."""
-        deadline = time.monotonic() + FAREWELL_SECONDS
-        while self.is_alive():
-            if time.monotonic() > deadline:
-                self._member.lose("did not end its ranks when told to")
-            connection.wait([self.sentinel], 0.1)
-
-    def ended(self, message: RankEnded) -> None:
-        """Notes the end as the rank's host tells it."""
-        self.exitcode, self.killed = message.exitcode, message.killed
-
-    def lost(self, why: str) -> None:
-        """Notes that the host is gone; the candidate is not to blame, and has another try."""
-        self.exitcode = LOST
-        # a time before that of any peer: these have lost a peer, and say so
-        words = LastWords(failed=Failed(error=why, killed=True, host_left=True), unix_seconds=0.0)
-        words.leave(self._logs.folder, self._rank)
-        with self._logs.path(self._rank).open("a", encoding="utf-8") as log:
-            log.write(f"{START_MARK}{why}\n")
 
 
 class _HostGoneError(Exception):

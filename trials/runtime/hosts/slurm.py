@@ -69,7 +69,11 @@ class JobCluster:
         Raises:
             UserError: if the head does not start.
         """
-        self.address = f"{_address_of(node)}:{PORTS[int(os.environ[JOB]) % len(PORTS)]}"
+        show = [_command("scontrol"), "--oneliner", "show", "node", node]
+        shown = subprocess.run(show, capture_output=True, text=True, check=True).stdout
+        match = re.search(r"NodeAddr=(\S+)", shown)  # the address at which the other nodes reach this one
+        reached = socket.gethostbyname(match[1] if match else node)
+        self.address = f"{reached}:{PORTS[int(os.environ[JOB]) % len(PORTS)]}"
         self._nodes = nodes
         self._steps: list[_Step] = []
         host, _, port = self.address.partition(":")
@@ -176,15 +180,6 @@ def _command(name: str) -> str:
     if found is None:
         raise UserError(f"launcher=slurm: there is no command {name} here.")
     return found
-
-
-def _address_of(node: str) -> str:
-    """Returns the address at which the other nodes reach one, as Slurm has it."""
-    shown = subprocess.run(
-        [_command("scontrol"), "--oneliner", "show", "node", node], capture_output=True, text=True, check=True
-    ).stdout
-    match = re.search(r"NodeAddr=(\S+)", shown)
-    return socket.gethostbyname(match[1] if match else node)
 
 
 def _answers(host: str, port: int) -> bool:

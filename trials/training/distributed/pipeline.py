@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from dhen.config import DhenConfig
 from dhen.dhen_model import DhenModel
 from trials.optim.adamw import DTYPES, Clip, dense_parameters
-from trials.planner.pipeline_memory import stages_of
+from trials.planner.pipeline import stages_of
 from trials.records.job import TrainingConfig
 from trials.records.strategy import RECOMPUTED, Checkpointing, Strategy
 from trials.store.weights import Weights

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from dhen.batch import FeatureBatch
 from dhen.inputs.features import Tables, matrices
-from dhen.inputs.nodes import CategoricalIds
+from dhen.inputs.lift import CategoricalIds
 from dhen.schema import FeatureSchema, Table
 from trials.optim.rowwise_adagrad import EPSILON, ROUNDING, StochasticRounding
 from trials.planner.table_placement import Placement, TableShard, table_notes

@@ -1,9 +1,11 @@
-"""Ensembles beyond the paper's: weights from the instance, weights from the outputs, products of outputs.
+"""How a layer joins the outputs of its interaction modules (DHEN paper, section 3.1, equation 1).
 
-All map k outputs u_BLD to l embeddings. `gated` is the mixture of experts' gate (arXiv 1701.06538, equation 1)
-with modules for experts, as in MMoE; `attention` is attentional pooling (AFM, arXiv 1708.04617, equations 5 and 6)
-over modules; `bilinear` is the sum with the bilinear interactions of all ordered pairs of modules beside it (as
-FiBiNET's of embeddings, arXiv 1905.09433, equation 5).
+The paper's: concat keeps all (k modules of l embeddings give k l); sum and weighted sum add them up (l).
+
+Beyond it, all mapping k outputs u_BLD to l embeddings: `gated` is the mixture of experts' gate (arXiv 1701.06538,
+equation 1) with modules for experts, as in MMoE; `attention` is attentional pooling (AFM, arXiv 1708.04617,
+equations 5 and 6) over modules; `bilinear` is the sum with the bilinear interactions of all ordered pairs of
+modules beside it (as FiBiNET's of embeddings, arXiv 1905.09433, equation 5).
 
 Shapes: B examples, K modules, L embeddings out of each, D their dimension, V = L D numbers of them all; M
 embeddings of the layer's input.
@@ -11,7 +13,9 @@ embeddings of the layer's input.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -19,20 +23,162 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dhen.cost import SOFTMAX_FLOPS, Costs, elementwise_cost, linear_cost, product_cost
-from dhen.ensembles.base import EnsembleConfig, EnsembleShape
 from dhen.ops.linear import Linear, linear_tape
 from dhen.tape import Tape
+from dhen.values import Value
 
 
-class _MixingConfig(EnsembleConfig):
-    """Puts out as many embeddings as each module."""
+@dataclass(frozen=True, kw_only=True)
+class EnsembleShape:
+    """Where an ensemble stands."""
+
+    modules: int
+    """k, outputs to join."""
+    out: int
+    """L, embeddings of each."""
+    embeddings: int
+    """M, embeddings that the modules see."""
+    dim: int
+    """D, length of each."""
+
+
+class EnsembleConfig(Value):
+    """One way to join k outputs u_BLD. `kind` names it in `ENSEMBLES`."""
+
+    kind: str
 
     def embeddings(self, modules: int, out: int) -> int:
-        """l."""
+        """Embeddings of the joined output, for `modules` outputs of `out` embeddings each."""
+        del modules
         return out
 
+    @abstractmethod
+    def build(self, shape: EnsembleShape) -> nn.Module:
+        """The module: forward maps a list of k tensors u_BLD, and x_BMD, to one tensor."""
 
-class GatedSumConfig(_MixingConfig):
+    @abstractmethod
+    def cost(self, shape: EnsembleShape) -> Costs:
+        """FLOPs and parameters per example."""
+
+    @abstractmethod
+    def write(self, tape: Tape, outputs: Sequence[int], x: int, shape: EnsembleShape) -> int:
+        """Writes down what joining the outputs u_BLD does; the joined tensor."""
+
+
+# The paper's ensembles.
+
+
+class ConcatConfig(EnsembleConfig):
+    """The modules' outputs one after another: the layer puts out all their embeddings."""
+
+    kind: Literal["concat"] = "concat"
+
+    def embeddings(self, modules: int, out: int) -> int:
+        """k l."""
+        return modules * out
+
+    def build(self, shape: EnsembleShape) -> nn.Module:
+        """[u_BLD] -> y_B(kL)D."""
+        return Concat()
+
+    def cost(self, shape: EnsembleShape) -> Costs:
+        """Nothing is computed."""
+        return ()
+
+    def write(self, tape: Tape, outputs: Sequence[int], x: int, shape: EnsembleShape) -> int:
+        """One copy."""
+        return tape.concat(outputs)
+
+
+class SumConfig(EnsembleConfig):
+    """The modules' outputs added up."""
+
+    kind: Literal["sum"] = "sum"
+
+    def build(self, shape: EnsembleShape) -> nn.Module:
+        """[u_BLD] -> y_BLD."""
+        return Sum()
+
+    def cost(self, shape: EnsembleShape) -> Costs:
+        """k - 1 additions a value."""
+        return (elementwise_cost("sum", (shape.modules - 1) * shape.out * shape.dim),)
+
+    def write(self, tape: Tape, outputs: Sequence[int], x: int, shape: EnsembleShape) -> int:
+        """Sums of two; all outputs are alive until the last."""
+        total = outputs[0]
+        for output in outputs[1:]:
+            total = tape.add(total, output)
+        tape.refer(*outputs)
+        return total
+
+
+class WeightedSumConfig(EnsembleConfig):
+    """The modules' outputs added up with one learned weight per module, 1 at the start."""
+
+    kind: Literal["weighted_sum"] = "weighted_sum"
+
+    def build(self, shape: EnsembleShape) -> nn.Module:
+        """[u_BLD] -> y_BLD."""
+        return WeightedSum(shape.modules)
+
+    def cost(self, shape: EnsembleShape) -> Costs:
+        """A product a value, and k - 1 additions."""
+        values = (2 * shape.modules - 1) * shape.out * shape.dim
+        return (elementwise_cost("weighted_sum", values, parameters=shape.modules),)
+
+    def write(self, tape: Tape, outputs: Sequence[int], x: int, shape: EnsembleShape) -> int:
+        """Products kept for no longer than their sum; each output is saved for its weight's gradient."""
+        total = None
+        for output in outputs:
+            values = tape.values(output)
+            weights = [(len(outputs), 1)] if total is None else []
+            weighted = tape.operation(
+                values, [output], saves=[output], parameters=weights, backward_running=tape.held(values)
+            )
+            total = weighted if total is None else tape.add(total, weighted)
+        assert total is not None
+        tape.refer(*outputs)
+        return total
+
+
+class Concat(nn.Module):
+    """Along the embeddings."""
+
+    def forward(self, outputs: list[Tensor], x_BMD: Tensor) -> Tensor:
+        """[u_BLD] -> y_B(kL)D."""
+        return torch.cat(outputs, dim=1)
+
+
+class Sum(nn.Module):
+    """All with weight one."""
+
+    def forward(self, outputs: list[Tensor], x_BMD: Tensor) -> Tensor:
+        """[u_BLD] -> y_BLD."""
+        total = outputs[0]
+        for output in outputs[1:]:
+            total = total + output
+        return total
+
+
+class WeightedSum(nn.Module):
+    """One learned weight per module."""
+
+    def __init__(self, modules: int) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.ones(modules))
+
+    def forward(self, outputs: list[Tensor], x_BMD: Tensor) -> Tensor:
+        """[u_BLD] -> y_BLD."""
+        total = self.weights[0] * outputs[0]
+        for weight, output in zip(self.weights[1:], outputs[1:], strict=True):
+            total = total + weight * output
+        return total
+
+
+# Weights from the instance, weights from the outputs, products of outputs.
+
+
+class GatedSumConfig(EnsembleConfig):
     """The outputs added up with weights from the instance: y = sum_i softmax(W x + b)_i u_i, x flattened."""
 
     kind: Literal["gated"] = "gated"
@@ -59,7 +205,7 @@ class GatedSumConfig(_MixingConfig):
         return mixed
 
 
-class AttentionSumConfig(_MixingConfig):
+class AttentionSumConfig(EnsembleConfig):
     """The outputs added up with weights from themselves, for each embedding:
     y = sum_i softmax_i(h ReLU(W u_i + b)) u_i."""
 
@@ -98,7 +244,7 @@ class AttentionSumConfig(_MixingConfig):
         return total
 
 
-class BilinearSumConfig(_MixingConfig):
+class BilinearSumConfig(EnsembleConfig):
     """The outputs added up, and the products of all pairs beside: y = sum_i u_i + sum_(i != j) (u_i W) * u_j."""
 
     kind: Literal["bilinear"] = "bilinear"
