@@ -119,11 +119,6 @@ def known(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def word(value: str | None) -> str:
-    """A name or a remark; empty if there is none."""
-    return value or ""
-
-
 def decimals(value: float | None, digits: int) -> str:
     """A number with so many digits after the point: `0.81234`."""
     return f"{value:.{digits}f}" if value is not None and math.isfinite(value) else MISSING

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dashboards.names import (
     IN_WORDS,
@@ -158,7 +158,7 @@ class Shown(StrEnum):
     PANEL = "panel"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Column:
     """A column of numbers, or of words."""
 
@@ -166,183 +166,164 @@ class Column:
     title: str
     help: str
     shown: Shown
-    number: Callable[[TrialRow], float | None] | None = None
-    """The value that rows are sorted by; None for a column of words."""
-    words: Callable[[TrialRow], str | None] | None = None
-    """The text of a column of words."""
-    unit: Callable[[float | None], str] = str
-    """The text of a number."""
+    value: Callable[[TrialRow], Any]
+    """The number that rows are sorted by, or the word of a column of words."""
+    unit: Callable[[float | None], str] | None = None
+    """The text of a number; None for a column of words."""
 
     def cell(self, row: TrialRow) -> tuple[str, float | None]:
         """Returns the text of a row's cell, and its number where it has one that can be sorted by."""
-        if self.number is None:
-            return (self.words(row) if self.words else None) or "", None
-        value = self.number(row)
+        value = self.value(row)
+        if self.unit is None:
+            return value or "", None
         return self.unit(value), value if known(value) else None
 
 
 FORWARD, RANKS, TABLES = "forward", "ranks", "tables"
 # what a study is about comes first, so that it is seen in any window; a model's name may be long
 COLUMNS = (
+    Column("trial", "Trial", "in the order of starting", Shown.PHONE, lambda row: row.trial.number, str),
     Column(
-        id="trial",
-        title="Trial",
-        help="in the order of starting",
-        shown=Shown.PHONE,
-        number=lambda row: row.trial.number,
+        "ne",
+        "NE",
+        "normalized entropy on validation; lower is better",
+        Shown.PHONE,
+        lambda row: row.ne,
+        partial(decimals, digits=5),
     ),
     Column(
-        id="ne",
-        title="NE",
-        help="normalized entropy on validation; lower is better",
-        shown=Shown.PHONE,
-        number=lambda row: row.ne,
-        unit=partial(decimals, digits=5),
+        "relative",
+        "vs baseline",
+        "NE in percent of the tuned baseline's; negative is better",
+        Shown.PHONE,
+        lambda row: row.relative_percent,
+        percent,
     ),
     Column(
-        id="relative",
-        title="vs baseline",
-        help="NE in percent of the tuned baseline's; negative is better",
-        shown=Shown.PHONE,
-        number=lambda row: row.relative_percent,
-        unit=percent,
+        "flops",
+        "FLOPs",
+        "FLOPs of a forward pass per example",
+        Shown.PHONE,
+        lambda row: row.trial.job.flops,
+        si,
     ),
     Column(
-        id="flops",
-        title="FLOPs",
-        help="FLOPs of a forward pass per example",
-        shown=Shown.PHONE,
-        number=lambda row: row.trial.job.flops,
-        unit=si,
+        "technique",
+        "Technique",
+        "memory technique that it was trained with; where it was not trained, the one planned",
+        Shown.PHONE,
+        lambda row: row.trial.result.technique or _planned(row.trial),
     ),
     Column(
-        id="technique",
-        title="Technique",
-        help="memory technique that it was trained with; where it was not trained, the one planned",
-        shown=Shown.PHONE,
-        words=lambda row: row.trial.result.technique or _planned(row.trial),
+        RANKS,
+        "Ranks",
+        "hosts x ranks per host: the least shape in which a technique fits",
+        Shown.TABLET,
+        lambda row: row.trial.plan.ranks,
     ),
     Column(
-        id=RANKS,
-        title="Ranks",
-        help="hosts x ranks per host: the least shape in which a technique fits",
-        shown=Shown.TABLET,
-        words=lambda row: row.trial.plan.ranks,
+        "memory",
+        "Memory",
+        "predicted peak of the fullest rank of the cluster",
+        Shown.DESK,
+        lambda row: row.trial.plan.peak_bytes,
+        byte_size,
+    ),
+    Column("model", "Model", "modules, ensemble, length of embeddings", Shown.TABLET, lambda row: row.name),
+    Column(
+        "outcome",
+        "Outcome",
+        "how the trial ended",
+        Shown.TABLET,
+        lambda row: IN_WORDS[row.trial.result.outcome],
     ),
     Column(
-        id="memory",
-        title="Memory",
-        help="predicted peak of the fullest rank of the cluster",
-        shown=Shown.DESK,
-        number=lambda row: row.trial.plan.peak_bytes,
-        unit=byte_size,
+        "time", "Time", "wall clock of the trial", Shown.DESK, lambda row: row.trial.result.seconds, duration
     ),
     Column(
-        id="model",
-        title="Model",
-        help="modules, ensemble, length of embeddings",
-        shown=Shown.TABLET,
-        words=lambda row: row.name,
+        "auc",
+        "AUC",
+        "area under the ROC curve on validation",
+        Shown.PANEL,
+        lambda row: row.quality.auc if row.quality else None,
+        partial(decimals, digits=4),
     ),
     Column(
-        id="outcome",
-        title="Outcome",
-        help="how the trial ended",
-        shown=Shown.TABLET,
-        words=lambda row: IN_WORDS[row.trial.result.outcome],
+        "calibration",
+        "Calibration",
+        "sum of predictions over sum of labels on validation; 1 is calibrated",
+        Shown.PANEL,
+        lambda row: row.quality.calibration if row.quality else None,
+        partial(decimals, digits=3),
     ),
     Column(
-        id="time",
-        title="Time",
-        help="wall clock of the trial",
-        shown=Shown.DESK,
-        number=lambda row: row.trial.result.seconds,
-        unit=duration,
+        "parameters",
+        "Dense parameters",
+        "number of parameters outside embedding tables",
+        Shown.PANEL,
+        lambda row: row.trial.job.parameters,
+        si,
     ),
     Column(
-        id="auc",
-        title="AUC",
-        help="area under the ROC curve on validation",
-        shown=Shown.PANEL,
-        number=lambda row: row.quality.auc if row.quality else None,
-        unit=partial(decimals, digits=4),
+        "weights",
+        "Weights",
+        "size of the exported weights in fp32",
+        Shown.PANEL,
+        lambda row: row.trial.job.weights_bytes,
+        byte_size,
     ),
     Column(
-        id="calibration",
-        title="Calibration",
-        help="sum of predictions over sum of labels on validation; 1 is calibrated",
-        shown=Shown.PANEL,
-        number=lambda row: row.quality.calibration if row.quality else None,
-        unit=partial(decimals, digits=3),
+        TABLES,
+        "Tables",
+        "size of embedding tables as training stores them",
+        Shown.DESK,
+        lambda row: row.trial.job.table_bytes,
+        byte_size,
     ),
     Column(
-        id="parameters",
-        title="Dense parameters",
-        help="number of parameters outside embedding tables",
-        shown=Shown.PANEL,
-        number=lambda row: row.trial.job.parameters,
-        unit=si,
+        FORWARD,
+        "Forward",
+        "measured time of a request",
+        Shown.DESK,
+        lambda row: row.trial.plan.serving_ms,
+        milliseconds,
     ),
     Column(
-        id="weights",
-        title="Weights",
-        help="size of the exported weights in fp32",
-        shown=Shown.PANEL,
-        number=lambda row: row.trial.job.weights_bytes,
-        unit=byte_size,
+        "speed",
+        "Examples/s",
+        "training examples per second, evaluation excluded",
+        Shown.PANEL,
+        lambda row: row.trial.result.measured.examples_per_second,
+        si,
     ),
     Column(
-        id=TABLES,
-        title="Tables",
-        help="size of embedding tables as training stores them",
-        shown=Shown.DESK,
-        number=lambda row: row.trial.job.table_bytes,
-        unit=byte_size,
+        "measured",
+        "Measured peak",
+        "peak of the fullest rank: of the device's memory, on a CPU of the process where nothing is counted",
+        Shown.PANEL,
+        lambda row: row.trial.result.measured.peak_memory_bytes,
+        byte_size,
     ),
     Column(
-        id=FORWARD,
-        title="Forward",
-        help="measured time of a request",
-        shown=Shown.DESK,
-        number=lambda row: row.trial.plan.serving_ms,
-        unit=milliseconds,
+        "planned",
+        "Planned",
+        "memory technique for the cluster: the least that fits",
+        Shown.PANEL,
+        lambda row: _planned(row.trial),
     ),
     Column(
-        id="speed",
-        title="Examples/s",
-        help="training examples per second, evaluation excluded",
-        shown=Shown.PANEL,
-        number=lambda row: row.trial.result.measured.examples_per_second,
-        unit=si,
+        "executed",
+        "Executed",
+        "memory technique as the ranks read it from their wrapped modules",
+        Shown.PANEL,
+        lambda row: row.trial.result.technique,
     ),
     Column(
-        id="measured",
-        title="Measured peak",
-        help="peak of the fullest rank: of the device's memory, on a CPU of the process where nothing is counted",
-        shown=Shown.PANEL,
-        number=lambda row: row.trial.result.measured.peak_memory_bytes,
-        unit=byte_size,
-    ),
-    Column(
-        id="planned",
-        title="Planned",
-        help="memory technique for the cluster: the least that fits",
-        shown=Shown.PANEL,
-        words=lambda row: _planned(row.trial),
-    ),
-    Column(
-        id="executed",
-        title="Executed",
-        help="memory technique as the ranks read it from their wrapped modules",
-        shown=Shown.PANEL,
-        words=lambda row: row.trial.result.technique,
-    ),
-    Column(
-        id="remark",
-        title="Remark",
-        help="where it comes from, or why it did not complete",
-        shown=Shown.PANEL,
-        words=lambda row: row.remark,
+        "remark",
+        "Remark",
+        "where it comes from, or why it did not complete",
+        Shown.PANEL,
+        lambda row: row.remark,
     ),
 )
 

@@ -47,10 +47,7 @@ def render_comparison(first: StudyRecord, second: StudyRecord) -> str:
             best=best_rows(first, second),
             settings=different_settings(first, second),
             commands=[
-                Command(
-                    purpose=f"The report of {name}",
-                    line=f"dhen-search report {shlex.quote(record.directory)} --open",
-                )
+                Command(f"The report of {name}", f"dhen-search report {shlex.quote(record.directory)} --open")
                 for name, record in zip(names, records, strict=True)
             ],
             plotly=packed_plotly(),

@@ -82,7 +82,7 @@ def study_data(record: StudyRecord) -> dict[str, Any]:
                 "id": column.id,
                 "title": column.title,
                 "help": column.help,
-                "number": column.number is not None,
+                "number": column.unit is not None,
                 "shown": column.shown.value,
             }
             for column in columns
@@ -109,7 +109,7 @@ def _trial(
 ) -> dict[str, Any]:
     trial, (costs, grids, axes) = row.trial, shared
     cells = [column.cell(row) for column in columns]
-    numbers = [number for column, (_, number) in zip(columns, cells, strict=True) if column.number]
+    numbers = [number for column, (_, number) in zip(columns, cells, strict=True) if column.unit]
     return {
         "n": trial.number,
         "kind": trial.kind.value,

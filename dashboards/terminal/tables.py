@@ -52,7 +52,7 @@ def trial_table(record: StudyRecord, *, rows: int = 20) -> Table:
         if name == "state":
             texts, left = [_state(row) for row in shown], True
         elif name in columns:
-            texts, left = [columns[name].cell(row)[0] for row in shown], columns[name].number is None
+            texts, left = [columns[name].cell(row)[0] for row in shown], columns[name].unit is None
         else:
             continue
         width = max(map(len, (title, *texts)))
