@@ -82,7 +82,11 @@ class Lesson:
         return cls(
             teacher=teacher,
             members=state.networks(teacher),
-            missing=tuple((network, job) for network, job in jobs if _is_missing(known.get(job.fingerprint))),
+            missing=tuple(
+                (network, job)
+                for network, job in jobs
+                if (trial := known.get(job.fingerprint)) is None or trial.result.outcome.unfinished
+            ),
             known=known,
             first_number=len(state.trials),
         )
@@ -110,10 +114,6 @@ class Lesson:
                 yield fresh, job
 
 
-def _is_missing(trial: TrialRecord | None) -> bool:
-    return trial is None or trial.result.outcome.unfinished
-
-
 # Which networks to average: greedy forward selection on validation (Caruana et al., ICML 2004), minding FLOPs.
 #
 # Caruana's path starts at the best network and takes in, one after another, the network whose prediction lowers
@@ -137,20 +137,6 @@ class NetworkSet(NamedTuple):
     """Weighted mean cross-entropy in nats."""
 
 
-class _SetValuer:
-    """Works out FLOPs and loss of sets of networks."""
-
-    def __init__(self, p_SN: Floats, weight_N: Floats | None, flops_S: Floats) -> None:
-        self._p_SN, self._weight_N, self._flops_S = p_SN, weight_N, flops_S
-
-    def value(self, members: tuple[int, ...]) -> NetworkSet:
-        """The set with its loss: the mean's probability of what happened is the mean of the members'."""
-        p_N = sum((self._p_SN[index] for index in members), start=np.zeros(self._p_SN.shape[1]))
-        loss_N = -np.log(np.maximum(p_N / len(members), PROBABILITY_FLOOR))
-        flops = float(self._flops_S[list(members)].sum())
-        return NetworkSet(members, flops, float(np.average(loss_N, weights=self._weight_N)))
-
-
 def chosen_averages(p_SN: Floats, weight_N: Floats | None, flops_S: Floats, *, most: int) -> list[NetworkSet]:
     """Sets of two networks or more that no other set and no single network beats in both, by FLOPs.
 
@@ -160,35 +146,34 @@ def chosen_averages(p_SN: Floats, weight_N: Floats | None, flops_S: Floats, *, m
         flops_S: FLOPs of the networks.
         most: largest number of networks in a set.
     """
-    valuer = _SetValuer(p_SN, weight_N, flops_S)
-    alone = [valuer.value((index,)) for index in range(len(flops_S))]
-    level, tried = alone, alone
+    networks = range(len(flops_S))
+
+    def valued(members: tuple[int, ...]) -> NetworkSet:
+        """The set with its loss: the mean's probability of what happened is the mean of the members'."""
+        p_N = sum((p_SN[index] for index in members), start=np.zeros(p_SN.shape[1]))
+        loss_N = -np.log(np.maximum(p_N / len(members), PROBABILITY_FLOOR))
+        flops = float(flops_S[list(members)].sum())
+        return NetworkSet(members, flops, float(np.average(loss_N, weights=weight_N)))
+
+    level = tried = [valued((index,)) for index in networks]
     for _ in range(2, most + 1):
-        level = _unbeaten(valuer.value(members) for members in _one_more(level, len(flops_S)))
+        # each set with each network that it lacks, once
+        larger = {
+            tuple(sorted((*each.members, index)))
+            for each in level
+            for index in networks
+            if index not in each.members
+        }
+        level = _unbeaten(map(valued, sorted(larger)))
         tried = tried + level
     return [network_set for network_set in _unbeaten(tried) if len(network_set.members) > 1]
-
-
-def _one_more(level: list[NetworkSet], networks: int) -> list[tuple[int, ...]]:
-    """The sets of one network more: each set with each network that it lacks, once."""
-    grown = {
-        tuple(sorted((*network_set.members, index)))
-        for network_set in level
-        for index in range(networks)
-        if index not in network_set.members
-    }
-    return sorted(grown)
 
 
 def _unbeaten(sets: Iterable[NetworkSet]) -> list[NetworkSet]:
     """Sets in order of FLOPs, each with a lower loss than all cheaper ones."""
     front: list[NetworkSet] = []
-    lowest = math.inf
-    for network_set in sorted(
-        sets, key=lambda network_set: (network_set.flops, network_set.loss, network_set.members)
-    ):
-        if network_set.loss < lowest:
-            lowest = network_set.loss
+    for network_set in sorted(sets, key=lambda each: (each.flops, each.loss, each.members)):
+        if network_set.loss < (front[-1].loss if front else math.inf):
             front.append(network_set)
     return front
 
@@ -212,7 +197,12 @@ def choose(
         np.where(clicked_N, p_SN, 1.0 - p_SN), example_weights(rows, rate), flops_S, most=most
     )
     sets = ([pool[index] for index in average.members] for average in averages)
-    return [tuple(sorted(networks, key=_sort_key)) for networks in sets]
+    # trials in order of number, then retrainings
+    order = [
+        sorted(networks, key=lambda each: (each.kind is TrialKind.RETRAINING, each.number))
+        for networks in sets
+    ]
+    return [tuple(networks) for networks in order]
 
 
 def meets(limits: Limits, members: Members) -> bool:
@@ -277,8 +267,3 @@ def _price(members: Members) -> dict[str, Any]:
         "table_bytes": sum(member.job.table_bytes or 0 for member in members),
         "ms": summed_ms(member.plan.serving_ms for member in members),
     }
-
-
-def _sort_key(network: TrialRecord) -> tuple[bool, int]:
-    """Sort key: trials in order of number, then retrainings in order of number."""
-    return network.kind is TrialKind.RETRAINING, network.number

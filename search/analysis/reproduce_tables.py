@@ -20,13 +20,11 @@ from dhen.model import model_cost, parse_model
 from dhen.ops.parts import Widths
 from dhen.schema import FeatureSchema
 from dhen.values import parse
+from search.analysis.statistics import CONFIDENCE
 from search.log_config import LogConfig, set_override
 from trials.records.job import Passes, TrainingConfig
 
 # What `reproduce` may be told: the log, the seeds, and what all rows of a table have in common.
-
-CONFIDENCE = 0.95
-"""Confidence of intervals, if nothing else is asked for."""
 
 
 def _several(value: Any) -> Any:

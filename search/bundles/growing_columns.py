@@ -37,7 +37,6 @@ from trials.data.vocabulary import (
     MISSING_KEY,
     UNKNOWN_ID,
     AnyVocabulary,
-    Hashes,
     HashVocabulary,
 )
 from trials.optim.adamw import embedding_tables
@@ -67,32 +66,24 @@ def with_growing_columns(bundle: Bundle, member: int | None, growing: GivenGrowi
     with unfilled_tables():
         old = build_model(job.model, job.features)
     adopt_weights(old, weights, mapped=False)
-    encoding = _encoding(bundle, old, job.model, growing)
-    _check_lengths(job.model, job.features, encoding.features)
-    new = build_model(job.model, encoding.features)
-    _move(old, new, bundle.encoding, encoding)
-    save_weights(new.state_dict(), file)
-    return encoding
-
-
-def _encoding(bundle: Bundle, network: nn.Module, model: ModelConfig, growing: GivenGrowing) -> Encoding:
-    """Returns the bundle's encoding with tables that grow as they are to."""
-    encoding, schema = bundle.encoding, bundle.encoding.schema
+    before, schema = bundle.encoding, bundle.encoding.schema
     wanted = growing.columns or ()
     for name in wanted:
         if name not in schema.tables:
             raise unknown_name("categorical or multi_hot column", name, schema.tables)
     columns: dict[str, Column] = dict(schema.columns)
-    vocabularies: dict[str, AnyVocabulary] = dict(encoding.vocabularies)
+    vocabularies: dict[str, AnyVocabulary] = dict(before.vocabularies)
     for name, column in schema.tables.items():
         rule = schema.growing(name)
         if name in wanted and rule is None:
-            rule = _rule(bundle, name, model, growing)
+            rule = _rule(bundle, name, job.model, growing)
             columns[name] = column.replace(table=TableKind(growing=rule), min_count=MIN_COUNT)
             del vocabularies[name]
         elif name not in wanted and rule is not None:
             columns[name] = column.replace(table=FIXED, min_count=rule.admit_after)
-            vocabularies[name] = HashVocabulary(_hashes(network, name))
+            # the hashes of values (ascending) that have a row
+            keys = _rows_of_keys(old, name)[0].numpy()
+            vocabularies[name] = HashVocabulary(np.unique(keys[keys != MISSING_KEY].view(np.uint64)))
     if growing != GivenGrowing(columns=wanted) and all(map(schema.growing, wanted)):
         raise UserError(
             "growing: a capacity and rules are for columns that begin to grow, and none of growing.columns does; "
@@ -100,16 +91,18 @@ def _encoding(bundle: Bundle, network: nn.Module, model: ModelConfig, growing: G
         )
     data = {name: column.to_dict() for name, column in columns.items()}
     in_order = {name: vocabularies[name] for name in schema.tables if name in vocabularies}
-    return encoding.with_tables(parse(LogSchema, schema.to_dict() | {"columns": data}, "growing"), in_order)
+    after = before.with_tables(parse(LogSchema, schema.to_dict() | {"columns": data}, "growing"), in_order)
+    _check_lengths(job.model, job.features, after.features)
+    new = build_model(job.model, after.features)
+    _move(old, new, before, after)
+    save_weights(new.state_dict(), file)
+    return after
 
 
 def _rule(bundle: Bundle, name: str, model: ModelConfig, growing: GivenGrowing) -> Growing:
     """Returns how the table of a vocabulary grows from now on."""
-    vocabulary, share, capacity = (
-        bundle.encoding.vocabularies.get(name),
-        model.capacity_share,
-        growing.capacity,
-    )
+    vocabulary = bundle.encoding.vocabularies.get(name)
+    share, capacity = model.capacity_share, growing.capacity
     if vocabulary is None:
         raise UserError(
             f"growing.columns: the values of {name} are hashed into buckets, so they cannot get rows of their "
@@ -137,12 +130,6 @@ def _rule(bundle: Bundle, name: str, model: ModelConfig, growing: GivenGrowing) 
         ttl=growing.ttl,
         missing="own",
     )
-
-
-def _hashes(network: nn.Module, name: str) -> Hashes:
-    """Returns the hashes of values (ascending) that have a row of a growing table."""
-    found = _rows_of_keys(network, name)[0].numpy()
-    return np.unique(found[found != MISSING_KEY].view(np.uint64))
 
 
 def _rows_of_keys(network: nn.Module, name: str) -> tuple[Tensor, Tensor]:
@@ -180,7 +167,17 @@ def _move(old: nn.Module, new: nn.Module, before: Encoding, after: Encoding) -> 
         else:
             weight_RD.zero_()
             weight_RD[: len(source_R)] = tables[name][source_R]
-    _give_keys(old, new, before)
+    # the rows of growing tables go to the keys whose weights they have
+    growing, had = growing_rows(new), growing_rows(old)
+    if growing is None:
+        return
+    places = {table.name: place for place, table in enumerate(had.tables)} if had is not None else {}
+    for number, table in enumerate(growing.tables):
+        if had is not None and table.name in places:
+            growing.keys[growing.spans[number]] = had.keys[had.spans[places[table.name]]]
+        else:
+            hashes = before.vocabularies[table.name].hashes.view(np.int64)
+            growing.give(number, torch.from_numpy(np.concatenate(([MISSING_KEY], hashes))))
 
 
 def _table_weights(network: nn.Module) -> Mapping[str, Tensor]:
@@ -210,17 +207,3 @@ def _sources(old: nn.Module, name: str, before: Encoding, after: Encoding) -> Te
     row_N = torch.cat([row_N, torch.tensor([0])])[order_N]
     place = torch.searchsorted(sorted_N, wanted).clamp_(max=len(sorted_N) - 1)
     return torch.where(sorted_N[place] == wanted, row_N[place], 0)
-
-
-def _give_keys(old: nn.Module, new: nn.Module, before: Encoding) -> None:
-    """Gives the rows of growing tables to the keys whose weights they have."""
-    growing, had = growing_rows(new), growing_rows(old)
-    if growing is None:
-        return
-    places = {table.name: place for place, table in enumerate(had.tables)} if had is not None else {}
-    for number, table in enumerate(growing.tables):
-        if had is not None and table.name in places:
-            growing.keys[growing.spans[number]] = had.keys[had.spans[places[table.name]]]
-        else:
-            hashes = before.vocabularies[table.name].hashes.view(np.int64)
-            growing.give(number, torch.from_numpy(np.concatenate(([MISSING_KEY], hashes))))

@@ -59,11 +59,11 @@ def command(
     from search.analysis.fidelity_result import (
         key,
         read_fidelity_config,  # torch is imported here and there side by side
-        remarks,
+        remark,
         table,
         verdict,
     )
-    from search.terminal import resumable
+    from search.terminal import print_line, resumable
 
     study = studied(directory) if directory else None
     config = read_fidelity_config(overrides, study.config if study else None, data=data or None, **options)
@@ -76,6 +76,5 @@ def command(
         click.echo(result.model_dump_json(indent=1))
         return
     console.print(table(result))
-    for line in (*remarks(result), verdict(result), key(result)):
-        if line is not None:
-            console.print(line, soft_wrap=True, markup=False, highlight=False)
+    for line in filter(None, (remark(result), verdict(result), key(result))):
+        print_line(console, line)

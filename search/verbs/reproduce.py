@@ -51,7 +51,7 @@ def command(
     from search.analysis.reproduce_tables import (
         read_table_config,  # torch is imported here and there side by side
     )
-    from search.terminal import resumable
+    from search.terminal import print_line, resumable
 
     config = read_table_config(table, overrides, data)
     directory = out or Path("runs") / f"reproduce-{log_name(data)}"
@@ -66,5 +66,5 @@ def command(
         return
     console.print(rich_table(result, console.width))
     for line in (*remarks(result), findings_heading(result), *findings(result)):
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+        print_line(console, line)
     console.print(f"written: {directory / table}.md, .json, .html", soft_wrap=True)
