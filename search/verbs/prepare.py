@@ -11,7 +11,7 @@ from dhen.errors import UserError
 from search.dataset import log_files
 from search.log_config import read_options
 from search.terminal import print_columns, print_notes, step_progress
-from search.verbs.output import PreparedSummary, json_option, print_json
+from search.verbs.output import PATH, PreparedSummary, json_option, print_json
 from trials.data.prepare.prepare_log import prepare
 from trials.data.raw.sources import open_log
 from trials.data.remote import is_url
@@ -31,8 +31,8 @@ Examples:
 )
 @click.argument("sources", nargs=-1, required=True, metavar="LOG ... [key=value ...]")
 @click.option("--format", "log_format", help="csv, tsv, parquet, criteo or avazu; found out if not given.")
-@click.option("--out", type=click.Path(path_type=Path), help="The prepared log's folder (default: a cache).")
-@click.option("--schema", type=click.Path(path_type=Path), help="A schema.yaml that you edited.")
+@click.option("--out", type=PATH, help="The prepared log's folder (default: a cache).")
+@click.option("--schema", type=PATH, help="A schema.yaml that you edited.")
 @click.option("--label", help="The label: a column, or such as 'rating>=4' or clicks/impressions.")
 @click.option("--weight", help="The column of the example's weight, such as the impressions of a rate.")
 @click.option("--skip-bad-rows", is_flag=True, help="Leave out rows that cannot be read, and count them.")

@@ -20,7 +20,7 @@ from search.mlflow.store import LOCAL, database, server_of
 from search.read_study import read_study
 from search.run_directory import REPORT, STUDY_FILE
 from search.terminal import print_table
-from search.verbs.output import WrittenReport, json_option, print_json
+from search.verbs.output import PATH, WrittenReport, json_option, print_json
 from trials.records.study_record import StudyRecord
 
 OUTPUT = WrittenReport
@@ -28,15 +28,13 @@ COMPARISON = "comparison.html"
 
 
 @click.command(epilog="Example: dhen-search report runs/demo --open")
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.option(
-    "--out", type=click.Path(path_type=Path), help=f"Default: report.html, or {COMPARISON}, in DIRECTORY."
-)
+@click.argument("directory", type=PATH)
+@click.option("--out", type=PATH, help=f"Default: report.html, or {COMPARISON}, in DIRECTORY.")
 @click.option(
     "--compare",
     "other",
     metavar="DIRECTORY2",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Write a report of two studies: both fronts, the best of each, what differs.",
 )
 @click.option("--open", "opens", is_flag=True, help="Open it in the browser.")

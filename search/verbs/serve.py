@@ -10,6 +10,7 @@ from dhen.errors import UserError
 from search.http import LOCAL, LOOPBACK, TOKEN_VARIABLE, listening, needed_token, shown_address
 from search.serving.worker import ServeSettings
 from search.serving.workers import Workers
+from search.verbs.output import PATH
 from trials.cluster.cluster import parse_bytes
 
 MAX_BODY = "16MiB"
@@ -24,7 +25,7 @@ Examples:
     -d '{"dataframe_records": [{"site": "a", "price": 3.5}]}'
 """
 )
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=PATH)
 @click.option("--port", type=click.IntRange(0, 65535), help="Default: 5000, or a free one if that is taken.")
 @click.option(
     "--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes that answer."

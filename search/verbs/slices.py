@@ -19,6 +19,7 @@ from search.read_study import read_study
 from search.run_directory import database_url, study_name
 from search.selection import picked
 from search.terminal import print_table
+from search.verbs.output import PATH, json_option
 from trials.records.findings import Better, Slice, Slices
 from trials.store.ledger import Ledger
 
@@ -47,7 +48,7 @@ Examples:
   dhen-search slices runs/demo/best --data log.csv --column site
 """
 )
-@click.argument("what", metavar="DIR|BUNDLE", type=click.Path(path_type=Path))
+@click.argument("what", metavar="DIR|BUNDLE", type=PATH)
 @data_option("Of a bundle: the log on whose test split it is scored.")
 @click.option("--column", required=True, help="Categorical: its values; numeric: ten slices of equal size.")
 @click.option(
@@ -61,7 +62,7 @@ Examples:
 @click.option(
     "--block-by", help="Of a study: as in `dhen-search confirm`; by default what that has compared with."
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON (trials.records.findings.Slices).")
+@json_option("As JSON (trials.records.findings.Slices).")
 def command(
     what: Path,
     data: tuple[str, ...],

@@ -40,7 +40,7 @@ from search.execution.trainer import Trainer, job_on, new_record, refit_job
 from search.log_config import data_option, set_override
 from search.study.tuning import read_configuration
 from search.terminal import print_notes, step_progress
-from search.verbs.output import TrainedBundle, json_option, print_json
+from search.verbs.output import PATH, TrainedBundle, json_option, print_json
 from trials.cluster.machine import preferred_precision
 from trials.data.encoding import Encoding
 from trials.data.periods import check_periods
@@ -73,7 +73,7 @@ Examples:
 @click.argument("what", metavar="BUNDLE|CONFIG.yaml|MODEL")
 @click.argument("overrides", nargs=-1, metavar="[key=value ...]")
 @data_option(required=True)
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="The new bundle's folder.")
+@click.option("--out", type=PATH, required=True, help="The new bundle's folder.")
 @click.option("--from-weights", is_flag=True, help="Go on from the bundle's weights, in its encoding.")
 @click.option("--member", type=int, help="Which network of a bundle that is an average: 0, 1 ...")
 @json_option("The bundle and its metrics as JSON.")

@@ -20,7 +20,7 @@ from search.bundles.bundle import Bundle, read_bundle
 from search.bundles.export import log_of
 from search.bundles.int8_cost import Int8Cost
 from search.log_config import data_option, read_options
-from search.verbs.output import VerifiedBundle, VerifiedSplit, json_option, print_json
+from search.verbs.output import PATH, VerifiedBundle, VerifiedSplit, json_option, print_json
 from trials.data.prepared_log import PreparedLog
 from trials.records.serving_limits import ForwardTime
 from trials.records.trial_record import Metrics
@@ -35,7 +35,7 @@ bits, or each period is trained on; and in bf16."""
 
 
 @click.command(epilog="Example: dhen-search verify runs/demo/best --data log.csv")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=PATH)
 @click.argument("words", nargs=-1, metavar="[csv.KEY=value ...]")
 @data_option("The log, to evaluate again: files, a folder, `demo`.")
 @click.option("--format", "log_format", help="csv, tsv, parquet, criteo or avazu; found out if not given.")
