@@ -74,7 +74,7 @@ def main(settings: ServeSettings, listener: socket.socket, parent: Connection) -
 
     from search.serving.app import LiveModel, make_app
 
-    _log()
+    logging.basicConfig(level=logging.WARNING, format=FORMAT, datefmt=DATE_FORMAT, stream=sys.stderr)
     allow_open_files()
     torch.set_num_threads(settings.threads)
     try:
@@ -112,12 +112,6 @@ def _end_with_parent(server: uvicorn.Server) -> None:
     assert parent is not None
     parent.join()
     server.should_exit = True
-
-
-def _log() -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(FORMAT, DATE_FORMAT))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
 class ClientConnection(H11Protocol):

@@ -56,7 +56,8 @@ def command(
     Keys: label, weight, columns.NAME, format, csv.KEY, split.KEY, growing.KEY, skip_bad_rows.
     """
     console = Console(stderr=as_json)
-    words = [word for word in sources if _is_key(word)]
+    # `label=y` is a key; a URL, and a folder such as `dt=2026-11-02`, are not
+    words = [word for word in sources if "=" in word and not is_url(word) and not Path(word).exists()]
     given = {"format": log_format, "label": label, "weight": weight, "skip_bad_rows": skip_bad_rows or None}
     options = read_options(words, **given)
     named = [source for source in sources if source not in words]
@@ -119,25 +120,16 @@ def _check(inferred: InferredSchema, console: Console, *, as_json: bool) -> None
             "rows are split by position, or at random if the log turns out to be sorted (split.by=...)"
         )
     if as_json:
-        print_json(
-            PreparedSummary(
-                directory=None,
-                fingerprint=None,
-                rows=None,
-                base_rate=None,
-                tables=len(schema.tables),
-                table_rows=None,
-                numeric=len(schema.numeric),
-                notes=inferred.sentences,
-                columns=inferred.findings,
-                unknown=tuple(unknown),
-            )
+        whole = dict.fromkeys(("directory", "fingerprint", "rows", "base_rate", "table_rows"))
+        summary = PreparedSummary(
+            **whole,
+            tables=len(schema.tables),
+            numeric=len(schema.numeric),
+            notes=inferred.sentences,
+            columns=inferred.findings,
+            unknown=tuple(unknown),
         )
+        print_json(summary)
         return
     print_columns(console, inferred.findings)
     print_notes(console, (*inferred.sentences, *unknown))
-
-
-def _is_key(word: str) -> bool:
-    """Tells `label=y` from a URL, and from a folder such as `dt=2026-11-02`."""
-    return "=" in word and not is_url(word) and not Path(word).exists()

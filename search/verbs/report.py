@@ -64,8 +64,10 @@ def command(directory: Path, out: Path | None, other: Path | None, opens: bool, 
             _print(record, notes)
         click.echo(f"report: {path}")
     _catch_up(directory, record, json_on_stdout=as_json)
-    if opens:
-        _open(path)
+    address = path.absolute().as_uri()
+    if opens and not webbrowser.open(address):
+        said = f"no browser could be started here; open {address}, or copy the file to where there is one."
+        click.echo(said, err=True)
 
 
 def _print(record: StudyRecord, notes: tuple[str, ...]) -> None:
@@ -100,10 +102,3 @@ def _catch_up(directory: Path, record: StudyRecord, *, json_on_stdout: bool) -> 
     if runs.follow(record):
         runs.register_best(record)
         click.echo(f"MLflow: {server or database(directory)} is up to date", err=json_on_stdout)
-
-
-def _open(path: Path) -> None:
-    address = path.absolute().as_uri()
-    if not webbrowser.open(address):
-        said = f"no browser could be started here; open {address}, or copy the file to where there is one."
-        click.echo(said, err=True)

@@ -71,12 +71,16 @@ def command(
     from search.bundles.increments import check_is_bundle
 
     check_is_bundle(bundle)
+    try:
+        max_body_bytes = parse_bytes(max_body)
+    except ValueError as error:
+        raise UserError(f"--max-body {max_body}: {error}.") from None
     clients_token = needed_token(token, made=host not in LOCAL)
     settings = ServeSettings(
         bundle=bundle,
         mapped=mapped,
         threads=threads,
-        max_body_bytes=_bytes(max_body),
+        max_body_bytes=max_body_bytes,
         token=clients_token,
     )
     with listening(host, port) as listener:
@@ -99,10 +103,3 @@ def command(
             if pool is not None:
                 pool.end()
     click.echo("ended.")
-
-
-def _bytes(words: str) -> int:
-    try:
-        return parse_bytes(words)
-    except ValueError as error:
-        raise UserError(f"--max-body {words}: {error}.") from None

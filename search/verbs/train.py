@@ -39,7 +39,7 @@ from search.execution.train_list import train_one
 from search.execution.trainer import Trainer, job_on, new_record, refit_job
 from search.log_config import data_option, set_override
 from search.study.tuning import read_configuration
-from search.terminal import print_notes, step_progress
+from search.terminal import print_line, print_notes, step_progress
 from search.verbs.output import PATH, TrainedBundle, json_option, print_json
 from trials.cluster.machine import preferred_precision
 from trials.data.encoding import Encoding
@@ -157,7 +157,19 @@ def command(
         shutil.rmtree(folder, ignore_errors=True)
     assert record.result.test is not None
     if as_json:
-        print_json(_as_value(best, record, out, len(trained)))
+        assert record.result.validation is not None
+        assert best.job.training.epochs != "auto"
+        bundle_value = TrainedBundle(
+            bundle=str(out),
+            architecture=trial_name(record),
+            epochs=best.job.training.epochs,
+            trainings=len(trained),
+            seed=best.job.seed,
+            refit=record.job.refit is not None,
+            validation=record.result.validation,
+            test=record.result.test,
+        )
+        print_json(bundle_value)
         return
     before = " before it was trained on" if config.refit is True else ""
     console.print(f"validation NE {best.ne:.5f}{before}, test NE {record.result.test.ne:.5f}")
@@ -176,23 +188,6 @@ class _Trained(NamedTuple):
         """NE on validation."""
         assert self.record.result.validation is not None
         return self.record.result.validation.ne
-
-
-def _as_value(best: _Trained, record: TrialRecord, out: Path, trainings: int) -> TrainedBundle:
-    """What is printed with `--json`; `record` is that of the best training, scored on test."""
-    assert record.result.validation is not None
-    assert record.result.test is not None
-    assert best.job.training.epochs != "auto"
-    return TrainedBundle(
-        bundle=str(out),
-        architecture=trial_name(record),
-        epochs=best.job.training.epochs,
-        trainings=trainings,
-        seed=best.job.seed,
-        refit=record.job.refit is not None,
-        validation=record.result.validation,
-        test=record.result.test,
-    )
 
 
 def _next(training: TrainingConfig, trained: Sequence[_Trained], tried: int) -> TrainingConfig | None:
@@ -232,15 +227,33 @@ def _train(
     console: Console,
 ) -> _Trained:
     """Trains a job in a folder, unless an earlier command has."""
-    trainer, record = _begun(launcher, log, folder, job, config)
+    trainer, record = Trainer(launcher, log, folder), new_record(0, TrialKind.CANDIDATE, {}, job)
+    if any(getattr(config, key) != StudyConfig.model_fields[key].default for key in HELD_KEYS):
+        # planned where ranks or their memory are declared
+        clusters = declared_clusters(LOCAL, config.shapes, config.hbm)
+        executed = execution(config, *clusters)
+        record = executed.corrected(planned(record, job, clusters, plan_options(config)))
+        if record.result.outcome is Outcome.INFEASIBLE:
+            raise UserError(record.result.error or "no memory technique fits.")
+        trainer = Trainer(launcher, log, folder, execution=executed)
     done = folder / RECORD
     if done.exists():
         return _Trained(job, TrialRecord.model_validate_json(done.read_text()), trainer)
 
-    def say(sentence: str) -> None:
-        console.print(sentence, soft_wrap=True, markup=False, highlight=False)
+    shown = 0
 
-    record = train_one(record, job, trainer, _Printer(console), start_from=start, say=say)
+    def show(record: TrialRecord) -> None:
+        """Prints each evaluation as a line."""
+        nonlocal shown
+        for point in record.result.curve[shown:]:
+            metrics = point.validation
+            console.print(
+                f"{point.examples:>12,} examples  train loss {point.train_loss:.5f}  "
+                f"validation NE {metrics.ne:.5f}  AUC {metrics.auc:.5f}  {point.seconds:.1f} s"
+            )
+        shown = len(record.result.curve)
+
+    record = train_one(record, job, trainer, show, start_from=start, say=partial(print_line, console))
     if record.result.outcome is not Outcome.COMPLETED:
         raise UserError(f"training ended as {record.result.outcome}: {record.result.error}")
     write_atomically(done, record.model_dump_json())
@@ -252,21 +265,6 @@ def _identity(job: Job, source: Path | None) -> str:
     begins with."""
     begins_at = [str(source.absolute()), source.stat().st_mtime_ns] if source else []
     return fingerprint([job.fingerprint, *begins_at])[:FOLDER_DIGITS]
-
-
-def _begun(
-    launcher: Launcher, log: PreparedLog, folder: Path, job: Job, config: StudyConfig
-) -> tuple[Trainer, TrialRecord]:
-    """The trainer of a job and its record; planned where ranks or their memory are declared."""
-    record = new_record(0, TrialKind.CANDIDATE, {}, job)
-    if all(getattr(config, key) == StudyConfig.model_fields[key].default for key in HELD_KEYS):
-        return Trainer(launcher, log, folder), record
-    clusters = declared_clusters(LOCAL, config.shapes, config.hbm)
-    executed = execution(config, *clusters)
-    record = executed.corrected(planned(record, job, clusters, plan_options(config)))
-    if record.result.outcome is Outcome.INFEASIBLE:
-        raise UserError(record.result.error or "no memory technique fits.")
-    return Trainer(launcher, log, folder, execution=executed), record
 
 
 def _configuration(
@@ -322,19 +320,3 @@ def _open(what: str, config: StudyConfig, progress: Any, encoding: Encoding | No
         return prepare(sources, options=config, progress=progress, encoding=encoding)
     schema = read_bundle(Path(what)).encoding.schema
     return prepare(sources, options=config, progress=progress, schema=schema, of_another_log=True)
-
-
-class _Printer:
-    """Prints each evaluation as a line."""
-
-    def __init__(self, console: Console) -> None:
-        self._console, self._shown = console, 0
-
-    def __call__(self, record: TrialRecord) -> None:
-        for point in record.result.curve[self._shown :]:
-            metrics = point.validation
-            self._console.print(
-                f"{point.examples:>12,} examples  train loss {point.train_loss:.5f}  "
-                f"validation NE {metrics.ne:.5f}  AUC {metrics.auc:.5f}  {point.seconds:.1f} s"
-            )
-        self._shown = len(record.result.curve)
