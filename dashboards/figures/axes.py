@@ -94,7 +94,25 @@ def axes_figure(record: StudyRecord) -> go.Figure | None:
         left, top = column / COLUMNS + (GAP / 2 if column else 0), 1 - line / lines
         right = (column + 1) / COLUMNS - (GAP / 2 if column < COLUMNS - 1 else 0)
         x, y = _numbered("x", index), _numbered("y", index)
-        figure.layout[f"xaxis{index + 1}"] = _x_axis(name, axis) | {"domain": [left, right], "anchor": y}
+        ends = [_x(axis, end) for end in axis.ends]
+        low, high = map(math.log10, ends) if axis.log else ends
+        room = 0.08 * (high - low)
+        ticks, labels = ends, [f"{end:g}" for end in ends]
+        if axis.values:
+            ticks = list(range(0, len(axis.values), math.ceil(len(axis.values) / TICKS)))
+            labels = [text(str(axis.values[place])) for place in ticks]
+        figure.layout[f"xaxis{index + 1}"] = {
+            "title": {"text": text(name), "font": {"size": 12}, "standoff": 4},
+            "range": [low - room, high + room],
+            "type": "log" if axis.log else "linear",
+            "gridcolor": GRID,
+            "zeroline": False,
+            "showgrid": False,
+            "tickvals": ticks,
+            "ticktext": labels,
+            "domain": [left, right],
+            "anchor": y,
+        }
         figure.layout[f"yaxis{index + 1}"] = {
             "domain": [top - TALL / lines, top],
             "anchor": x,
@@ -107,7 +125,7 @@ def axes_figure(record: StudyRecord) -> go.Figure | None:
         }
         shape = {"type": "line", "layer": "below"}
         grey = {"color": PALE_GREY, "width": 1}
-        for end in (_x(axis, end) for end in axis.ends):
+        for end in ends:
             place = {"x0": end, "x1": end, "y0": 0, "y1": 1, "xref": x, "yref": f"{y} domain"}
             shapes.append(shape | place | {"line": grey})
         baseline = {"x0": 0, "x1": 1, "y0": 0, "y1": 0, "xref": f"{x} domain", "yref": y}
@@ -135,22 +153,3 @@ def _hover(name: str, row: TrialRow, value: Setting) -> str:
 def _numbered(axis: str, index: int) -> str:
     """Plotly's name of an axis; the first has no number."""
     return axis if index == 0 else f"{axis}{index + 1}"
-
-
-def _x_axis(name: str, axis: OrderedAxis) -> dict[str, object]:
-    first, last = (_x(axis, end) for end in axis.ends)
-    low, high = (math.log10(first), math.log10(last)) if axis.log else (first, last)
-    room = 0.08 * (high - low)
-    style: dict[str, object] = {
-        "title": {"text": text(name), "font": {"size": 12}, "standoff": 4},
-        "range": [low - room, high + room],
-        "type": "log" if axis.log else "linear",
-        "gridcolor": GRID,
-        "zeroline": False,
-        "showgrid": False,
-    }
-    if axis.values:
-        shown = range(0, len(axis.values), math.ceil(len(axis.values) / TICKS))
-        labels = [text(str(axis.values[place])) for place in shown]
-        return style | {"tickvals": list(shown), "ticktext": labels}
-    return style | {"tickvals": [first, last], "ticktext": [f"{first:g}", f"{last:g}"]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from math import log10
 from typing import NamedTuple
 
@@ -103,14 +103,14 @@ def ladder_figure(record: StudyRecord, trial_number: int | None = None) -> go.Fi
     if hbm is not None and not in_sight:
         further.append(f"The memory of a rank, {byte_size(hbm)}, is far to the right of this frame.")
     traces = []
-    for title, (color, pattern) in ITEM_LOOKS.items():
-        sizes = [rung.items.get(title, 0) for rung in rungs]
+    for item, (color, pattern) in ITEM_LOOKS.items():
+        sizes = [rung.items.get(item, 0) for rung in rungs]
         if not any(sizes):
             continue
         trace = go.Bar(
             y=[rung.strategy for rung in rungs],
             x=[size / scale for size in sizes],
-            name=title,
+            name=item,
             orientation="h",
             width=BAR,
             marker={
@@ -122,7 +122,7 @@ def ladder_figure(record: StudyRecord, trial_number: int | None = None) -> go.Fi
             hovertext=[
                 text(
                     f"{rung.strategy}: {rung.verdict}",
-                    f"{title} {byte_size(size)} of {byte_size(rung.total)}",
+                    f"{item} {byte_size(size)} of {byte_size(rung.total)}",
                     rung.reason,
                 )
                 for rung, size in zip(rungs, sizes, strict=True)
@@ -130,9 +130,18 @@ def ladder_figure(record: StudyRecord, trial_number: int | None = None) -> go.Fi
             hoverinfo="text",
         )
         traces.append(trace)
+    last, failed = rungs[-1].strategy, sum(not rung.fits for rung in rungs[:-1])
+    title = f"{last} is the fastest of those that fit with as few techniques"
+    if not rungs[-1].chosen:
+        title = "No memory technique fits this model"
+    elif len(rungs) == 1:
+        title = f"{last} is enough: no technique is needed that it does not have"
+    elif failed:
+        others, do_not = ("another way", "does not") if failed == 1 else (f"{failed} other ways", "do not")
+        title = f"{last} is the least that fits: {others} to hold the model with no more techniques {do_not}"
     figure = drawing(
         traces,
-        title=_ladder_title(rungs),
+        title=title,
         subtitle=f"Trial {trial.number}, {trial_name(trial)}: predicted peak memory of the fullest rank by what "
         "takes it, for each way to hold the model, those that join fewest techniques on top. "
         f"{' '.join(further)}",
@@ -257,22 +266,6 @@ def _items(by_name: Mapping[str, int], total: int) -> dict[str, int]:
         title = ITEMS.get(name, OTHERS)
         items[title if title in ITEM_LOOKS else OTHERS] += size
     return items
-
-
-def _ladder_title(rungs: Sequence[Rung]) -> str:
-    last = rungs[-1]
-    failed = sum(not rung.fits for rung in rungs[:-1])
-    if not last.chosen:
-        return "No memory technique fits this model"
-    if len(rungs) == 1:
-        return f"{last.strategy} is enough: no technique is needed that it does not have"
-    if not failed:
-        return f"{last.strategy} is the fastest of those that fit with as few techniques"
-    others = "another way" if failed == 1 else f"{failed} other ways"
-    do_not = "does not" if failed == 1 else "do not"
-    return (
-        f"{last.strategy} is the least that fits: {others} to hold the model with no more techniques {do_not}"
-    )
 
 
 class Prediction(NamedTuple):

@@ -68,8 +68,20 @@ def modules_figure(record: StudyRecord) -> go.Figure:
 
     Candidates count that completed, or were stopped and have an expected NE.
     """
-    scored = [(trial, ne) for trial in record.candidates if (ne := _own_ne(trial)) is not None]
-    trials, count = [trial for trial, _ in scored], len(scored)
+    trials: list[TrialRecord] = []
+    values: list[float] = []
+    for trial in record.candidates:
+        # NE that tells something of a candidate's own network; of a stopped one what it was to come to
+        ne, outcome = None, trial.result.outcome
+        if not trial.shared and trial.job.model.get("layers"):
+            if outcome is Outcome.STOPPED:
+                ne = trial.result.expected_ne
+            elif outcome is Outcome.COMPLETED:
+                ne = known_ne(trial)
+        if ne is not None and known(ne):
+            trials.append(trial)
+            values.append(ne)
+    count = len(trials)
     if count < FEWEST:
         reason = f"Too few candidates to tell: {count} have an NE, {FEWEST} are needed."
         return empty(reason, title=TITLE)
@@ -78,14 +90,30 @@ def modules_figure(record: StudyRecord) -> go.Figure:
         reason = "All candidates have the same modules: what one brings could only be told by leaving it out."
         return empty(reason, title=TITLE)
     # NE in percent of the baseline's; a few candidates that went wrong count as the worst of the others
-    values, baseline = [ne for _, ne in scored], baseline_ne(record)
+    baseline = baseline_ne(record)
     worst, base = frame(values).high, baseline if baseline is not None else float(np.median(values))
     y_N = np.array([relative_ne_percent(min(value, worst), base) for value in values])
-    controls = _controls(trials, record)
-    pairs = dict(list(_columns(trials, _pairs).items())[:MOST_PAIRS])
+    # where a candidate lies on each ordered axis that is no layer's own, from 0 to 1
+    controls = []
+    for axis in record.axes:
+        positions = [axis.position(axis.value(trial)) for trial in trials]
+        placed = [position for position in positions if position is not None]
+        if axis.part != "layer" and len(set(placed)) > 1:
+            mean = sum(placed) / len(placed)
+            controls.append(np.array([mean if position is None else position for position in positions]))
+    in_pairs = _columns(
+        trials,
+        lambda layers: {
+            f"{first} + {second}" for kinds in layers for first, second in combinations(sorted(set(kinds)), 2)
+        },
+    )
+    pairs = dict(list(in_pairs.items())[:MOST_PAIRS])
     fits = [_fitted([(modules, 1.0), (pairs, PAIR_SCALE)], controls, y_N)]
     if any(len({tuple(sorted(kinds)) for kinds in _layers(trial)}) > 1 for trial in trials):
-        by_layer = _columns(trials, _modules_by_layer)
+        by_layer = _columns(
+            trials,
+            lambda layers: {f"layer {n}: {kind}" for n, kinds in enumerate(layers, 1) for kind in kinds},
+        )
         fits += [_fitted([(by_layer, 1.0)], controls, y_N)] if by_layer else []
     explained = max(fitted for _, fitted in fits)
     groups = [group for rows, _ in fits for group in rows]
@@ -111,7 +139,19 @@ def modules_figure(record: StudyRecord) -> go.Figure:
     )
     if len(pairs) > SHOWN_PAIRS:
         subtitle += f" {len(pairs) - SHOWN_PAIRS} more pairs bring less either way."
-    ablated = _ablated(record, {row.label for row in rows})
+    # modules that were taken out of winners, in the row of their layer, or if there is none of the module
+    labels, ablated = {row.label for row in rows}, []
+    for ablation in record.ablations:
+        for part in ablation.parts:
+            match = ABLATED.fullmatch(part.removed)
+            if match is None or part.ne_percent is None:
+                continue
+            names = (counted_from_one(f"layer{match[1]}: {match[2]}"), match[2])
+            label = next((name for name in names if name in labels), None)
+            if label is not None:
+                removed = counted_from_one(part.removed)
+                hover = f"{removed} of trial {ablation.trial}, taken out and trained again"
+                ablated.append(brought(part.ne_percent, label, hover))
     return estimates_figure(
         rows,
         title=title,
@@ -123,34 +163,26 @@ def modules_figure(record: StudyRecord) -> go.Figure:
 
 
 def fit(x_NP: Floats, y_N: Floats) -> Fit:
-    """The model of y with a constant and a coefficient for each column."""
-    penalty, explained = _penalty(x_NP, y_N)
-    rows = len(y_N)
+    """The model of y with a constant and a coefficient for each column, under the penalty of the lowest
+    generalised cross-validation error."""
+    x, y, rows = x_NP - x_NP.mean(axis=0), y_N - y_N.mean(), len(y_N)
+    u, singular, _ = np.linalg.svd(x, full_matrices=False)
+    total = float(y @ y)
+    lowest, penalty, explained = np.inf, float(PENALTIES[-1]), 0.0
+    for tried in PENALTIES:
+        share = singular**2 / (singular**2 + tried)
+        residual_N = y - u @ (share * (u.T @ y))
+        freedom = 1.0 - (share.sum() + 1.0) / rows
+        error = float(residual_N @ residual_N) / freedom**2 if freedom > 0.0 else np.inf
+        if error < lowest:
+            leverage_N = (u**2) @ share + 1.0 / rows
+            unseen_N = residual_N / np.maximum(1.0 - leverage_N, 1e-9)
+            lowest, penalty = error, float(tried)
+            explained = 1.0 - float(unseen_N @ unseen_N) / total if total else 0.0
     counts_RN = np.random.default_rng(SEED).multinomial(rows, np.full(rows, 1 / rows), size=RESAMPLES)
     values_RP = np.stack([_ridge(x_NP, y_N, counts_N.astype(float), penalty) for counts_N in counts_RN])
     low_P, high_P = np.percentile(values_RP, INTERVAL, axis=0)
     return Fit(_ridge(x_NP, y_N, np.ones(rows), penalty), low_P, high_P, explained)
-
-
-def _penalty(x_NP: Floats, y_N: Floats) -> tuple[float, float]:
-    """The penalty of the lowest generalised cross-validation error, and what is explained with it."""
-    x, y = x_NP - x_NP.mean(axis=0), y_N - y_N.mean()
-    u, singular, _ = np.linalg.svd(x, full_matrices=False)
-    total = float(y @ y)
-    best = (np.inf, float(PENALTIES[-1]), 0.0)
-    for penalty in PENALTIES:
-        share = singular**2 / (singular**2 + penalty)
-        residual_N = y - u @ (share * (u.T @ y))
-        freedom = 1.0 - (share.sum() + 1.0) / len(y)
-        if freedom <= 0.0:
-            continue
-        error = float(residual_N @ residual_N) / freedom**2
-        leverage_N = (u**2) @ share + 1.0 / len(y)
-        unseen_N = residual_N / np.maximum(1.0 - leverage_N, 1e-9)
-        explained = 1.0 - float(unseen_N @ unseen_N) / total if total else 0.0
-        if error < best[0]:
-            best = (error, float(penalty), explained)
-    return best[1:]
 
 
 def _ridge(x_NP: Floats, y_N: Floats, weight_N: Floats, penalty: float) -> Floats:
@@ -179,32 +211,6 @@ def _fitted(
     return rows, fitted.explained
 
 
-def _ablated(record: StudyRecord, labels: set[str]) -> list[Estimate]:
-    """Modules that were taken out of winners, in the row of their layer, or if there is none of the module."""
-    rows = []
-    for ablation in record.ablations:
-        for part in ablation.parts:
-            match = ABLATED.fullmatch(part.removed)
-            if match is None or part.ne_percent is None:
-                continue
-            names = (counted_from_one(f"layer{match[1]}: {match[2]}"), match[2])
-            label = next((name for name in names if name in labels), None)
-            if label is not None:
-                removed = counted_from_one(part.removed)
-                hover = f"{removed} of trial {ablation.trial}, taken out and trained again"
-                rows.append(brought(part.ne_percent, label, hover))
-    return rows
-
-
-def _own_ne(trial: TrialRecord) -> float | None:
-    """NE of a candidate that tells something of its own network; for a stopped one what it was to come to."""
-    if trial.shared or not trial.job.model.get("layers"):
-        return None
-    if trial.result.outcome is Outcome.STOPPED:
-        return trial.result.expected_ne if known(trial.result.expected_ne) else None
-    return known_ne(trial) if trial.result.outcome is Outcome.COMPLETED else None
-
-
 Layers = Sequence[Sequence[str]]
 """Names of the modules by layer."""
 
@@ -216,18 +222,6 @@ def _layers(trial: TrialRecord) -> Layers:
     ]
 
 
-def _pairs(layers: Layers) -> set[str]:
-    """Pairs of modules in one layer: `attention + dlrm`."""
-    return {
-        f"{first} + {second}" for kinds in layers for first, second in combinations(sorted(set(kinds)), 2)
-    }
-
-
-def _modules_by_layer(layers: Layers) -> set[str]:
-    """Modules with their layer, counted from one: `layer 1: dlrm`."""
-    return {f"layer {number}: {kind}" for number, kinds in enumerate(layers, 1) for kind in kinds}
-
-
 def _columns(trials: Sequence[TrialRecord], names_of: Callable[[Layers], set[str]]) -> dict[str, Floats]:
     """A column of 0 and 1 for each name that enough candidates have and enough have not, most frequent first."""
     having = [names_of(_layers(trial)) for trial in trials]
@@ -237,17 +231,3 @@ def _columns(trials: Sequence[TrialRecord], names_of: Callable[[Layers], set[str
         for name, count in counts.most_common()
         if WITH <= count <= len(trials) - WITH
     }
-
-
-def _controls(trials: Sequence[TrialRecord], record: StudyRecord) -> list[Floats]:
-    """A column for each ordered axis that is no layer's own: where a candidate lies on it, from 0 to 1."""
-    columns = []
-    for axis in record.axes:
-        if axis.part == "layer":
-            continue
-        positions = [axis.position(axis.value(trial)) for trial in trials]
-        known_ones = [position for position in positions if position is not None]
-        if len(set(known_ones)) > 1:
-            mean = sum(known_ones) / len(known_ones)
-            columns.append(np.array([mean if position is None else position for position in positions]))
-    return columns
