@@ -59,8 +59,24 @@ class TrialRow:
 
 def trial_rows(record: StudyRecord, trials: Iterable[TrialRecord] | None = None) -> tuple[TrialRow, ...]:
     """Rows of all trials in order, or of `trials` alone."""
-    shown = record.trials if trials is None else trials
-    return tuple(_row(trial, record, record.baseline_for(trial)) for trial in shown)
+    rows = []
+    for trial in record.trials if trials is None else trials:
+        baseline, result = record.baseline_for(trial), trial.result
+        live = result.outcome is Outcome.RUNNING and bool(result.curve)
+        relative = relative_percent(known_ne(trial), known_ne(baseline))
+        if live:
+            pairs = relative_ne_curve(result.curve[-1:], baseline.result.curve if baseline else Curve())
+            relative = pairs[0][1] if pairs and known(pairs[0][1]) else None
+        row = TrialRow(
+            trial=trial,
+            marks=marks(trial, record),
+            name=trial_name(trial),
+            quality=result.curve[-1].validation if live else result.validation,
+            relative_percent=relative,
+            remark=_remark(trial),
+        )
+        rows.append(row)
+    return tuple(rows)
 
 
 def baseline_ne(record: StudyRecord) -> float | None:
@@ -93,23 +109,6 @@ def marks(trial: TrialRecord, record: StudyRecord) -> tuple[str, ...]:
         "front": trial.number in record.front,
     }
     return tuple(name for name, is_true in holds.items() if is_true)
-
-
-def _row(trial: TrialRecord, record: StudyRecord, baseline: TrialRecord | None) -> TrialRow:
-    live = trial.result.outcome is Outcome.RUNNING and bool(trial.result.curve)
-    relative = relative_percent(known_ne(trial), known_ne(baseline))
-    if live:
-        newest = trial.result.curve[-1:]
-        pairs = relative_ne_curve(newest, baseline.result.curve if baseline else Curve())
-        relative = pairs[0][1] if pairs and known(pairs[0][1]) else None
-    return TrialRow(
-        trial=trial,
-        marks=marks(trial, record),
-        name=trial_name(trial),
-        quality=trial.result.curve[-1].validation if live else trial.result.validation,
-        relative_percent=relative,
-        remark=_remark(trial),
-    )
 
 
 def _remark(trial: TrialRecord) -> str | None:

@@ -29,7 +29,6 @@ from dashboards.sentences.winners import explanation, winners_table
 from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
 from trials.records.study_record import StudyRecord
-from trials.records.trial_record import TrialRecord
 
 TEMPLATES = Path(__file__).parent / "templates"
 STYLES = ("page.css", "overview.css", "tables.css", "candidate.css", "print.css")
@@ -215,14 +214,12 @@ def with_thin_curves(record: StudyRecord) -> StudyRecord:
     if sum(counts) <= MOST_DRAWN_POINTS:
         return record
     most = max(FEWEST_EACH, MOST_DRAWN_POINTS // len(counts))
-    thin = (trial if trial.number in whole else _thin(trial, most) for trial in record.trials)
-    return record.replace(trials=tuple(thin))
-
-
-def _thin(trial: TrialRecord, most: int) -> TrialRecord:
-    curve = trial.result.curve
-    if len(curve) <= most:
-        return trial
-    best = min(curve, key=lambda point: point.validation.ne)
-    kept = {point.examples: point for point in (*thinned(curve, most - 1), best)}
-    return trial.with_result(curve=tuple(sorted(kept.values(), key=lambda point: point.examples)))
+    trials = []
+    for trial in record.trials:
+        curve = trial.result.curve
+        if trial.number not in whole and len(curve) > most:
+            best = min(curve, key=lambda point: point.validation.ne)
+            kept = {point.examples: point for point in (*thinned(curve, most - 1), best)}
+            trial = trial.with_result(curve=tuple(sorted(kept.values(), key=lambda point: point.examples)))
+        trials.append(trial)
+    return record.replace(trials=tuple(trials))

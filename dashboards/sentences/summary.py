@@ -23,7 +23,7 @@ from dashboards.names import (
     trial_name,
 )
 from dashboards.plans import overall_accuracy, share, signed
-from dashboards.rows import TrialRow, does_not_fit, find, trial_rows
+from dashboards.rows import does_not_fit, find, trial_rows
 from dashboards.sentences.stages import (
     decay_left_out,
     fewer_seeds,
@@ -74,6 +74,8 @@ _UNFINISHED = tuple(outcome for outcome in Outcome if outcome.unfinished)
 def sentences(record: StudyRecord) -> tuple[str, ...]:
     """Sentences from the most important down; only what the record knows."""
     best, baseline = find(record, record.best), find(record, record.baseline)
+    unfit = does_not_fit(baseline) if baseline else None
+    failed = next((trial for trial in record.trials if trial.result.error), None)
     drafts = (
         _best(best, baseline, record),
         _objective(record),
@@ -106,8 +108,8 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
         _forced(record),
         _predictions(record),
         over_limits(record),
-        _baseline_fits(baseline),
-        _first_error(record) if best is None else None,
+        f"Warning: the baseline {unfit}" if unfit else None,
+        f"Trial {failed.number}: {failed.result.error}" if failed and best is None else None,
     )
     return tuple(draft for draft in drafts if draft)
 
@@ -143,14 +145,11 @@ def _objective(record: StudyRecord) -> str | None:
     """Returns a sentence on what is scored, where that is not the splits by networks as they were trained."""
     if record.period is None:
         return None
+    length = f"{int(record.period):,} rows" if record.period.strip().isdigit() else record.period
     return (
-        f"NE is of periods of {_length(record.period)}, each scored before the network was trained on it "
+        f"NE is of periods of {length}, each scored before the network was trained on it "
         "(objective=next_period); curves are of validation as it was scored during training, all at once."
     )
-
-
-def _length(period: str) -> str:
-    return f"{int(period):,} rows" if period.strip().isdigit() else period
 
 
 def _no_result(record: StudyRecord) -> str:
@@ -391,16 +390,6 @@ def _predictions(record: StudyRecord) -> str | None:
     return " ".join(lines) or None
 
 
-def _baseline_fits(baseline: TrialRecord | None) -> str | None:
-    reason = does_not_fit(baseline) if baseline else None
-    return f"Warning: the baseline {reason}" if reason else None
-
-
-def _first_error(record: StudyRecord) -> str | None:
-    failed = next((trial for trial in record.trials if trial.result.error), None)
-    return f"Trial {failed.number}: {failed.result.error}" if failed else None
-
-
 def _ne(trial: TrialRecord) -> str:
     return decimals(trial.result.validation.ne if trial.result.validation else None, 5)
 
@@ -421,7 +410,20 @@ def study_note(record: StudyRecord, link_to: LinkTo, views: Mapping[str, str]) -
     end = f"See {pages}. dhen-search writes this note anew as the study goes on."
     shown = [row for row in trial_rows(record) if row.trial.number in (*record.front, record.baseline)]
     shown.sort(key=lambda row: row.trial.job.flops or 0.0)
-    rows = [_note_row(row, record, link_to) for row in shown]
+    rows = []
+    for row in shown:
+        trial, comparison = row.trial, record.comparison(row.trial.number)
+        name, link = _escaped(f"#{trial.number} {trial_name(trial)}"), link_to(trial.number)
+        marks = ", ".join(mark for mark in row.marks if mark != "front")
+        cells = (
+            (f"[{name}]({link})" if link else name) + (f" **{marks}**" if marks else ""),
+            decimals(row.ne, 5),
+            percent(row.relative_percent),
+            interval(comparison) if comparison else MISSING,
+            si(trial.job.flops),
+            _escaped(trial.result.technique or MISSING),
+        )
+        rows.append(cells)
 
     def note() -> str:
         table = "\n".join(f"| {' | '.join(cells)} |" for cells in (NOTE_COLUMNS, RULE, *rows)) if rows else ""
@@ -433,23 +435,6 @@ def study_note(record: StudyRecord, link_to: LinkTo, views: Mapping[str, str]) -
     while len(note()) > MOST_CHARACTERS and rows:
         rows.pop(0)  # the cheapest, which are the farthest from the best
     return note()
-
-
-def _note_row(row: TrialRow, record: StudyRecord, link_to: LinkTo) -> tuple[str, ...]:
-    """A trial of the front, or the baseline."""
-    trial = row.trial
-    name, link = _escaped(f"#{trial.number} {trial_name(trial)}"), link_to(trial.number)
-    marks = [mark for mark in row.marks if mark != "front"]
-    marked = f" **{', '.join(marks)}**" if marks else ""
-    comparison = record.comparison(trial.number)
-    return (
-        (f"[{name}]({link})" if link else name) + marked,
-        decimals(row.ne, 5),
-        percent(row.relative_percent),
-        interval(comparison) if comparison else MISSING,
-        si(trial.job.flops),
-        _escaped(trial.result.technique or MISSING),
-    )
 
 
 def _escaped(text: str) -> str:

@@ -225,14 +225,11 @@ def mean_probability(members: Members, log: PreparedLog, logits: LogitsOf) -> ND
     return mean_N
 
 
-def average_model(members: Members) -> dict[str, object]:
-    """What stands in place of an average's model: the jobs of its members, by fingerprint, in a fixed order."""
-    return {"family": AVERAGE, "members": sorted(member.job.fingerprint for member in members)}
-
-
 def average_record(number: int, members: Members, validation: Metrics) -> TrialRecord:
     """An average's record as a trial: completed from the start, with FLOPs and parameters of all its members."""
-    model, price = average_model(members), _price(members)
+    # in place of a model stand the jobs of the members, by fingerprint, in a fixed order
+    model = {"family": AVERAGE, "members": sorted(member.job.fingerprint for member in members)}
+    price = _price(members)
     retrained = [member for member in members if member.kind is TrialKind.RETRAINING]
     return TrialRecord(
         number=number,
