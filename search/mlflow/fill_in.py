@@ -211,7 +211,8 @@ class StudyRuns:
         location = None
         if is_database(self._uri):  # of which MLflow would put the files into the working directory
             location = artifacts(self._directory).absolute().as_uri()
-        known_by = (record.name, record.seed, record.log.fingerprint, record.created_at or _began(record))
+        began = min((trial.origin.started_at or "" for trial in record.trials), default="")
+        known_by = (record.name, record.seed, record.log.fingerprint, record.created_at or began)
         identity = sha256(repr(known_by).encode()).hexdigest()[:16]
         experiment = named = client.get_experiment_by_name(record.name)
         if self._server:  # others use it too, so that names say nothing
@@ -351,10 +352,6 @@ def _missing(values: tuple[MetricValue, ...], last: MetricValue | None) -> Itera
     if math.isclose(same_step, last.value, rel_tol=SAME):
         return [each for each in values if each.step > last.step]
     return [each._replace(time_ms=max(each.time_ms, last.time_ms + 1)) for each in values]
-
-
-def _began(record: StudyRecord) -> str:
-    return min((trial.origin.started_at or "" for trial in record.trials), default="")
 
 
 def _dataset(log: LogSummary, config: StudyConfig) -> DatasetInput:
