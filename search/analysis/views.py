@@ -47,7 +47,7 @@ class RetrainingsView:
         """What retrainings tell of themselves."""
         return Watcher(
             wanted=self._wanted,
-            progress=self._heard,
+            progress=lambda record, progress: self._running.update({record.number: (record, progress)}),
             looked=self._looked,
             say=partial(print_line, self._console),
         )
@@ -62,9 +62,6 @@ class RetrainingsView:
     def _wanted(self, total: int, done: int) -> None:
         self._total, self._done, self._done_before = total, done, done
         self._began = time.monotonic()
-
-    def _heard(self, record: TrialRecord, progress: Progress) -> None:
-        self._running[record.number] = record, progress
 
     def _looked(self) -> None:
         if self._live and time.monotonic() - self._drawn > REFRESH_SECONDS:

@@ -60,7 +60,12 @@ class Workers:
             connection.wait([worker.process.sentinel for worker in self._workers])
             for worker in [one for one in self._workers if not one.process.is_alive()]:
                 self._workers.remove(worker)
-                yield f"worker {worker.process.pid} ended: {_why(worker)}; another one starts"
+                why = f"exit code {worker.process.exitcode}"
+                with contextlib.suppress(EOFError):
+                    while worker.pipe.poll():
+                        message = worker.pipe.recv()
+                        why = message.reason if isinstance(message, Refused) else why
+                yield f"worker {worker.process.pid} ended: {why}; another one starts"
                 time.sleep(RESTART_SECONDS)
                 self._start()
 
@@ -98,13 +103,3 @@ def _heard(worker: _Worker) -> str:
     if isinstance(message, Refused):
         raise UserError(message.reason)
     return str(message.version)
-
-
-def _why(worker: _Worker) -> str:
-    """Returns why a worker ended, in words."""
-    with contextlib.suppress(EOFError):
-        while worker.pipe.poll():
-            message = worker.pipe.recv()
-            if isinstance(message, Refused):
-                return message.reason
-    return f"exit code {worker.process.exitcode}"

@@ -14,7 +14,6 @@ from rich.table import Column, Table
 from dashboards.names import MISSING, byte_size, si
 from dhen.values import parse
 from search.verbs.output import ClusterFacts, json_option, print_json
-from trials.cluster.cluster import Cluster
 from trials.cluster.this_machine import DESCRIPTION, THIS, catalog, host_memory_bytes, load_cluster
 
 OUTPUT = list[ClusterFacts]
@@ -47,7 +46,13 @@ def command(name: str | None, as_json: bool) -> None:
             facts.append(ClusterFacts(**dict.fromkeys(ClusterFacts.model_fields) | known))
         print_json(facts)
     elif name:
-        _show(clusters[0])
+        (cluster,), console = clusters, Console()
+        console.print(f"{cluster.name}: {cluster.description}", markup=False, soft_wrap=True)
+        table = Table("number", "value", Column("source", overflow="fold"), box=None)
+        for key, number in cluster.numbers().items():
+            table.add_row(key, in_words(key, number), cluster.sources[key])
+        console.print(table)
+        console.print(DIRECTIONS if cluster.verified else UNVERIFIED, markup=False, soft_wrap=True)
     else:
         columns = ("cluster", "hosts x GPUs", "HBM per GPU", "peak bf16", "NVLink", "network")
         caption = f"{UNVERIFIED} `clusters {THIS}` measures this machine."
@@ -62,16 +67,6 @@ def command(name: str | None, as_json: bool) -> None:
             table.add_row(cluster.name, *sizes, peak, *bandwidths)
         table.add_row(THIS, *[MISSING] * (len(columns) - 1))
         Console().print(table)
-
-
-def _show(cluster: Cluster) -> None:
-    console = Console()
-    console.print(f"{cluster.name}: {cluster.description}", markup=False, soft_wrap=True)
-    table = Table("number", "value", Column("source", overflow="fold"), box=None)
-    for key, number in cluster.numbers().items():
-        table.add_row(key, in_words(key, number), cluster.sources[key])
-    console.print(table)
-    console.print(DIRECTIONS if cluster.verified else UNVERIFIED, markup=False, soft_wrap=True)
 
 
 def in_words(key: str, number: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -11,7 +10,7 @@ import click
 from dashboards.names import byte_size, short_name
 from dashboards.sentences.winners import better_line
 from dhen.errors import UserError
-from search.bundles.bundle import Bundle, is_bundle, read_bundle
+from search.bundles.bundle import is_bundle, read_bundle
 from search.bundles.export import export, log_of, study_log, write_int8
 from search.log_config import data_option
 from search.read_study import read_study
@@ -82,7 +81,16 @@ def command(
         bundle = read_bundle(directory) if source else None
         if bundle is None:
             plain = form == "bundle" and not int8_tables
-            bundle = _exported(directory, pick or PICK, out if plain else steps[0], say, named=out)
+            record, place = read_study(directory), out if plain else steps[0]
+            trial = export(record, study_log(directory), pick or PICK, place)
+            assert trial.result.validation is not None
+            say(
+                f"{out}: trial {trial.number}, NE {trial.result.validation.ne:.5f} on validation, "
+                f"{trial.job.flops:,.0f} FLOPs per example"
+            )
+            say(better_line(record, trial))
+            bundle = read_bundle(place)
+            say(f"forward: {bundle.info.forward or 'not measured: this device cannot hold it'}")
         if int8_tables:
             log = log_of(bundle, data) if source else study_log(directory)
             say("tables of 8 bits: the network is scored twice, this takes a while ...")
@@ -116,18 +124,3 @@ def command(
             int8_tables=info.int8_tables,
         )
         print_json(exported)
-
-
-def _exported(directory: Path, pick: str, out: Path, say: Callable[[str], None], *, named: Path) -> Bundle:
-    """Writes the bundle of a trial of a study, and says what it is; `named` is what becomes of it."""
-    record = read_study(directory)
-    trial = export(record, study_log(directory), pick, out)
-    assert trial.result.validation is not None
-    say(
-        f"{named}: trial {trial.number}, NE {trial.result.validation.ne:.5f} on validation, "
-        f"{trial.job.flops:,.0f} FLOPs per example"
-    )
-    say(better_line(record, trial))
-    bundle = read_bundle(out)
-    say(f"forward: {bundle.info.forward or 'not measured: this device cannot hold it'}")
-    return bundle

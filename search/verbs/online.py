@@ -107,7 +107,12 @@ def command(
         servers = None
         if settings.servers is not None:
             servers = TableServers(job, settings.servers, log.directory, out / CHECKPOINTS / SERVERS)
-        with servers.watched(lambda: _stays(out)) if servers is not None else nullcontext():
+
+        def stays() -> str:
+            number = read_bundle(out).version.number
+            return f"{out} stays at version {number}; the same command goes on from there."
+
+        with servers.watched(stays) if servers is not None else nullcontext():
             online = OnlineTraining(opened_bundle, job, servers)
             if online.optimizers_begin_anew:
                 notes.append(NO_CHECKPOINT if online.increments else NO_STATE)
@@ -144,10 +149,6 @@ def command(
         )
         return
     console.print(f"{out}: version {online.version}; figure: {out / FIGURE}", soft_wrap=True)
-
-
-def _stays(out: Path) -> str:
-    return f"{out} stays at version {read_bundle(out).version.number}; the same command goes on from there."
 
 
 def _line(increment: Increment) -> str:
