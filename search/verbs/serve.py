@@ -8,8 +8,7 @@ import click
 
 from dhen.errors import UserError
 from search.http import LOCAL, LOOPBACK, TOKEN_VARIABLE, listening, needed_token, shown_address
-from search.serving.worker import ServeSettings
-from search.serving.workers import Workers
+from search.serving.workers import ServeSettings, Workers
 from search.verbs.output import PATH
 from trials.cluster.cluster import parse_bytes
 
