@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,8 +29,7 @@ from trials.records.study_record import (
 from trials.records.trial_record import Curve, Metrics, Outcome, TrialKind, TrialRecord
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialRow:
+class TrialRow(NamedTuple):
     """One trial and what a table says of it besides; whatever the trial's record has is read from there."""
 
     trial: TrialRecord
@@ -157,8 +155,7 @@ class Shown(StrEnum):
     PANEL = "panel"
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """A column of numbers, or of words."""
 
     id: str

@@ -5,11 +5,10 @@ from __future__ import annotations
 import base64
 import gzip
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from html import unescape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
@@ -45,8 +44,7 @@ FEWEST_EACH = 6
 PLOTLY_CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtons": [["toImage", "resetScale2d"]]}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Live:
+class Live(NamedTuple):
     """What a server says of a page that it serves, so that the page follows the study."""
 
     url: str
@@ -152,8 +150,7 @@ def scripts(names: Sequence[str]) -> Markup:
     return Markup("\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in names))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FigureData:
+class FigureData(NamedTuple):
     """A figure with its texts apart, so that they wrap and are read aloud."""
 
     name: str

@@ -13,8 +13,9 @@ Shapes: C trials, K blocks, P periods.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,22 +49,14 @@ class Evidence:
 
     def of(self, numbers: Sequence[int]) -> Evidence:
         """The evidence of the baseline and of these trials alone."""
-        kept = [
-            index for index, trial in enumerate(self.trials) if index == 0 or trial.number in set(numbers)
-        ]
-        return Evidence(
-            trials=tuple(self.trials[index] for index in kept),
-            loss_CK=self.loss_CK[kept],
-            period_K=self.period_K,
-        )
+        kept = [index for index, each in enumerate(self.trials) if index == 0 or each.number in numbers]
+        trials = tuple(self.trials[index] for index in kept)
+        return replace(self, trials=trials, loss_CK=self.loss_CK[kept])
 
     def and_earlier(self, loss_CK: Floats, period_K: NDArray[np.int64]) -> Evidence:
         """The evidence with earlier periods of the same trials put before it."""
-        return Evidence(
-            trials=self.trials,
-            loss_CK=np.concatenate([loss_CK, self.loss_CK], axis=1),
-            period_K=np.concatenate([period_K, self.period_K + period_K.max() + 1]),
-        )
+        period_K = np.concatenate([period_K, self.period_K + period_K.max() + 1])
+        return replace(self, loss_CK=np.concatenate([loss_CK, self.loss_CK], axis=1), period_K=period_K)
 
     @property
     def periods(self) -> int:
@@ -71,8 +64,7 @@ class Evidence:
         return int(self.period_K.max()) + 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The best of some trials, and what it was chosen by."""
 
     best: int

@@ -29,13 +29,9 @@ NOISE = 1e-6
 """Share of the largest value that fp32 does not resolve."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Groups:
-    """Slices of N rows."""
-
-    group_N: NDArray[np.integer[Any]]
-    names: tuple[str, ...]
-    """Names by group: the largest first and the rest joined, or ascending for a numeric column."""
+Groups = tuple[NDArray[np.integer[Any]], tuple[str, ...]]
+"""The slice of each of N rows, and the names of slices: the largest first and the rest joined, or ascending for a
+numeric column."""
 
 
 def groups_of(log: PreparedLog, split: Split, column: str, most: int) -> Groups:
@@ -57,7 +53,7 @@ def groups_of(log: PreparedLog, split: Split, column: str, most: int) -> Groups:
     names = log.encoding.value_names(column, ids[order[:most]].tolist())
     if len(ids) > most:
         names.append(f"({len(ids) - most} other{'s' if len(ids) - most > 1 else ''})")
-    return Groups(group_N=np.minimum(rank, most)[index_N], names=tuple(names))
+    return np.minimum(rank, most)[index_N], tuple(names)
 
 
 def categorical_ids(log: PreparedLog, split: Split) -> dict[str, NDArray[np.integer[Any]]]:
@@ -86,7 +82,7 @@ def _by_tenth(value_N: NDArray[np.float64]) -> Groups:
     for index, group in enumerate(groups):
         low, high = (f"{end(known_N[group_N == index]):.4g}" for end in (np.min, np.max))
         names.append("(missing)" if group > len(edges) else low if low == high else f"{low} to {high}")
-    return Groups(group_N=group_N, names=tuple(names))
+    return group_N, tuple(names)
 
 
 BLOCKS = 200

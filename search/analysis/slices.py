@@ -52,17 +52,18 @@ class _Sums:
 
     def __init__(self, log: PreparedLog, column: str, most: int, block_by: str | None) -> None:
         split = log.split(SPLIT)
-        groups, blocks = groups_of(log, split, column, most), blocks_of(log, split, block_by)
-        self.names, self.blocked_by = groups.names, blocks.by
+        group_N, self.names = groups_of(log, split, column, most)
+        blocks = blocks_of(log, split, block_by)
+        self.blocked_by = blocks.by
         self._rate = log.schema.negative_sampling_rate
         self._label_N = np.asarray(split.labels)
         weights = example_weights(split, self._rate)
         self._weight_N = np.ones(split.rows) if weights is None else weights
-        self._shape = len(groups.names), blocks.count
-        self._cell_N = groups.group_N.astype(np.int64) * blocks.count + blocks.block_N
+        self._shape = len(self.names), blocks.count
+        self._cell_N = group_N.astype(np.int64) * blocks.count + blocks.block_N
         self.weight_G = self._by_cell(self._weight_N).sum(axis=1)
         self.positive_G = self._by_cell(self._weight_N * self._label_N).sum(axis=1)
-        self.rows_G = np.bincount(groups.group_N, minlength=self._shape[0])
+        self.rows_G = np.bincount(group_N, minlength=self._shape[0])
 
     def of(self, logits: Iterable[NDArray[np.float32]]) -> _Model:
         """Sums of a model's losses, from its logits (N), by seed."""

@@ -12,7 +12,6 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from statistics import mean, stdev
 from typing import Any, NamedTuple
@@ -56,8 +55,7 @@ Series = dict[str, tuple[MetricValue, ...]]
 """Values by metric, by ascending step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunContents:
+class RunContents(NamedTuple):
     """All that one run holds beside its files."""
 
     name: str

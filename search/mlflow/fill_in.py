@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -155,7 +155,7 @@ class StudyRuns:
                 if self._study != record.name:
                     self._read(record)
                 contents = study_contents(record)
-                begun = replace(contents, status="RUNNING", end_ms=None)
+                begun = contents._replace(status="RUNNING", end_ms=None)
                 study = self._runs.get(STUDY) or self._log(STUDY, begun, {}, record)
                 for trial in (*record.trials, *record.retrainings):
                     if self._server and time.monotonic() > deadline:

@@ -21,7 +21,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
@@ -51,8 +50,7 @@ GRACE_SECONDS = 30.0
 """Seconds that requests which are being answered may still take when the server ends."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeSettings:
+class ServeSettings(NamedTuple):
     """How a bundle is served."""
 
     bundle: Path
