@@ -208,19 +208,16 @@ def with_earlier_periods(
             for number in numbers
         }
         done = retrainings.run((each for some in requests.values() for each in some), score="validation")
-        whole = [
-            number
-            for number in numbers
-            if all(request.job.fingerprint in done for request in requests[number])
-        ]
+        logits = {
+            number: [retrainings.logits(done[each.job.fingerprint], "validation") for each in some]
+            for number, some in requests.items()
+            if all(each.job.fingerprint in done for each in some)
+        }
+        whole = list(logits)
         if len(whole) < 2 or whole[0] != numbers[0]:
             continue
-        logits = [
-            [retrainings.logits(done[request.job.fingerprint], "validation") for request in requests[number]]
-            for number in whole
-        ]
         kept = evidence.of(whole)
-        earlier = of_networks(kept.trials, logits, LogAtOrigin(log, origin))
+        earlier = of_networks(kept.trials, list(logits.values()), LogAtOrigin(log, origin))
         evidence = kept.and_earlier(earlier.loss_CK, earlier.period_K)
         used += 1
     return evidence, used

@@ -79,12 +79,12 @@ class FidelityConfig(LogConfig):
         example = "give parts of the training rows, such as 0.1,0.25,0.5"
         if not value:
             raise ValueError(f"no fraction is given; {example}")
-        outside = [fraction for fraction in value if not 0.0 < fraction <= 1.0]
-        if outside:
-            raise ValueError(f"{outside[0]:g} lies outside (0, 1]; {example}")
-        if len(set(value)) < len(value):
-            doubled = next(fraction for fraction in value if value.count(fraction) > 1)
-            raise ValueError(f"{doubled:g} is given twice; {example}")
+        for fraction in value:
+            if not 0.0 < fraction <= 1.0:
+                raise ValueError(f"{fraction:g} lies outside (0, 1]; {example}")
+        for fraction in value:
+            if value.count(fraction) > 1:
+                raise ValueError(f"{fraction:g} is given twice; {example}")
         return tuple(sorted(value))
 
     @model_validator(mode="after")
@@ -260,9 +260,10 @@ def result_of(
 
 def cheapest(rows: Sequence[FractionResult], wanted: float, *, surely: bool = False) -> float | None:
     """The least fraction below 1 whose tau, or its interval's lower end, is at least the wanted one."""
-    parts = (row for row in rows if row.fraction < 1.0 and row.tau is not None)
     enough = (
-        row.fraction for row in parts if row.tau and (row.tau.low if surely else row.tau.value) >= wanted
+        row.fraction
+        for row in rows
+        if row.fraction < 1.0 and row.tau and (row.tau.low if surely else row.tau.value) >= wanted
     )
     return min(enough, default=None)
 

@@ -364,16 +364,7 @@ def read_bundle(directory: Path) -> Bundle:
     info = parse(BundleInfo, load_json(directory / INFO), INFO)
     increments = read_increments(directory, _exported(directory, info))
     encoding = Encoding.load(directory / ENCODING)
-    _check_fits(directory, info, encoding)
-    return Bundle(directory=directory, info=info, encoding=encoding, increments=increments)
-
-
-def _check_fits(directory: Path, info: BundleInfo, encoding: Encoding) -> None:
-    """Checks models against the encoding and the headers of their weights, before anything is built.
-
-    Raises:
-        UserError: if they do not fit.
-    """
+    # models, the encoding and the headers of the weights fit together, before anything is built
     try:
         encoded = encoding.features
     except (LookupError, ValueError) as error:
@@ -391,6 +382,7 @@ def _check_fits(directory: Path, info: BundleInfo, encoding: Encoding) -> None:
                 f"{directory / name}: has {stored:,} numbers, and the model in {INFO} needs {implied:,}; export "
                 "the bundle again."
             )
+    return Bundle(directory=directory, info=info, encoding=encoding, increments=increments)
 
 
 def _inputs(features: FeatureSchema) -> tuple[object, ...]:

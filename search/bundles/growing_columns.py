@@ -25,7 +25,7 @@ from dhen.errors import UserError, unknown_name
 from dhen.inputs.growing import EMPTY, unfilled_tables
 from dhen.inputs.lift import held_schema, table_dims
 from dhen.model import build_model
-from dhen.schema import FeatureSchema, Growing
+from dhen.schema import Growing
 from dhen.values import parse
 from search.bundles.bundle import Bundle
 from trials.data.encoding import Encoding
@@ -92,7 +92,16 @@ def with_growing_columns(bundle: Bundle, member: int | None, growing: GivenGrowi
     data = {name: column.to_dict() for name, column in columns.items()}
     in_order = {name: vocabularies[name] for name in schema.tables if name in vocabularies}
     after = before.with_tables(parse(LogSchema, schema.to_dict() | {"columns": data}, "growing"), in_order)
-    _check_lengths(job.model, job.features, after.features)
+    # embeddings keep their lengths, which may follow from numbers of rows
+    tables = held_schema(job.model, after.features).tables
+    lengths = (table_dims(job.model, features) for features in (job.features, after.features))
+    for table, old_length, length in zip(tables, *lengths, strict=True):
+        if old_length != length:
+            raise UserError(
+                f"with table_dim_exponent={job.model.table_dim_exponent} the length of embeddings follows from "
+                f"the numbers of rows, and that of {table.name} would be {length} in place of {old_length}: give "
+                "another growing.capacity, or other growing.columns."
+            )
     new = build_model(job.model, after.features)
     _move(old, new, before, after)
     save_weights(new.state_dict(), file)
@@ -137,18 +146,6 @@ def _rows_of_keys(network: nn.Module, name: str) -> tuple[Tensor, Tensor]:
     growing = growing_rows(network)
     assert growing is not None
     return growing.held([table.name for table in growing.tables].index(name))
-
-
-def _check_lengths(model: ModelConfig, old: FeatureSchema, new: FeatureSchema) -> None:
-    """Checks that embeddings keep their lengths, which may follow from numbers of rows."""
-    lengths = zip(held_schema(model, new).tables, table_dims(model, old), table_dims(model, new), strict=True)
-    for table, before, after in lengths:
-        if before != after:
-            raise UserError(
-                f"with table_dim_exponent={model.table_dim_exponent} the length of embeddings follows from the "
-                f"numbers of rows, and that of {table.name} would be {after} in place of {before}: give another "
-                "growing.capacity, or other growing.columns."
-            )
 
 
 @torch.no_grad()

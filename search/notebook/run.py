@@ -87,18 +87,18 @@ def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
 
 def _written(value: Any) -> str:
     """A value as a word of the command line has it."""
+
+    def plain(value: Any) -> Any:
+        """What JSON does not know: a path is its text, a number of NumPy's is Python's."""
+        if isinstance(value, Path):
+            return str(value)
+        if hasattr(value, "item"):
+            return value.item()
+        raise TypeError
+
     try:
-        return json.dumps(value, default=_plain)
+        return json.dumps(value, default=plain)
     except (TypeError, ValueError):
         raise UserError(
             f"{value!r} is no value of a setting; give text, a number, a list, a mapping or None."
         ) from None
-
-
-def _plain(value: Any) -> Any:
-    """What JSON does not know: a path is its text, a number of NumPy's is Python's."""
-    if isinstance(value, Path):
-        return str(value)
-    if hasattr(value, "item"):
-        return value.item()
-    raise TypeError

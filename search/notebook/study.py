@@ -30,6 +30,7 @@ COMPARED = (
     *("trial", "ne", "baseline_ne", "difference_percent", "low_percent", "high_percent"),
     *("p", "p_adjusted", "better", "seeds", "detectable_percent"),
 )
+JOB = ("flops", "parameters", "table_bytes", "weights_bytes")
 ATTEMPT = tuple(name for name in Attempt.model_fields if name != "plan")
 CURVE = ("trial", "examples", "epoch", "seconds", "train_loss", "learning_rate", *METRICS)
 
@@ -169,8 +170,8 @@ class Study:
 
 
 def _trial(row: TrialRow) -> dict[str, Any]:
-    trial = row.trial
-    job, plan, result = trial.job, trial.plan, trial.result
+    trial, quality = row.trial, row.quality
+    plan, result = trial.plan, trial.result
     return {
         "number": trial.number,
         "kind": trial.kind.value,
@@ -178,13 +179,9 @@ def _trial(row: TrialRow) -> dict[str, Any]:
         "model": row.name,
         "ne": row.ne,
         "ne_vs_baseline_percent": row.relative_percent,
-        "auc": row.quality.auc if row.quality else None,
-        "calibration": row.quality.calibration if row.quality else None,
+        **{name: getattr(quality, name, None) for name in ("auc", "calibration")},
         "test_ne": result.test.ne if result.test else None,
-        "flops": job.flops,
-        "parameters": job.parameters,
-        "table_bytes": job.table_bytes,
-        "weights_bytes": job.weights_bytes,
+        **{name: getattr(trial.job, name) for name in JOB},
         "serving_ms": plan.serving_ms,
         "planned_technique": plan.technique,
         "predicted_peak_bytes": plan.peak_bytes,
