@@ -276,7 +276,7 @@ class Prediction(NamedTuple):
     technique: str
     predicted: float
     measured: float
-    ran_out: bool = False
+    ran_out: bool
 
 
 def predictions_figure(record: StudyRecord) -> go.Figure:
@@ -286,19 +286,18 @@ def predictions_figure(record: StudyRecord) -> go.Figure:
     `dashboards.plans.accuracy` has the errors as a table; a point is here if that table counts it.
     """
     title = "How far plans are from measurements"
-    memory, step = [], []
+    memory: list[Prediction] = []
+    step: list[Prediction] = []
     for trial in record.trials:
         for attempt in trial.attempts:
             name, ran_out = attempt.unsized_strategy, attempt.outcome is Outcome.OUT_OF_MEMORY
-            predicted, seconds = attempt.predicted_bytes, attempt.predicted_step_seconds
-            peak, measured = (
-                attempt.needed_bytes if ran_out else attempt.measured_bytes,
-                attempt.measured_step_seconds,
-            )
-            if predicted and peak and known(predicted) and known(peak):
-                memory.append(Prediction(trial.number, name, float(predicted), float(peak), ran_out))
-            if seconds and measured and known(seconds) and known(measured):
-                step.append(Prediction(trial.number, name, seconds, measured, ran_out))
+            peak = attempt.needed_bytes if ran_out else attempt.measured_bytes
+            for points, predicted, measured in (
+                (memory, attempt.predicted_bytes, peak),
+                (step, attempt.predicted_step_seconds, attempt.measured_step_seconds),
+            ):
+                if predicted and measured and known(predicted) and known(measured):
+                    points.append(Prediction(trial.number, name, predicted, measured, ran_out))
     if not memory and not step:
         reason = "Shown as soon as an attempt has ended that ran on the cluster that it was planned for."
         return empty(reason, title=title)

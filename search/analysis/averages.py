@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,20 +43,15 @@ from trials.training.evaluation import logit_metrics
 # prediction (`trials.data.log_views`), and joins the front where it is better.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lesson:
+class Lesson(NamedTuple):
     """An average, and the networks that are to learn from it."""
 
     teacher: TrialRecord
     members: tuple[TrialRecord, ...]
     """The networks that the average consists of."""
-    missing: tuple[tuple[TrialRecord, Job], ...]
-    """Candidates on the front of candidates whose networks have not learnt from it so far, each with its job; the
-    lowest NE comes first."""
-    known: dict[str, TrialRecord]
-    """Trials of earlier sessions by fingerprint of their job."""
-    first_number: int
-    """Number of the next trial."""
+    missing: tuple[tuple[TrialRecord, Job, int, TrialRecord | None], ...]
+    """Candidates on the front of candidates whose networks have not learnt from it so far, each with its job, the
+    number of its trial, and the trial of an earlier session; the lowest NE comes first."""
 
     @classmethod
     def of(cls, state: StudyState, log: PreparedLog) -> Lesson | None:
@@ -69,38 +63,27 @@ class Lesson:
         averages = [trial for trial in eligible(state.trials.values()) if trial.kind is TrialKind.AVERAGE]
         if not averages:
             return None
-        teacher = min(averages, key=ne_of)
-        known = {
-            trial.job.fingerprint: trial
-            for trial in state.trials.values()
-            if trial.kind is TrialKind.DISTILLED
-        }
-        jobs = (
-            (network, trained_job(network, log).replace(teacher=teacher.job.fingerprint))
-            for network in reversed(state.selection.networks[-MOST_TAUGHT:])
-        )
-        return cls(
-            teacher=teacher,
-            members=state.networks(teacher),
-            missing=tuple(
-                (network, job)
-                for network, job in jobs
-                if (trial := known.get(job.fingerprint)) is None or trial.result.outcome.unfinished
-            ),
-            known=known,
-            first_number=len(state.trials),
-        )
+        teacher, number, missing = min(averages, key=ne_of), len(state.trials), []
+        taught = (trial for trial in state.trials.values() if trial.kind is TrialKind.DISTILLED)
+        known = {trial.job.fingerprint: trial for trial in taught}
+        for network in reversed(state.selection.networks[-MOST_TAUGHT:]):
+            job = trained_job(network, log).replace(teacher=teacher.job.fingerprint)
+            earlier = known.get(job.fingerprint)
+            if earlier is None:
+                missing.append((network, job, number, earlier))
+                number += 1
+            elif earlier.result.outcome.unfinished:
+                missing.append((network, job, earlier.number, earlier))
+        return cls(teacher, state.networks(teacher), tuple(missing))
 
     def trials(self, admission: Admission, has_time: Callable[[float], bool]) -> Iterator[AdmittedTrial]:
         """What is still to be trained, for as long as there is time; each is held as the candidate's network was,
         which fits."""
-        number = self.first_number
-        for network, job in self.missing:
+        for network, job, number, earlier in self.missing:
             if not has_time(network.result.training_seconds):
                 return
-            earlier = self.known.get(job.fingerprint)
             fresh = new_record(
-                earlier.number if earlier is not None else number,
+                number,
                 TrialKind.DISTILLED,
                 network.point,
                 job,
@@ -110,7 +93,6 @@ class Lesson:
             if earlier is not None and earlier.attempts:
                 yield admission.admit(fresh, job, earlier)
             else:
-                number += earlier is None
                 yield fresh, job
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import webbrowser
+from functools import partial
 from pathlib import Path
 
 import click
 from rich.console import Console
 
 from dashboards.plans import accuracy_table
-from dashboards.report.comparison import write_comparison
-from dashboards.report.page import write_report
+from dashboards.report.comparison import render_comparison
+from dashboards.report.page import write_page, write_report
 from dashboards.sentences.summary import sentences
 from dashboards.sentences.winners import winners_table
 from dashboards.terminal.tables import plain_table
@@ -49,7 +50,7 @@ def command(directory: Path, out: Path | None, other: Path | None, opens: bool, 
     notes: tuple[str, ...] = ()
     if other is not None:
         path = out or directory / COMPARISON
-        write_comparison(record, read_study(other, or_empty=True), path)
+        write_page(path, partial(render_comparison, record, read_study(other, or_empty=True)))
     else:
         path = out or directory / REPORT
         from search.bundles.export import lost_weights

@@ -120,15 +120,21 @@ def command(
     print_notes(console, log.notes)
     if config.next_period is not None:
         check_periods(log, config.next_period, most_ranks(config))
+
+    def folder_of(job: Job) -> Path:
+        """The folder of a training, whose name tells it from others that were cut short."""
+        begins_at = [str(source.absolute()), source.stat().st_mtime_ns] if source else []
+        identity = fingerprint([job.fingerprint, *begins_at])[:FOLDER_DIGITS]
+        return out.absolute().parent / f".{out.name}.training.{identity}"
+
     trained: list[_Trained] = []
     folders: list[Path] = []
     while (settings := _next(training, trained, len(folders))) is not None:
         job = job_on(log, model, settings, config.seed, preferred_precision())
         job = job.replace(period=config.next_period)
-        folder = out.absolute().parent / f".{out.name}.training.{_identity(job, source)}"
-        folders.append(folder)
+        folders.append(folder_of(job))
         try:
-            trained.append(_train(job, folder, launcher, log, config, start, console))
+            trained.append(_train(job, folders[-1], launcher, log, config, start, console))
         except UserError as error:
             if not trained:
                 raise
@@ -145,7 +151,7 @@ def command(
             console.print(decay_left_out(technique), soft_wrap=True)
     if config.refit is True:
         again = refit_job(record, log)
-        folders.append(out.absolute().parent / f".{out.name}.training.{_identity(again, source)}")
+        folders.append(folder_of(again))
         rows = log.manifest.rows["train"] + log.manifest.rows["validation"]
         console.print(f"once more, on the {rows:,} rows of training and validation together")
         job, after, trainer = _train(again, folders[-1], launcher, log, config, start, console)
@@ -258,13 +264,6 @@ def _train(
         raise UserError(f"training ended as {record.result.outcome}: {record.result.error}")
     write_atomically(done, record.model_dump_json())
     return _Trained(job, record, trainer)
-
-
-def _identity(job: Job, source: Path | None) -> str:
-    """A name that tells one training from others that were cut short; `source` has the bundle's weights that it
-    begins with."""
-    begins_at = [str(source.absolute()), source.stat().st_mtime_ns] if source else []
-    return fingerprint([job.fingerprint, *begins_at])[:FOLDER_DIGITS]
 
 
 def _configuration(
