@@ -31,8 +31,8 @@ from trials.records.trial_record import Outcome, TrialRecord
 By = Literal["ne", "flops", "ms", "test"]
 """What a leaderboard is sorted by, the lowest first."""
 KEYS: tuple[By, ...] = get_args(By)
-
-
+COMPARED = ("difference_percent", "low_percent", "high_percent", "better")
+"""Fields of a comparison that a row has."""
 STYLES = {"best": "bold green", "knee": "green", "baseline": "yellow", "winner": "cyan", "front": "cyan"}
 GAP = 2
 MODEL_WIDTH = 16
@@ -150,10 +150,7 @@ def _row(trial: TrialRecord, record: StudyRecord) -> LeaderboardRow:
         ne=ne,
         vs_baseline_percent=relative_percent(ne, known_ne(record.baseline_for(trial))),
         test_ne=tested,
-        difference_percent=compared.difference_percent if compared else None,
-        low_percent=compared.low_percent if compared else None,
-        high_percent=compared.high_percent if compared else None,
-        better=compared.better if compared else None,
+        **{name: getattr(compared, name, None) for name in COMPARED},
         flops=trial.job.flops,
         forward_ms=trial.plan.serving_ms,
         technique=result.technique or trial.plan.technique,

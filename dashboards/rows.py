@@ -160,12 +160,16 @@ class Column(NamedTuple):
 
     id: str
     title: str
-    help: str
     shown: Shown
     value: Callable[[TrialRow], Any]
     """The number that rows are sorted by, or the word of a column of words."""
     unit: Callable[[float | None], str] | None = None
     """The text of a number; None for a column of words."""
+
+    @property
+    def help(self) -> str:
+        """What the column shows."""
+        return HELP[self.id]
 
     def cell(self, row: TrialRow) -> tuple[str, float | None]:
         """Returns the text of a row's cell, and its number where it has one that can be sorted by."""
@@ -176,152 +180,65 @@ class Column(NamedTuple):
 
 
 FORWARD, RANKS, TABLES = "forward", "ranks", "tables"
+PHONE, TABLET, DESK, PANEL = Shown.PHONE, Shown.TABLET, Shown.DESK, Shown.PANEL
 # what a study is about comes first, so that it is seen in any window; a model's name may be long
 COLUMNS = (
-    Column("trial", "Trial", "in the order of starting", Shown.PHONE, lambda row: row.trial.number, str),
-    Column(
-        "ne",
-        "NE",
-        "normalized entropy on validation; lower is better",
-        Shown.PHONE,
-        lambda row: row.ne,
-        partial(decimals, digits=5),
-    ),
-    Column(
-        "relative",
-        "vs baseline",
-        "NE in percent of the tuned baseline's; negative is better",
-        Shown.PHONE,
-        lambda row: row.relative_percent,
-        percent,
-    ),
-    Column(
-        "flops",
-        "FLOPs",
-        "FLOPs of a forward pass per example",
-        Shown.PHONE,
-        lambda row: row.trial.job.flops,
-        si,
-    ),
-    Column(
-        "technique",
-        "Technique",
-        "memory technique that it was trained with; where it was not trained, the one planned",
-        Shown.PHONE,
-        lambda row: row.trial.result.technique or _planned(row.trial),
-    ),
-    Column(
-        RANKS,
-        "Ranks",
-        "hosts x ranks per host: the least shape in which a technique fits",
-        Shown.TABLET,
-        lambda row: row.trial.plan.ranks,
-    ),
-    Column(
-        "memory",
-        "Memory",
-        "predicted peak of the fullest rank of the cluster",
-        Shown.DESK,
-        lambda row: row.trial.plan.peak_bytes,
-        byte_size,
-    ),
-    Column("model", "Model", "modules, ensemble, length of embeddings", Shown.TABLET, lambda row: row.name),
-    Column(
-        "outcome",
-        "Outcome",
-        "how the trial ended",
-        Shown.TABLET,
-        lambda row: IN_WORDS[row.trial.result.outcome],
-    ),
-    Column(
-        "time", "Time", "wall clock of the trial", Shown.DESK, lambda row: row.trial.result.seconds, duration
-    ),
-    Column(
-        "auc",
-        "AUC",
-        "area under the ROC curve on validation",
-        Shown.PANEL,
-        lambda row: row.quality.auc if row.quality else None,
-        partial(decimals, digits=4),
-    ),
+    Column("trial", "Trial", PHONE, lambda row: row.trial.number, str),
+    Column("ne", "NE", PHONE, lambda row: row.ne, partial(decimals, digits=5)),
+    Column("relative", "vs baseline", PHONE, lambda row: row.relative_percent, percent),
+    Column("flops", "FLOPs", PHONE, lambda row: row.trial.job.flops, si),
+    Column("technique", "Technique", PHONE, lambda row: row.trial.result.technique or _planned(row.trial)),
+    Column(RANKS, "Ranks", TABLET, lambda row: row.trial.plan.ranks),
+    Column("memory", "Memory", DESK, lambda row: row.trial.plan.peak_bytes, byte_size),
+    Column("model", "Model", TABLET, lambda row: row.name),
+    Column("outcome", "Outcome", TABLET, lambda row: IN_WORDS[row.trial.result.outcome]),
+    Column("time", "Time", DESK, lambda row: row.trial.result.seconds, duration),
+    Column("auc", "AUC", PANEL, lambda row: getattr(row.quality, "auc", None), partial(decimals, digits=4)),
     Column(
         "calibration",
         "Calibration",
-        "sum of predictions over sum of labels on validation; 1 is calibrated",
-        Shown.PANEL,
-        lambda row: row.quality.calibration if row.quality else None,
+        PANEL,
+        lambda row: getattr(row.quality, "calibration", None),
         partial(decimals, digits=3),
     ),
+    Column("parameters", "Dense parameters", PANEL, lambda row: row.trial.job.parameters, si),
+    Column("weights", "Weights", PANEL, lambda row: row.trial.job.weights_bytes, byte_size),
+    Column(TABLES, "Tables", DESK, lambda row: row.trial.job.table_bytes, byte_size),
+    Column(FORWARD, "Forward", DESK, lambda row: row.trial.plan.serving_ms, milliseconds),
+    Column("speed", "Examples/s", PANEL, lambda row: row.trial.result.measured.examples_per_second, si),
     Column(
-        "parameters",
-        "Dense parameters",
-        "number of parameters outside embedding tables",
-        Shown.PANEL,
-        lambda row: row.trial.job.parameters,
-        si,
+        "measured", "Measured peak", PANEL, lambda row: row.trial.result.measured.peak_memory_bytes, byte_size
     ),
-    Column(
-        "weights",
-        "Weights",
-        "size of the exported weights in fp32",
-        Shown.PANEL,
-        lambda row: row.trial.job.weights_bytes,
-        byte_size,
-    ),
-    Column(
-        TABLES,
-        "Tables",
-        "size of embedding tables as training stores them",
-        Shown.DESK,
-        lambda row: row.trial.job.table_bytes,
-        byte_size,
-    ),
-    Column(
-        FORWARD,
-        "Forward",
-        "measured time of a request",
-        Shown.DESK,
-        lambda row: row.trial.plan.serving_ms,
-        milliseconds,
-    ),
-    Column(
-        "speed",
-        "Examples/s",
-        "training examples per second, evaluation excluded",
-        Shown.PANEL,
-        lambda row: row.trial.result.measured.examples_per_second,
-        si,
-    ),
-    Column(
-        "measured",
-        "Measured peak",
-        "peak of the fullest rank: of the device's memory, on a CPU of the process where nothing is counted",
-        Shown.PANEL,
-        lambda row: row.trial.result.measured.peak_memory_bytes,
-        byte_size,
-    ),
-    Column(
-        "planned",
-        "Planned",
-        "memory technique for the cluster: the least that fits",
-        Shown.PANEL,
-        lambda row: _planned(row.trial),
-    ),
-    Column(
-        "executed",
-        "Executed",
-        "memory technique as the ranks read it from their wrapped modules",
-        Shown.PANEL,
-        lambda row: row.trial.result.technique,
-    ),
-    Column(
-        "remark",
-        "Remark",
-        "where it comes from, or why it did not complete",
-        Shown.PANEL,
-        lambda row: row.remark,
-    ),
+    Column("planned", "Planned", PANEL, lambda row: _planned(row.trial)),
+    Column("executed", "Executed", PANEL, lambda row: row.trial.result.technique),
+    Column("remark", "Remark", PANEL, lambda row: row.remark),
 )
+HELP = {
+    "trial": "in the order of starting",
+    "ne": "normalized entropy on validation; lower is better",
+    "relative": "NE in percent of the tuned baseline's; negative is better",
+    "flops": "FLOPs of a forward pass per example",
+    "technique": "memory technique that it was trained with; where it was not trained, the one planned",
+    RANKS: "hosts x ranks per host: the least shape in which a technique fits",
+    "memory": "predicted peak of the fullest rank of the cluster",
+    "model": "modules, ensemble, length of embeddings",
+    "outcome": "how the trial ended",
+    "time": "wall clock of the trial",
+    "auc": "area under the ROC curve on validation",
+    "calibration": "sum of predictions over sum of labels on validation; 1 is calibrated",
+    "parameters": "number of parameters outside embedding tables",
+    "weights": "size of the exported weights in fp32",
+    TABLES: "size of embedding tables as training stores them",
+    FORWARD: "measured time of a request",
+    "speed": "training examples per second, evaluation excluded",
+    "measured": (
+        "peak of the fullest rank: of the device's memory, on a CPU of the process where nothing is counted"
+    ),
+    "planned": "memory technique for the cluster: the least that fits",
+    "executed": "memory technique as the ranks read it from their wrapped modules",
+    "remark": "where it comes from, or why it did not complete",
+}
+"""What each column shows, by its id."""
 
 
 def _planned(trial: TrialRecord) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -81,27 +82,28 @@ class RetrainingsView:
 # What the terminal says while a list of trainings goes on.
 
 
-class TrainingsView:
+class TrainingsView(NamedTuple):
     """A bar of all examples, a line for each training that ends: a
     `search.execution.train_list.TrainingObserver`."""
 
-    def __init__(
-        self, step: str, names: Mapping[str, str], console: Console, progress: OnProgress, *, total: int
-    ) -> None:
-        """A view; `names` are by the fingerprint of the job, at most `total` examples are trained."""
-        self._step, self._names, self._total = step, names, total
-        self._console, self._show = console, progress
+    step: str
+    names: Mapping[str, str]
+    """Names of the trainings, by the fingerprint of the job."""
+    console: Console
+    show: OnProgress
+    total: int
+    """The most examples that are trained."""
 
     def ended(self, record: TrialRecord) -> None:
         """Prints a line for a training that has ended."""
         ne = record.result.curve[-1].validation.ne if record.result.curve else None
         how = f"NE {decimals(ne, 5)}" if record.result.error is None else record.result.error
-        name = self._names[record.job.fingerprint]
-        print_line(self._console, f"{name}: {how}, {duration(record.result.seconds)}")
+        name = self.names[record.job.fingerprint]
+        print_line(self.console, f"{name}: {how}, {duration(record.result.seconds)}")
 
     def progress(self, examples: int) -> None:
         """Moves the bar to this number of examples."""
-        self._show(self._step, examples, self._total)
+        self.show(self.step, examples, self.total)
 
 
 def trained(
@@ -123,7 +125,7 @@ def trained(
         names = {job.fingerprint: name for name, job in jobs}
         total = sum(job.training.examples(rows) for job in todo.values())
         with step_progress(console) as progress:
-            trainings.run(wanted, TrainingsView(step, names, console, progress, total=total))
+            trainings.run(wanted, TrainingsView(step, names, console, progress, total))
     return trainings.finished(wanted)
 
 
