@@ -17,7 +17,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from dashboards.figures.depth import deepest_that_fit, sweep_figure
+from dashboards.figures.curves import deepest_that_fit, sweep_figure
 from dashboards.names import byte_size, short_name
 from dashboards.report.page import write_figure
 from dashboards.terminal.plan_ladder import ladder_table, parts_table, reasons, selection
