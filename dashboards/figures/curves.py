@@ -208,8 +208,8 @@ def periods_figure(points: Sequence[PeriodPoint]) -> go.Figure:
     return figure
 
 
-# Throughput against depth by memory technique: measured by the study's own trainings, and, beside memory, predicted
-# for a sweep over depths (`dhen-search plan --sweep`, the paper's Figure 6).
+# Throughput against depth by memory technique: measured by the study's own trainings, and, beside memory,
+# predicted for a sweep over depths (`dhen-search plan --sweep`, the paper's Figure 6).
 
 GIB = 2**30
 
