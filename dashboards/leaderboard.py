@@ -22,7 +22,7 @@ from dashboards.names import (
     si,
     trial_name,
 )
-from dashboards.rows import known_ne, marks, relative_percent
+from dashboards.rows import known_ne, marks, relative_percent, winner_reasons
 from dhen.values import Value
 from trials.records.findings import Better
 from trials.records.study_record import StudyRecord
@@ -129,7 +129,7 @@ WINNERS, FRONT, OTHERS = range(3)
 def winners(record: StudyRecord) -> set[int]:
     """Returns numbers of the trials that the study has chosen; before that, of the best and the knee so far."""
     if record.choice is not None:
-        return {winner.trial for winner in record.choice.winners}
+        return set(winner_reasons(record))
     return {number for number in (record.best, record.knee) if number is not None}
 
 

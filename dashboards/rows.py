@@ -98,6 +98,11 @@ def relative_percent(ne: float | None, baseline: float | None) -> float | None:
     return relative_ne_percent(ne, baseline) if ne is not None and baseline is not None else None
 
 
+def winner_reasons(record: StudyRecord) -> dict[int, tuple[str, ...]]:
+    """What each winner was chosen as, by its number; none before they are chosen."""
+    return {winner.trial: winner.reasons for winner in record.choice.winners} if record.choice else {}
+
+
 def marks(trial: TrialRecord, record: StudyRecord) -> tuple[str, ...]:
     """What the study says of a trial: any of `baseline`, `best`, `knee`, `front`."""
     holds = {

@@ -29,7 +29,7 @@ from dashboards.figures.style import (
 )
 from dashboards.names import byte_size, known, milliseconds, trial_name
 from dashboards.plans import ITEMS, nearest_of_each_way, overall_accuracy, share, signed
-from dashboards.rows import find
+from dashboards.rows import find, winner_reasons
 from trials.records.study_record import StudyRecord
 from trials.records.trial_record import Outcome, PlanSummary, TrialRecord
 
@@ -191,8 +191,7 @@ def ladder_figure(record: StudyRecord, trial_number: int | None = None) -> go.Fi
 def telling_trial(record: StudyRecord) -> int | None:
     """The number of the trial whose ladder tells most: the first of best, winners and front that passed over a
     technique; else the candidate that passed over most; else the best."""
-    winners = [winner.trial for winner in record.choice.winners] if record.choice else []
-    asked = [*([record.best] if record.best is not None else []), *winners, *reversed(record.front)]
+    asked = (record.best, *winner_reasons(record), *reversed(record.front))
     selected = [trial for number in asked if (trial := find(record, number)) is not None]
     telling = next((trial for trial in selected if _passed_over(trial)), None)
     most = max(record.candidates, key=_passed_over, default=None)

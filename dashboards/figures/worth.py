@@ -23,7 +23,7 @@ from dashboards.figures.style import (
     text,
 )
 from dashboards.names import counted_from_one, decimals, percent, percent_range, ratio, si, trial_name
-from dashboards.rows import baseline_ne, find, known_ne, relative_percent
+from dashboards.rows import baseline_ne, find, known_ne, relative_percent, winner_reasons
 from trials.records.findings import Better, MeanInterval
 from trials.records.study_record import StudyRecord, relative_ne_percent
 from trials.records.trial_record import TrialKind, TrialRecord
@@ -271,8 +271,7 @@ def averages_figure(record: StudyRecord) -> go.Figure | None:
     if not pairs:
         reason = "Shown as soon as the study has made an average of networks."
         return empty(reason, title="What averages bring over their members")
-    winners = {winner.trial for winner in record.choice.winners} if record.choice else set()
-    first = sorted(pairs, key=lambda pair: pair[0].number not in {*record.front, *winners})
+    first = sorted(pairs, key=lambda pair: pair[0].number not in {*record.front, *winner_reasons(record)})
     drawn = sorted(first[:MOST_AVERAGES], key=lambda pair: pair[0].job.flops or 0.0)
     labels = [
         f"trial {average.number}: {len(members)} networks, {si(average.job.flops)} FLOPs"

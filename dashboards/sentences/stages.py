@@ -9,7 +9,7 @@ from collections import Counter
 from statistics import median
 
 from dashboards.names import byte_size, decimals, duration, milliseconds, percent, short_name, si
-from dashboards.rows import find, known_ne
+from dashboards.rows import find, known_ne, winner_reasons
 from dashboards.sentences.winners import confirm_command, diverged
 from trials.records.study_record import (
     FoundPasses,
@@ -330,10 +330,10 @@ def fewer_seeds(record: StudyRecord) -> str | None:
 
 def fewer_winners(record: StudyRecord) -> str | None:
     """How few of the winners were confirmed, if there was no time for all; None if all were, or none."""
-    if record.choice is None or record.seconds_budget is None:
+    if record.seconds_budget is None:
         return None
-    winners = {winner.trial for winner in record.choice.winners}
-    confirmed = len(winners & {comparison.trial for comparison in record.comparisons})
+    winners = winner_reasons(record)
+    confirmed = len(winners.keys() & {comparison.trial for comparison in record.comparisons})
     if confirmed in (0, len(winners)):
         return None
     return (

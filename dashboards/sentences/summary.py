@@ -23,7 +23,7 @@ from dashboards.names import (
     trial_name,
 )
 from dashboards.plans import overall_accuracy, share, signed
-from dashboards.rows import does_not_fit, find, trial_rows
+from dashboards.rows import does_not_fit, find, known_ne, trial_rows
 from dashboards.sentences.stages import (
     decay_left_out,
     fewer_seeds,
@@ -391,7 +391,7 @@ def _predictions(record: StudyRecord) -> str | None:
 
 
 def _ne(trial: TrialRecord) -> str:
-    return decimals(trial.result.validation.ne if trial.result.validation else None, 5)
+    return decimals(known_ne(trial), 5)
 
 
 def study_note(record: StudyRecord, link_to: LinkTo, views: Mapping[str, str]) -> str:

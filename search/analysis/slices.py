@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from dashboards.rows import winner_reasons
 from dhen.errors import UserError
 from dhen.members import mean_of_logits
 from search.analysis.confirm import better, retrained_job
@@ -110,7 +111,7 @@ def slices(
         UserError: if it was not compared, its logits are gone, or the column is not one of the log's.
     """
     comparison = study.comparison(trial)
-    winners = [winner.trial for winner in study.choice.winners] if study.choice else []
+    winners = winner_reasons(study)
     if winners and trial not in winners:
         what = (
             "the baseline itself"

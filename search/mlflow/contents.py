@@ -17,6 +17,7 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from dashboards.names import trial_name
+from dashboards.rows import winner_reasons
 from dhen.values import dump_yaml
 from trials.records.study_record import StudyRecord, relative_ne_curve, relative_ne_percent
 from trials.records.trial_record import Attempt, Metrics, Outcome, TrialKind, TrialRecord
@@ -195,8 +196,7 @@ def _trial_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
     if origin.members or origin.retrained_members:
         tags["members"] = ", ".join(map(run_key, record.networks(trial)))
     if record.choice:
-        winner = next((winner for winner in record.choice.winners if winner.trial == number), None)
-        tags["winner"] = ", ".join(winner.reasons) if winner else None
+        tags["winner"] = ", ".join(winner_reasons(record).get(trial.number, ())) or None
         if judged := record.choice.of(trial.number):
             tags |= {f"choice.{name}": getattr(judged, name) for name in JUDGED}
     if comparison := record.comparison(trial.number):
