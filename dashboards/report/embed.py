@@ -199,25 +199,33 @@ def _short(value: float) -> float | int | None:
 
 def architecture(trial: TrialRecord) -> dict[str, Any]:
     """Returns the diagram's data: inputs, layers (equal neighbours counted) and head."""
-    model = trial.job.model
+    model, cost = trial.job.model, trial.job.cost
     dim = _whole(model.get("embedding_dim"))
     layers = [layer for layer in as_list(model.get("layers")) if isinstance(layer, Mapping)]
-    inputs = _inputs(trial.job.cost, model, layers, dim)
+    boxes = [_layer(layer, index) for index, layer in enumerate(layers)]
+    tables = [row.name for row in cost if row.kind == LOOKUP]
+    numeric = any(row.name.startswith("features.numeric") for row in cost)
+    # the embeddings that reach the first layer: what its shortcut maps from, where that is a map; else tables and
+    # numeric inputs are counted
+    summed = model.get("buckets", "summed") == "summed"
+    inputs = sum(not (summed and name.endswith(BUCKET)) for name in tables) + numeric or None
+    each = boxes[0]["out"] if boxes else None
+    shortcut = next((row.flops for row in cost if row.name == "layer0.shortcut"), 0.0)
+    if shortcut and each and dim and not model.get("members"):
+        inputs = round(shortcut / (2 * each * dim))
     drawn: list[dict[str, Any]] = []
     embeddings = inputs
-    for index, layer in enumerate(layers):
-        box = _layer(layer, embeddings, index)
-        embeddings = box["out"]
-        place = {"first": box["first"], "count": 1}
-        if drawn and drawn[-1] | place == box:
+    for box in boxes:
+        box["in"], embeddings = embeddings, box["out"]
+        if drawn and drawn[-1] | {"first": box["first"], "count": 1} == box:
             drawn[-1]["count"] += 1
         else:
             drawn.append(box)
     return {
         "family": str(model.get("family") or UNNAMED),
         "dim": dim,
-        "tables": sum(row.kind == LOOKUP for row in trial.job.cost),
-        "numeric": any(row.name.startswith("features.numeric") for row in trial.job.cost),
+        "tables": len(tables),
+        "numeric": numeric,
         "inputs": inputs,
         "layers": drawn,
         "head": [str(width) for width in as_list(model.get("head"))],
@@ -228,7 +236,7 @@ def architecture(trial: TrialRecord) -> dict[str, Any]:
     }
 
 
-def _layer(layer: Mapping[str, Any], embeddings: int | None, index: int) -> dict[str, Any]:
+def _layer(layer: Mapping[str, Any], index: int) -> dict[str, Any]:
     modules = [_component(module) for module in as_list(layer.get("modules"))]
     ensemble = _component(layer.get("ensemble", "sum"))
     each = _whole(layer.get("out_embeddings"))
@@ -242,29 +250,10 @@ def _layer(layer: Mapping[str, Any], embeddings: int | None, index: int) -> dict
         "pre": layer.get("norm_placement") == "pre",
         "shortcut": layer.get("shortcut", True) is not False,
         "raw": bool(layer.get("raw_numeric")),
-        "in": embeddings,
+        "in": None,  # what the layer before puts out
         "each": each,
         "out": each * joined if each is not None else None,
     }
-
-
-def _inputs(
-    cost: Sequence[CostRow], model: Mapping[str, Any], layers: Sequence[Mapping[str, Any]], dim: int | None
-) -> int | None:
-    """Returns M, the number of embeddings that reach the first layer; None if the cost table does not say.
-
-    It is what the first layer's shortcut maps from, where that is a map; else tables and numeric inputs are
-    counted.
-    """
-    each = _whole(_layer(layers[0], None, 0)["out"]) if layers else None
-    shortcut = next((row.flops for row in cost if row.name == "layer0.shortcut"), 0.0)
-    if shortcut and each and dim and not model.get("members"):
-        return round(shortcut / (2 * each * dim))
-    summed = model.get("buckets", "summed") == "summed"
-    tables = [row.name for row in cost if row.kind == LOOKUP]
-    entering = [name for name in tables if not (summed and name.endswith(BUCKET))]
-    numeric = any(row.name.startswith("features.numeric") for row in cost)
-    return len(entering) + numeric or None
 
 
 def _component(value: Any) -> tuple[str, str]:

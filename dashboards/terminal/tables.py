@@ -129,7 +129,18 @@ def progress_line(record: StudyRecord, shares: Shares | None = None) -> Text:
     stage = record.stage if record.running and not record.finished else None
     budget = f"/{record.trials_budget}" if record.trials_budget is not None else ""
     candidates = f"{record.ended_candidates}{budget} candidates"
-    head = f"{stage_line(record, stage, shares or {})}; " if stage and stage.name not in OF_CANDIDATES else ""
+    head = ""
+    if stage and stage.name not in OF_CANDIDATES:
+        head = f"{stage.name}; "
+        if stage.total is not None:
+            done, seconds = done_in_stage(record, stage), record.elapsed_seconds - stage.began_seconds
+            # the pace of this stage, with what runs counted in part
+            so_far = done + sum((shares or {}).values())
+            work, about = so_far - stage.done_before, ""
+            if work >= LEAST_WORK and seconds > 0:
+                about = f", about {duration(max(0.0, stage.total - so_far) * seconds / work)} left"
+            noun = NOUNS.get(stage.name, "trainings")
+            head = f"{stage.name}: {done}/{stage.total} {noun}{about}; "
     name = f"{stage.name}: " if stage and not head else ""
     clauses = [f"{head}{name}{candidates}", duration(record.elapsed_seconds)]
     left = seconds_left(record)
@@ -152,16 +163,6 @@ def progress_line(record: StudyRecord, shares: Shares | None = None) -> Text:
     return Text(", ".join(clauses)).append(best_ne, style="bold")
 
 
-def stage_line(record: StudyRecord, stage: Stage, shares: Shares) -> str:
-    """A stage in words: `baseline: 1/4 trainings, about 20 s left`; its name alone if nothing is counted."""
-    if stage.total is None:
-        return str(stage.name)
-    noun = NOUNS.get(stage.name, "trainings")
-    left = seconds_left_in_stage(record, stage, shares)
-    about = f", about {duration(left)} left" if left is not None else ""
-    return f"{stage.name}: {done_in_stage(record, stage)}/{stage.total} {noun}{about}"
-
-
 def done_in_stage(record: StudyRecord, stage: Stage) -> int:
     """Number of the stage's trainings that have ended, those of earlier sessions included."""
     return stage.done_before + counted(record, stage.name) - stage.counted_before
@@ -177,17 +178,6 @@ def counted(record: StudyRecord, stage: StageName) -> int:
     if stage is StageName.ALL_ROWS:
         return len(ended(record.promoted))
     return len(ended(record.retrainings)) if stage in NOUNS else 0
-
-
-def seconds_left_in_stage(record: StudyRecord, stage: Stage, shares: Shares) -> float | None:
-    """Estimate from the pace of this stage, with what runs counted in part; None before there is a pace."""
-    if stage.total is None:
-        return None
-    done = done_in_stage(record, stage) + sum(shares.values())
-    work, seconds = done - stage.done_before, record.elapsed_seconds - stage.began_seconds
-    if work < LEAST_WORK or seconds <= 0:
-        return None
-    return max(0.0, stage.total - done) * seconds / work
 
 
 def seconds_left(record: StudyRecord) -> float | None:

@@ -158,12 +158,26 @@ def _move(old: nn.Module, new: nn.Module, before: Encoding, after: Encoding) -> 
         if name not in moved and name != KEYS:
             given[name].copy_(tensor)
     for name, weight_RD in _table_weights(new).items():
-        source_R = _sources(old, name, before, after)
-        if source_R is None:
+        grew, grows = (
+            name in encoding.schema.tables and encoding.schema.growing(name) for encoding in (before, after)
+        )
+        if bool(grew) == bool(grows):
             weight_RD.copy_(tables[name])
+            continue
+        # for the first rows of the new table, the old rows that they have the weights of
+        if grows:
+            values = torch.arange(FIRST_ID, FIRST_ID + len(before.vocabularies[name]))
+            source_R = torch.cat([torch.tensor([UNKNOWN_ID, MISSING_ID]), values])
         else:
-            weight_RD.zero_()
-            weight_RD[: len(source_R)] = tables[name][source_R]
+            key_N, row_N = _rows_of_keys(old, name)
+            wanted = torch.from_numpy(after.vocabularies[name].hashes.view(np.int64))
+            wanted = torch.cat([torch.tensor([MISSING_KEY, EMPTY]), wanted])
+            sorted_N, order_N = torch.cat([key_N, torch.tensor([EMPTY])]).sort()
+            row_N = torch.cat([row_N, torch.tensor([0])])[order_N]
+            place = torch.searchsorted(sorted_N, wanted).clamp_(max=len(sorted_N) - 1)
+            source_R = torch.where(sorted_N[place] == wanted, row_N[place], 0)
+        weight_RD.zero_()
+        weight_RD[: len(source_R)] = tables[name][source_R]
     # the rows of growing tables go to the keys whose weights they have
     growing, had = growing_rows(new), growing_rows(old)
     if growing is None:
@@ -184,23 +198,3 @@ def _table_weights(network: nn.Module) -> Mapping[str, Tensor]:
         parts = torch.split(matrix.weight.detach(), [table.rows for table in matrix.tables])
         found |= {table.name: part for table, part in zip(matrix.tables, parts, strict=True)}
     return found
-
-
-def _sources(old: nn.Module, name: str, before: Encoding, after: Encoding) -> Tensor | None:
-    """Returns for the first rows of a new table the old rows that they have the weights of; None if the table
-    is what it was."""
-    grew, grows = (
-        name in encoding.schema.tables and encoding.schema.growing(name) for encoding in (before, after)
-    )
-    if bool(grew) == bool(grows):
-        return None
-    if grows:
-        values = torch.arange(FIRST_ID, FIRST_ID + len(before.vocabularies[name]))
-        return torch.cat([torch.tensor([UNKNOWN_ID, MISSING_ID]), values])
-    key_N, row_N = _rows_of_keys(old, name)
-    wanted = torch.from_numpy(after.vocabularies[name].hashes.view(np.int64))
-    wanted = torch.cat([torch.tensor([MISSING_KEY, EMPTY]), wanted])
-    sorted_N, order_N = torch.cat([key_N, torch.tensor([EMPTY])]).sort()
-    row_N = torch.cat([row_N, torch.tensor([0])])[order_N]
-    place = torch.searchsorted(sorted_N, wanted).clamp_(max=len(sorted_N) - 1)
-    return torch.where(sorted_N[place] == wanted, row_N[place], 0)
