@@ -134,6 +134,14 @@ def attempts_table(record: StudyRecord) -> PlainTable:
         # the shape is told if the trial has gone through more than one, by its plan or by its attempts
         shapes = {attempt.plan.ranks for attempt in trial.attempts if attempt.plan is not None}
         several = bool(plan.other_shapes) or len(shapes) > 1
+        # what each way to hold the model lacks that has no more techniques than the plan's, those nearest first
+        least: dict[str, int] = {}
+        for each in sorted(plan.rejected, key=lambda strategy: strategy.lacking_bytes):
+            if each.lacking_bytes:
+                least.setdefault(each.held_as, each.lacking_bytes)
+        lacks = [f"{way} lacks {byte_size(count)}" for way, count in least.items()]
+        if len(lacks) > MOST_REASONS:
+            lacks[MOST_REASONS:] = [f"{len(lacks) - MOST_REASONS} more lack more"]
         tried, last = [], None
         for last in trial.attempts:
             happened = "; ".join(filter(None, (last.replaced, last.slow_rank)))
@@ -144,7 +152,7 @@ def attempts_table(record: StudyRecord) -> PlainTable:
         row = (
             str(trial.number),
             f"{plan.strategy or ''}{_on_ranks(plan, several)}" if plan.fits else "nothing fits",
-            " ".join(filter(None, (*plan.other_shapes, _why_nothing_less(plan)))),
+            " ".join(filter(None, (*plan.other_shapes, ", ".join(lacks)))),
             "; then ".join(tried),
             (last.executed if last else None) or "",
             byte_size(last.predicted_bytes if last else plan.peak_bytes),
@@ -157,17 +165,6 @@ def attempts_table(record: StudyRecord) -> PlainTable:
 
 def _on_ranks(plan: PlanSummary | None, several: bool) -> str:
     return f" on {plan.ranks}" if several and plan is not None and plan.ranks is not None else ""
-
-
-def _why_nothing_less(plan: PlanSummary) -> str:
-    """What each way to hold the model lacks that has no more techniques than the plan's, those nearest first."""
-    least: dict[str, int] = {}
-    for each in sorted(plan.rejected, key=lambda strategy: strategy.lacking_bytes):
-        if each.lacking_bytes:
-            least.setdefault(each.held_as, each.lacking_bytes)
-    told = [f"{held_as} lacks {byte_size(count)}" for held_as, count in least.items()]
-    more = len(told) - MOST_REASONS
-    return ", ".join(told[:MOST_REASONS] + ([f"{more} more lack more"] if more > 0 else []))
 
 
 def nearest_of_each_way(plan: PlanSummary) -> list[RejectedStrategy]:

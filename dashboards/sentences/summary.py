@@ -23,7 +23,7 @@ from dashboards.names import (
     trial_name,
 )
 from dashboards.plans import overall_accuracy, share, signed
-from dashboards.rows import does_not_fit, find, known_ne, trial_rows
+from dashboards.rows import does_not_fit, find, known_ne, relative_percent, trial_rows
 from dashboards.sentences.stages import (
     decay_left_out,
     fewer_seeds,
@@ -128,15 +128,14 @@ def ended(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
 
 
 def _best(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyRecord) -> str:
-    if best is None or best.result.validation is None:
+    if best is None or known_ne(best) is None:
         return _no_result(record) if ended(record.candidates) else no_candidate(record)
-    name = f"trial {best.number} ({trial_name(best)})"
-    about = f"The best candidate, {name}, has NE {_ne(best)} on validation"
-    if baseline is None or baseline.result.validation is None:
+    about = f"The best candidate, trial {best.number} ({trial_name(best)}), has NE {_ne(best)} on validation"
+    relative = relative_percent(known_ne(best), known_ne(baseline))
+    if baseline is None or relative is None:
         return f"{about}; there is no baseline yet to compare it with."
     if best.number == baseline.number:
         return baseline_is_best(record)
-    relative = relative_ne_percent(best.result.validation.ne, baseline.result.validation.ne)
     against = f"trial {baseline.number} ({trial_name(baseline)}, NE {_ne(baseline)})"
     return f"{about}: {_side(relative)} the tuned baseline, {against}{_flops(best, baseline)}."
 
@@ -195,13 +194,11 @@ def _knee(record: StudyRecord, baseline: TrialRecord | None) -> str | None:
         if len(record.front) < LEAST_WITH_A_KNEE:
             return None
         return "It is also the knee of the front, where more FLOPs stop paying."
-    relative = ""
-    if baseline is not None and baseline.result.validation is not None:
-        difference = relative_ne_percent(knee.result.validation.ne, baseline.result.validation.ne)
+    relative, difference = "", relative_percent(known_ne(knee), known_ne(baseline))
+    if baseline is not None and difference is not None:
         if difference >= 0 and (knee.job.flops or 0.0) >= (baseline.job.flops or 0.0):
             return None  # who has the baseline has no use for it
-        relative = f", {_side(difference)} the baseline"
-        relative += _flops(knee, baseline)
+        relative = f", {_side(difference)} the baseline{_flops(knee, baseline)}"
     about = f"trial {knee.number} ({trial_name(knee)}), has NE {_ne(knee)}"
     return f"The knee of the front, where more FLOPs stop paying, {about}{relative}."
 
@@ -240,9 +237,9 @@ def _distilled(record: StudyRecord) -> str | None:
         if trial.origin.distilled_from is not None and trial.result.validation
     ]
     changes = [
-        relative_ne_percent(trial.result.validation.ne, before.result.validation.ne)
+        change
         for trial, before in pairs
-        if trial.result.validation and before.result.validation
+        if (change := relative_percent(known_ne(trial), known_ne(before))) is not None
     ]
     if not changes:
         return None
@@ -266,10 +263,10 @@ def _floor(
         return None
     gap, won = before.ne - floor, before.ne - after.ne
     closed = f", {100 * won / gap:.0f} % of the gap closed" if gap > 0 and won > 0 else ""
+    far, near = (_side(relative_ne_percent(metrics.ne, floor)) for metrics in (before, after))
     return (
-        f"No model can go below NE {decimals(floor, 5)} on {split}: the baseline is "
-        f"{_side(relative_ne_percent(before.ne, floor))} that floor, the best candidate "
-        f"{_side(relative_ne_percent(after.ne, floor))}{closed}."
+        f"No model can go below NE {decimals(floor, 5)} on {split}: the baseline is {far} that floor, the best "
+        f"candidate {near}{closed}."
     )
 
 
@@ -287,11 +284,10 @@ def _test(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyR
     after, before = _metrics(best, "test"), _metrics(baseline, "test")
     if after is None:
         return None
+    unseen = "On the test split, which no choice has seen, the"
     if record.best == record.baseline:
-        return f"On the test split, which no choice has seen, the baseline has NE {decimals(after.ne, 5)}."
-    best_ne = (
-        f"On the test split, which no choice has seen, the best candidate has NE {decimals(after.ne, 5)}"
-    )
+        return f"{unseen} baseline has NE {decimals(after.ne, 5)}."
+    best_ne = f"{unseen} best candidate has NE {decimals(after.ne, 5)}"
     if before is None:
         return f"{best_ne}."
     relative = percent(relative_ne_percent(after.ne, before.ne))

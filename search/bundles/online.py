@@ -107,7 +107,22 @@ class OnlineTraining:
         self.optimizers_begin_anew = False
         """Says whether there is no optimizer state to go on with: neither the bundle's, if nothing was trained
         online so far, nor a checkpoint's."""
-        self._step, self._state = self._restored(learnt)
+        # what trains is as it was after the newest increment, or after a period whose increment was not written
+        # any more; optimizer state is the checkpoint's, else the bundle's, or fresh if there is none
+        exported = self._exported()
+        fresh = TrainingState(next_evaluation=0, steps=exported)
+        learnt = {} if self.increments else learnt
+        self._step = self._fresh(learnt)
+        put_back(self._step, learnt, ONE_RANK)
+        restored = self._checkpoints.restore(self._step)
+        self._state, _ = restored or (fresh, None)
+        self.optimizers_begin_anew = restored is None and (bool(self.increments) or not self._before)
+        if self._state.steps < exported:
+            LOG.warning("the checkpoint is older than the newest increment: optimizers begin anew")
+            self._step, self._state = self._fresh({}), fresh
+            self.optimizers_begin_anew = True
+        if self._state.steps == exported:
+            self._step.nothing_changed()
 
     def done(self, periods: Periods) -> int:
         """Returns how many periods of a log have been trained on already.
@@ -210,25 +225,6 @@ class OnlineTraining:
     def _exported(self) -> int:
         """Returns after how many steps the newest increment was made, those before online training included."""
         return self._before + (self.increments[-1].info.steps if self.increments else 0)
-
-    def _restored(self, learnt: Weights) -> tuple[Step, TrainingState]:
-        """Returns what trains, as it was after the newest increment, or after a period whose increment was not
-        written any more. Optimizer state is the checkpoint's, else the bundle's, or fresh if there is none."""
-        exported = self._exported()
-        fresh = TrainingState(next_evaluation=0, steps=exported)
-        learnt = {} if self.increments else learnt
-        step = self._fresh(learnt)
-        put_back(step, learnt, ONE_RANK)
-        restored = self._checkpoints.restore(step)
-        state, _ = restored or (fresh, None)
-        self.optimizers_begin_anew = restored is None and (bool(self.increments) or not self._before)
-        if state.steps < exported:
-            LOG.warning("the checkpoint is older than the newest increment: optimizers begin anew")
-            step, state = self._fresh({}), fresh
-            self.optimizers_begin_anew = True
-        if state.steps == exported:
-            step.nothing_changed()
-        return step, state
 
     def _fresh(self, learnt: Weights) -> Step:
         """Returns a step with the weights of the newest version; servers have optimizer state of tables too."""

@@ -25,7 +25,6 @@ from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from types import FrameType
 from typing import Any, ClassVar, NamedTuple
 
 import h11
@@ -95,24 +94,20 @@ def main(settings: ServeSettings, listener: socket.socket, parent: Connection) -
         timeout_graceful_shutdown=int(GRACE_SECONDS),
     )
     server = uvicorn.Server(config)
-    threading.Thread(target=_end_with_parent, args=(server,), daemon=True, name="parent").start()
+
+    def end_with_parent() -> None:
+        process = multiprocessing.parent_process()
+        assert process is not None
+        process.join()
+        server.should_exit = True
+
+    threading.Thread(target=end_with_parent, daemon=True, name="parent").start()
     model.watch()
     parent.send(model.served.name)
     # uvicorn raises the signal that ended it once more when all is answered
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _leave)
+        signal.signal(number, lambda number, frame: sys.exit(0))
     server.run(sockets=[listener])
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    sys.exit(0)
-
-
-def _end_with_parent(server: uvicorn.Server) -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    server.should_exit = True
 
 
 class ClientConnection(H11Protocol):
