@@ -116,17 +116,7 @@ def command(
             click.get_current_context().call_on_close(partial(start.unlink, missing_ok=True))
             encoding = with_growing_columns(bundle, member, config.growing, start)
     with step_progress(console) as progress:
-        sources = log_files(config.data, config.demo, progress)
-        is_prepared = len(sources) == 1 and PreparedLog.is_prepared(sources[0])
-        if not is_bundle(Path(what)) or (is_prepared and encoding is None):
-            log = open_log(config, progress)
-        elif config.schema_file is not None:
-            raise UserError("schema_file: the log is read as the bundle has it; leave this key out.")
-        elif encoding is not None:  # that of weights that are gone on from
-            log = prepare(sources, options=config, progress=progress, encoding=encoding)
-        else:  # by the bundle's schema, so that equal logs are prepared equally
-            schema = read_bundle(Path(what)).encoding.schema
-            log = prepare(sources, options=config, progress=progress, schema=schema, of_another_log=True)
+        log = _open(what, config, progress, encoding)
     print_notes(console, log.notes)
     if config.next_period is not None:
         check_periods(log, config.next_period, most_ranks(config))
@@ -314,3 +304,18 @@ def _configuration(
     training = parse(TrainingConfig, data["training"], "training")
     config = held_config({"data": log} | {key: data[key] for key in own if key in data}, training, "train")
     return parse_model(data["model"], "model"), training, config
+
+
+def _open(what: str, config: StudyConfig, progress: Any, encoding: Encoding | None) -> PreparedLog:
+    """The log, by the bundle's schema if there is one, so that equal logs are prepared equally; or in the
+    encoding of weights that are gone on from."""
+    sources = log_files(config.data, config.demo, progress)
+    prepared = len(sources) == 1 and PreparedLog.is_prepared(sources[0])
+    if not is_bundle(Path(what)) or (prepared and encoding is None):
+        return open_log(config, progress)
+    if config.schema_file is not None:
+        raise UserError("schema_file: the log is read as the bundle has it; leave this key out.")
+    if encoding is not None:
+        return prepare(sources, options=config, progress=progress, encoding=encoding)
+    schema = read_bundle(Path(what)).encoding.schema
+    return prepare(sources, options=config, progress=progress, schema=schema, of_another_log=True)
