@@ -17,10 +17,9 @@ import math
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,6 +59,7 @@ from search.mlflow.store import (
 from search.run_directory import BEST, REPORT
 from trials.data.remote import is_url, shown_url
 from trials.records.study_record import LogSummary, StudyRecord
+from trials.records.trial_record import TrialRecord
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -164,9 +164,8 @@ class StudyRuns:
                             f"{SERVER_SECONDS:.0f} s follows later."
                         )
                     parent = self._runs.get(str(trial.origin.of), study)
-                    files = partial(trial_files, trial, record)
-                    above = {PARENT: parent.id}
-                    self._log(run_key(trial), trial_contents(trial, record), above, record, files)
+                    contents_of_trial = trial_contents(trial, record)
+                    self._log(run_key(trial), contents_of_trial, {PARENT: parent.id}, record, trial)
                 self._describe(record, study)
                 self._log(STUDY, contents, {}, record)  # its status last of all: see `is_behind`
         except UserError:
@@ -257,7 +256,7 @@ class StudyRuns:
         contents: RunContents,
         tags: dict[str, str],
         record: StudyRecord,
-        files: Callable[[], Iterable[tuple[str, str]]] = tuple,
+        trial: TrialRecord | None = None,
     ) -> _Run:
         """Logs what one run lacks, its status last of all: what breaks off is missing next time."""
         from mlflow.entities import Metric, Param, RunTag
@@ -293,7 +292,7 @@ class StudyRuns:
             if contents.end_ms is None:
                 client.update_run(run.id, contents.status)
             else:
-                for name, text in files():
+                for name, text in trial_files(trial, record) if trial is not None else ():
                     client.log_text(run.id, text, name)
                 client.set_terminated(run.id, contents.status, contents.end_ms)
             run.status = contents.status
