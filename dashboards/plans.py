@@ -7,6 +7,7 @@ that ran on what they were planned for; a peak counts only where it was counted 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -35,7 +36,8 @@ MOST_REASONS, MOST_BARS = 4, 7
 PLAIN_DP = "dp"
 
 
-class Errors(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Errors:
     """Errors of one quantity; None if nothing is known."""
 
     count: int

@@ -37,12 +37,12 @@ def command(names: tuple[str, ...], clear: bool, as_json: bool) -> None:
     for name, entry in chosen.items():
         if name in cleared:
             continue
-        what, used = entry.what, datetime.datetime.fromtimestamp(entry.used, datetime.UTC)
+        what, last_used = entry.what, datetime.datetime.fromtimestamp(entry.used, datetime.UTC)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             manifest = json.loads((entry.path / "manifest.json").read_text(encoding="utf-8"))
             what += f" {manifest['name']!r}"
-        last_used = used.isoformat(timespec="seconds")
-        left.append(KeptEntry(name=name, what=what, bytes=entry.bytes, last_used=last_used))
+        iso = last_used.isoformat(timespec="seconds")
+        left.append(KeptEntry(name=name, what=what, bytes=entry.bytes, last_used=iso))
     facts = CacheFacts(
         directory=str(user_cache()), limit_bytes=cache_limit(), entries=tuple(left), cleared=cleared
     )
@@ -52,10 +52,10 @@ def command(names: tuple[str, ...], clear: bool, as_json: bool) -> None:
         freed = byte_words(sum(kept[name].bytes for name in cleared))
         click.echo(f"cleared: {len(cleared)} entries, {freed}")
     else:
-        for entry in left:
-            click.echo(f"{byte_words(entry.bytes):>10}  {entry.last_used}  {entry.name}  {entry.what}")
-        total, limit = sum(entry.bytes for entry in left), byte_words(facts.limit_bytes)
+        for each in left:
+            click.echo(f"{byte_words(each.bytes):>10}  {each.last_used}  {each.name}  {each.what}")
+        total, limit = sum(each.bytes for each in left), byte_words(facts.limit_bytes)
         click.echo(f"{facts.directory}: {byte_words(total)}; the limit is {limit} (${LIMIT})")
     if clear and left:
-        used = ", ".join(entry.name for entry in left)
+        used = ", ".join(each.name for each in left)
         raise UserError(f"a process uses {used}: not cleared. End it, then run the same command.")
