@@ -174,7 +174,7 @@ def in_least_shape(request: PlanRequest, shapes: Sequence[Cluster], options: Pla
     training = for_cluster(request.training, shapes[0])
     found = plan_in_least_shape(request.model, request.schema, training, shapes, options=options)
     # the choice is made; what is shown is corrected
-    return StepCorrections.here(shapes).of_plan(found) if found.cluster == THIS else found
+    return StepCorrections.here(tuple(shapes)).of_plan(found) if found.cluster == THIS else found
 
 
 def fits_nowhere(

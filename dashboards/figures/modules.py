@@ -325,8 +325,8 @@ def axes_figure(record: StudyRecord) -> go.Figure | None:
         room = 0.08 * (high - low)
         ticks, labels = ends, [f"{end:g}" for end in ends]
         if axis.values:
-            ticks = list(range(0, len(axis.values), math.ceil(len(axis.values) / TICKS)))
-            labels = [text(str(axis.values[place])) for place in ticks]
+            places = range(0, len(axis.values), math.ceil(len(axis.values) / TICKS))
+            ticks, labels = [*places], [text(str(axis.values[place])) for place in places]
         figure.layout[f"xaxis{index + 1}"] = {
             "title": {"text": text(name), "font": {"size": 12}, "standoff": 4},
             "range": [low - room, high + room],

@@ -65,14 +65,16 @@ def answers(record: StudyRecord) -> Answers:
         (comparison.low_percent, comparison.difference_percent, comparison.high_percent) if comparison else ()
     )
     cluster, plan = record.cluster, best.plan.summary
-    planned = cluster is not None and plan is not None and plan.peak_bytes is not None and cluster.hbm
+    share = None
+    if cluster is not None and plan is not None and plan.peak_bytes is not None and cluster.hbm:
+        share = plan.peak_bytes / cluster.hbm
     return Answers(
         headline=_headline(row, baseline),
         model=f"trial {best.number}, {trial_name(best)}",
         number=best.number,
         answers=(better, cost, _certain(comparison, record), _fits(best, record)),
         comparison=comparison if all(map(known, ends)) else None,
-        memory_share=plan.peak_bytes / cluster.hbm if planned else None,
+        memory_share=share,
     )
 
 

@@ -168,7 +168,9 @@ def _module(name: str, rows: Sequence[CostRow]) -> dict[str, Any]:
 def _curve(trial: TrialRecord, record: StudyRecord, grids: Shared) -> dict[str, Any] | None:
     """Returns the learning curve relative to the baseline's; if there is none to compare with, of NE."""
     baseline = record.baseline_for(trial)
-    pairs = relative_ne_curve(trial.result.curve, baseline.result.curve) if baseline else ()
+    pairs: Sequence[tuple[int, float]] = ()
+    if baseline:
+        pairs = relative_ne_curve(trial.result.curve, baseline.result.curve)
     scale, relative = PERCENT_SCALE, {"relative": True}
     if not pairs:
         pairs = list(zip(trial.result.curve.examples, trial.result.curve.ne, strict=True))

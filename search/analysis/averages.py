@@ -63,7 +63,8 @@ class Lesson(NamedTuple):
         averages = [trial for trial in eligible(state.trials.values()) if trial.kind is TrialKind.AVERAGE]
         if not averages:
             return None
-        teacher, number, missing = min(averages, key=ne_of), len(state.trials), []
+        teacher, number = min(averages, key=ne_of), len(state.trials)
+        missing: list[tuple[TrialRecord, Job, int, TrialRecord | None]] = []
         taught = (trial for trial in state.trials.values() if trial.kind is TrialKind.DISTILLED)
         known = {trial.job.fingerprint: trial for trial in taught}
         for network in reversed(state.selection.networks[-MOST_TAUGHT:]):

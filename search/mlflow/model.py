@@ -183,7 +183,8 @@ def write_model(bundle: Bundle, folder: Path) -> None:
     # two rows, usual values and none: the mean of a numeric column, the most frequent value of another
     example: dict[str, list[Any]] = {}
     for name in schema.inputs:
-        usual, vocabulary, column = None, encoding.vocabularies.get(name), schema.multi_hot.get(name)
+        usual: Any = None
+        vocabulary, column = encoding.vocabularies.get(name), schema.multi_hot.get(name)
         if name in schema.numeric:
             at_mean = np.zeros((1, len(encoding.features.numeric)), dtype=np.float32)
             usual = float(encoding.numbers(name, at_mean)[0])
