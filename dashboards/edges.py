@@ -49,7 +49,16 @@ def edges(record: StudyRecord) -> tuple[Edge, ...]:
 
 def edges_of(axes: Iterable[OrderedAxis], networks: Collection[TrialRecord]) -> tuple[Edge, ...]:
     """Ends of these axes at which more than half of the networks sit that have the axis, three or more."""
-    found = [edge for axis in axes for edge in _edges(axis, networks)]
+    found = []
+    for axis in axes:
+        values = ((trial, axis.value(trial)) for trial in networks)
+        having = [trial for trial, value in values if value is not None and axis.position(value) is not None]
+        for highest in (False, True):
+            count = sum(is_at_end(axis, trial, highest=highest) for trial in having)
+            is_open = axis.open_above if highest else axis.open_below
+            if is_open and count >= FEWEST and 2 * count > len(having):
+                end = axis.ends[highest]
+                found.append(Edge(axis=axis.name, highest=highest, end=end, count=count, having=len(having)))
     return tuple(sorted(found, key=lambda edge: -edge.count / edge.having))
 
 
@@ -58,20 +67,6 @@ def is_at_end(axis: OrderedAxis, trial: TrialRecord, *, highest: bool) -> bool:
     value = axis.value(trial)
     position = axis.position(value) if value is not None else None
     return position is not None and (position >= 1 - NEAR_END if highest else position <= NEAR_END)
-
-
-def _edges(axis: OrderedAxis, networks: Collection[TrialRecord]) -> list[Edge]:
-    values = ((trial, axis.value(trial)) for trial in networks)
-    having = [trial for trial, value in values if value is not None and axis.position(value) is not None]
-    open_ends = [highest for highest in (False, True) if (axis.open_above if highest else axis.open_below)]
-    counts = {
-        highest: sum(is_at_end(axis, trial, highest=highest) for trial in having) for highest in open_ends
-    }
-    return [
-        Edge(axis=axis.name, highest=highest, end=axis.ends[highest], count=count, having=len(having))
-        for highest, count in counts.items()
-        if count >= FEWEST and 2 * count > len(having)
-    ]
 
 
 NAMED = 5
@@ -83,7 +78,11 @@ def on_the_edge(record: StudyRecord) -> str | None:
     found = edges(record)
     if not found:
         return None
-    named = ", ".join(map(_words, found[:NAMED]))
+    named = ", ".join(
+        f"{edge.axis} at its {'highest' if edge.highest else 'lowest'}, {_value(edge.end)} "
+        f"({edge.count} of {edge.having})"
+        for edge in found[:NAMED]
+    )
     more = f", and {len(found) - NAMED} more" if len(found) > NAMED else ""
     where = record.space_file or f"`dhen-search spaces {record.space}`"
     axes, it = ("A wider axis", "it") if len(found) == 1 else ("Wider axes", "them")
@@ -144,11 +143,6 @@ def _is_beyond(record: StudyRecord, trial: TrialRecord, step: GrownAxis) -> bool
 
 def _way(highest: bool) -> str:
     return "up to" if highest else "down to"
-
-
-def _words(edge: Edge) -> str:
-    side = "highest" if edge.highest else "lowest"
-    return f"{edge.axis} at its {side}, {_value(edge.end)} ({edge.count} of {edge.having})"
 
 
 def _value(end: Setting) -> str:

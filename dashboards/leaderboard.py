@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from rich.cells import cell_len
 from rich.table import Table
@@ -23,7 +22,7 @@ from dashboards.names import (
     si,
     trial_name,
 )
-from dashboards.rows import known_ne, marks, relative_percent
+from dashboards.rows import known_ne, marks, relative_percent, winner_reasons
 from dhen.values import Value
 from trials.records.findings import Better
 from trials.records.study_record import StudyRecord
@@ -32,8 +31,8 @@ from trials.records.trial_record import Outcome, TrialRecord
 By = Literal["ne", "flops", "ms", "test"]
 """What a leaderboard is sorted by, the lowest first."""
 KEYS: tuple[By, ...] = get_args(By)
-
-
+COMPARED = ("difference_percent", "low_percent", "high_percent", "better")
+"""Fields of a comparison that a row has."""
 STYLES = {"best": "bold green", "knee": "green", "baseline": "yellow", "winner": "cyan", "front": "cyan"}
 GAP = 2
 MODEL_WIDTH = 16
@@ -102,10 +101,16 @@ def leaderboard(record: StudyRecord, *, by: By = "ne", everything: bool = False)
         everything: all finished trials, not the front and the winners alone.
     """
     ended = [trial for trial in record.trials if not trial.result.outcome.unfinished]
-    group = _group_of(record)
-    shown = [trial for trial in ended if everything or group(trial) < OTHERS]
-    rows = [(group(trial), _row(trial, record)) for trial in shown]
-    rows.sort(key=lambda pair: (pair[0], *_order(pair[1], by)))
+    first, front = winners(record) | {record.baseline, record.best}, set(record.front)
+    rows: list[tuple[tuple[float, ...], LeaderboardRow]] = []
+    for trial in ended:
+        group = WINNERS if trial.number in first else FRONT if trial.number in front else OTHERS
+        if everything or group < OTHERS:
+            row = _row(trial, record)
+            asked_for = {"ne": row.ne, "flops": row.flops, "ms": row.forward_ms, "test": row.test_ne}[by]
+            known_or_last = (math.inf if value is None else value for value in (asked_for, row.ne))
+            rows.append(((group, *known_or_last), row))
+    rows.sort(key=lambda pair: pair[0])
     return Leaderboard(
         study=record.name,
         directory=record.directory,
@@ -124,24 +129,8 @@ WINNERS, FRONT, OTHERS = range(3)
 def winners(record: StudyRecord) -> set[int]:
     """Returns numbers of the trials that the study has chosen; before that, of the best and the knee so far."""
     if record.choice is not None:
-        return {winner.trial for winner in record.choice.winners}
+        return set(winner_reasons(record))
     return {number for number in (record.best, record.knee) if number is not None}
-
-
-def _group_of(record: StudyRecord) -> Callable[[TrialRecord], int]:
-    first, front = winners(record) | {record.baseline, record.best}, set(record.front)
-
-    def group(trial: TrialRecord) -> int:
-        return WINNERS if trial.number in first else FRONT if trial.number in front else OTHERS
-
-    return group
-
-
-def _order(row: LeaderboardRow, by: By) -> tuple[float, float]:
-    """Sort key: what is asked for, then NE; what is not known comes last."""
-    asked_for = {"ne": row.ne, "flops": row.flops, "ms": row.forward_ms, "test": row.test_ne}[by]
-    unknown = math.inf
-    return unknown if asked_for is None else asked_for, unknown if row.ne is None else row.ne
 
 
 def _row(trial: TrialRecord, record: StudyRecord) -> LeaderboardRow:
@@ -149,6 +138,10 @@ def _row(trial: TrialRecord, record: StudyRecord) -> LeaderboardRow:
     ne = known_ne(trial)
     chosen = record.choice is not None and trial.number in winners(record)
     tested = result.test.ne if result.test and known(result.test.ne) else None
+    pick, out = str(trial.number), f"trial-{trial.number}"
+    if trial.number == record.best:
+        pick = out = "best"
+    export = f"dhen-search export {shlex.quote(record.directory)} --pick {pick} --out {out}"
     return LeaderboardRow(
         trial=trial.number,
         marks=(*marks(trial, record), *(("winner",) if chosen else ())),
@@ -157,32 +150,22 @@ def _row(trial: TrialRecord, record: StudyRecord) -> LeaderboardRow:
         ne=ne,
         vs_baseline_percent=relative_percent(ne, known_ne(record.baseline_for(trial))),
         test_ne=tested,
-        difference_percent=compared.difference_percent if compared else None,
-        low_percent=compared.low_percent if compared else None,
-        high_percent=compared.high_percent if compared else None,
-        better=compared.better if compared else None,
+        **{name: getattr(compared, name, None) for name in COMPARED},
         flops=trial.job.flops,
         forward_ms=trial.plan.serving_ms,
         technique=result.technique or trial.plan.technique,
         predicted_peak_bytes=trial.plan.peak_bytes,
         measured_peak_bytes=result.measured.peak_memory_bytes,
-        export=_export(trial, record) if trial.number in record.exportable else None,
+        export=export if trial.number in record.exportable else None,
     )
 
 
-def _export(trial: TrialRecord, record: StudyRecord) -> str:
-    pick = "best" if trial.number == record.best else str(trial.number)
-    out = "best" if pick == "best" else f"trial-{pick}"
-    return f"dhen-search export {shlex.quote(record.directory)} --pick {pick} --out {out}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Column:
+class _Column(NamedTuple):
     title: str
     cell: Callable[[LeaderboardRow], str]
-    left: bool = False
     droppable: int | None = None
     """When the column gives way on a narrow terminal: 1 is the first; None never."""
+    left: bool = False
 
 
 def _marks(row: LeaderboardRow) -> str:
@@ -198,16 +181,16 @@ def _interval(row: LeaderboardRow) -> str:
 
 
 COLUMNS = (
-    _Column(title="trial", cell=lambda row: str(row.trial)),
-    _Column(title="", cell=_marks, left=True),
-    _Column(title="NE", cell=lambda row: decimals(row.ne, 5)),
-    _Column(title="vs baseline", cell=lambda row: percent(row.vs_baseline_percent), droppable=6),
-    _Column(title="NE on test", cell=lambda row: decimals(row.test_ne, 5), droppable=2),
-    _Column(title="95 % interval", cell=_interval, droppable=5),
-    _Column(title="FLOPs", cell=lambda row: si(row.flops)),
-    _Column(title="forward", cell=lambda row: milliseconds(row.forward_ms), droppable=3),
-    _Column(title="technique", cell=lambda row: row.technique or MISSING, left=True, droppable=4),
-    _Column(title="peak", cell=lambda row: byte_size(row.predicted_peak_bytes), droppable=1),
+    _Column("trial", lambda row: str(row.trial)),
+    _Column("", _marks, left=True),
+    _Column("NE", lambda row: decimals(row.ne, 5)),
+    _Column("vs baseline", lambda row: percent(row.vs_baseline_percent), droppable=6),
+    _Column("NE on test", lambda row: decimals(row.test_ne, 5), droppable=2),
+    _Column("95 % interval", _interval, droppable=5),
+    _Column("FLOPs", lambda row: si(row.flops)),
+    _Column("forward", lambda row: milliseconds(row.forward_ms), droppable=3),
+    _Column("technique", lambda row: row.technique or MISSING, droppable=4, left=True),
+    _Column("peak", lambda row: byte_size(row.predicted_peak_bytes), droppable=1),
 )
 
 
@@ -220,31 +203,24 @@ def leaderboard_table(board: Leaderboard, width: int) -> tuple[Table, str | None
         board: what is shown.
         width: columns of the terminal.
     """
-    known = [column for column in COLUMNS if any(column.cell(row) != MISSING for row in board.rows)]
-    shown = _fitting(known, board, width - MODEL_WIDTH)
+    texts = {column: [column.cell(row) for row in board.rows] for column in COLUMNS}
+    known = [column for column, cells in texts.items() if any(cell != MISSING for cell in cells)]
+    widths = {column: max(map(cell_len, (column.title, *texts[column]))) for column in known}
+    shown, room = list(known), width - MODEL_WIDTH
+    droppable = sorted(
+        (column for column in known if column.droppable), key=lambda column: column.droppable or 0
+    )
+    for column in droppable:
+        if sum(widths[one] + GAP for one in shown) > room:
+            shown.remove(column)
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0))
     for column in shown:
         justify: Literal["left", "right"] = "left" if column.left else "right"
-        table.add_column(column.title, justify=justify, no_wrap=True, min_width=_width(column, board))
+        table.add_column(column.title, justify=justify, no_wrap=True, min_width=widths[column])
     table.add_column("model")  # the one column that rich may narrow: its cells are cut, not wrapped
-    for row in board.rows:
-        cells = (*(column.cell(row) for column in shown), row.architecture)
+    for index, row in enumerate(board.rows):
+        cells = (*(texts[column][index] for column in shown), row.architecture)
         style = next((STYLES[mark] for mark in STYLES if mark in row.marks), "")
         table.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells), style=style)
     dropped = [column.title for column in known if column not in shown]
     return table, f"no room for {', '.join(dropped)}: widen the terminal, or --json" if dropped else None
-
-
-def _fitting(columns: list[_Column], board: Leaderboard, width: int) -> list[_Column]:
-    """The columns that fit beside the model, the least important ones left out first."""
-    fitting = list(columns)
-    while sum(_width(column, board) + GAP for column in fitting) > width:
-        giving_way = [column for column in fitting if column.droppable is not None]
-        if not giving_way:
-            break
-        fitting.remove(min(giving_way, key=lambda column: column.droppable or 0))
-    return fitting
-
-
-def _width(column: _Column, board: Leaderboard) -> int:
-    return max(cell_len(column.title), *(cell_len(column.cell(row)) for row in board.rows))

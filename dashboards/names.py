@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -51,7 +51,26 @@ def short_name(model: Mapping[str, Any]) -> str:
     its own name, with the widths of its MLP and its number of experts: `advanced_dlrm 256-128 4 experts d16`.
     """
     layers = [layer for layer in as_list(model.get("layers")) if isinstance(layer, Mapping)]
-    body = _layers(layers) if layers else _family(model)
+    modules = ["[" + "+".join(map(_kind, as_list(layer.get("modules")))) + "]" for layer in layers]
+    # a module alone needs no ensemble
+    ensembles = [
+        _kind(layer["ensemble"])
+        if layer.get("ensemble") is not None and len(as_list(layer.get("modules"))) > 1
+        else ""
+        for layer in layers
+    ]
+    common, experts = set(ensembles) - {""}, model.get("experts")
+    if not layers:
+        family = (
+            str(model.get("family") or UNNAMED),
+            "-".join(str(width) for width in as_list(model.get("mlp"))),
+            f"{experts} experts" if isinstance(experts, int) and experts > 1 else "",
+        )
+        body = " ".join(word for word in family if word)
+    elif len(common) <= 1:  # an ensemble that all layers with something to join have in common is said once
+        body = " ".join((_counted(modules), *common))
+    else:
+        body = _counted(" ".join(filter(None, pair)) for pair in zip(modules, ensembles, strict=True))
     dimension, exponent = model.get("embedding_dim"), model.get("table_dim_exponent")
     shorter = f" n^-{exponent}" if exponent else ""  # where larger tables have shorter embeddings
     members, share = model.get("members", 1), model.get("capacity_share", 1.0)
@@ -64,38 +83,10 @@ def short_name(model: Mapping[str, Any]) -> str:
     return " ".join(word for word in words if word)
 
 
-def _family(model: Mapping[str, Any]) -> str:
-    experts = model.get("experts")
-    words = (
-        str(model.get("family") or UNNAMED),
-        "-".join(str(width) for width in as_list(model.get("mlp"))),
-        f"{experts} experts" if isinstance(experts, int) and experts > 1 else "",
-    )
-    return " ".join(word for word in words if word)
-
-
-def _layers(layers: list[Mapping[str, Any]]) -> str:
-    """The layers in short; an ensemble that all layers with something to join have in common is said once."""
-    ensembles = {_ensemble(layer) for layer in layers} - {""}
-    if len(ensembles) <= 1:
-        return " ".join((_counted(_modules(layer) for layer in layers), *ensembles))
-    return _counted(f"{_modules(layer)} {_ensemble(layer)}".strip() for layer in layers)
-
-
-def _counted(names: Iterator[str]) -> str:
+def _counted(names: Iterable[str]) -> str:
     """Names in one line: equal neighbours as `3x...`, different ones with ` > ` between them."""
     runs = ((name, len(list(group))) for name, group in groupby(names))
     return " > ".join(f"{count}x{name}" if count > 1 else name for name, count in runs)
-
-
-def _modules(layer: Mapping[str, Any]) -> str:
-    return "[" + "+".join(_kind(module) for module in as_list(layer.get("modules"))) + "]"
-
-
-def _ensemble(layer: Mapping[str, Any]) -> str:
-    """The layer's ensemble in short; empty if it has none, or one module alone, which needs none."""
-    needed = layer.get("ensemble") is not None and len(as_list(layer.get("modules"))) > 1
-    return _kind(layer["ensemble"]) if needed else ""
 
 
 def _kind(value: Any) -> str:
@@ -117,11 +108,6 @@ PREFIXES = ("", "k", "M", "G", "T", "P")
 def known(value: float | None) -> bool:
     """Whether a value is neither missing nor NaN nor infinite, so that it can be shown and drawn."""
     return value is not None and math.isfinite(value)
-
-
-def word(value: str | None) -> str:
-    """A name or a remark; empty if there is none."""
-    return value or ""
 
 
 def decimals(value: float | None, digits: int) -> str:

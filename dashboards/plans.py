@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
-from dashboards.names import IN_WORDS, MISSING, byte_size, known, word
+from dashboards.names import IN_WORDS, MISSING, byte_size, known
 from dashboards.rows import PlainTable
 from trials.records.study_record import StudyRecord
 from trials.records.trial_record import Attempt, Outcome, PlanSummary, RejectedStrategy, TrialRecord
@@ -131,50 +131,42 @@ def attempts_table(record: StudyRecord) -> PlainTable:
         plan.strategy != PLAIN_DP or len(trial.attempts) > 1 or plan.forced or bool(plan.other_shapes)
         for trial, plan in plans
     )
+    rows: list[tuple[str, ...]] = []
+    for trial, plan in plans if worth_telling else ():
+        # the shape is told if the trial has gone through more than one, by its plan or by its attempts
+        shapes = {attempt.plan.ranks for attempt in trial.attempts if attempt.plan is not None}
+        several = bool(plan.other_shapes) or len(shapes) > 1
+        # what each way to hold the model lacks that has no more techniques than the plan's, those nearest first
+        least: dict[str, int] = {}
+        for each in sorted(plan.rejected, key=lambda strategy: strategy.lacking_bytes):
+            if each.lacking_bytes:
+                least.setdefault(each.held_as, each.lacking_bytes)
+        lacks = [f"{way} lacks {byte_size(count)}" for way, count in least.items()]
+        if len(lacks) > MOST_REASONS:
+            lacks[MOST_REASONS:] = [f"{len(lacks) - MOST_REASONS} more lack more"]
+        tried, last = [], None
+        for last in trial.attempts:
+            happened = "; ".join(filter(None, (last.replaced, last.slow_rank)))
+            if last.outcome is Outcome.OUT_OF_MEMORY and last.needed_bytes and last.limit_bytes:
+                happened = f"{byte_size(last.needed_bytes)} of {byte_size(last.limit_bytes)}"
+            ended = IN_WORDS[last.outcome] + (f" ({happened})" if happened else "")
+            tried.append(f"{last.strategy}{_on_ranks(last.plan, several)}: {ended}")
+        row = (
+            str(trial.number),
+            f"{plan.strategy or ''}{_on_ranks(plan, several)}" if plan.fits else "nothing fits",
+            " ".join(filter(None, (*plan.other_shapes, ", ".join(lacks)))),
+            "; then ".join(tried),
+            (last.executed if last else None) or "",
+            byte_size(last.predicted_bytes if last else plan.peak_bytes),
+            byte_size(last.measured_bytes if last else None),
+        )
+        rows.append(row)
     columns = ("Trial", "Planned", "Why nothing less", "Tried", "Executed", "Predicted peak", "Measured peak")
-    rows = [_attempts_row(trial, plan) for trial, plan in plans] if worth_telling else []
     return PlainTable(columns, rows, left=columns[1:5])
 
 
-def _attempts_row(trial: TrialRecord, plan: PlanSummary) -> tuple[str, ...]:
-    last = trial.attempts[-1] if trial.attempts else None
-    # the shape is told if the trial has gone through more than one, by its plan or by its attempts
-    shapes = {attempt.plan.ranks for attempt in trial.attempts if attempt.plan is not None}
-    several = bool(plan.other_shapes) or len(shapes) > 1
-
-    def on_ranks(plan: PlanSummary | None) -> str:
-        return f" on {plan.ranks}" if several and plan is not None and plan.ranks is not None else ""
-
-    tried = []
-    for attempt in trial.attempts:
-        words = IN_WORDS[attempt.outcome]
-        happened = "; ".join(filter(None, (attempt.replaced, attempt.slow_rank)))
-        if attempt.outcome is Outcome.OUT_OF_MEMORY and attempt.needed_bytes and attempt.limit_bytes:
-            happened = f"{byte_size(attempt.needed_bytes)} of {byte_size(attempt.limit_bytes)}"
-        words += f" ({happened})" if happened else ""
-        tried.append(f"{attempt.strategy}{on_ranks(attempt.plan)}: {words}")
-    return (
-        str(trial.number),
-        f"{plan.strategy or ''}{on_ranks(plan)}" if plan.fits else "nothing fits",
-        " ".join(filter(None, (*plan.other_shapes, _why_nothing_less(plan)))),
-        "; then ".join(tried),
-        word(last.executed if last else None),
-        byte_size(last.predicted_bytes if last else plan.peak_bytes),
-        byte_size(last.measured_bytes if last else None),
-    )
-
-
-def _why_nothing_less(plan: PlanSummary) -> str:
-    """What each way to hold the model lacks that has no more techniques than the plan's, those nearest first."""
-    least: dict[str, int] = {}
-    for each in plan.rejected:
-        if each.lacking_bytes:
-            least[each.held_as] = min(each.lacking_bytes, least.get(each.held_as, each.lacking_bytes))
-    nearest_first = sorted(least.items(), key=lambda item: item[1])
-    told = [f"{held_as} lacks {byte_size(count)}" for held_as, count in nearest_first[:MOST_REASONS]]
-    if len(nearest_first) > MOST_REASONS:
-        told.append(f"{len(nearest_first) - MOST_REASONS} more lack more")
-    return ", ".join(told)
+def _on_ranks(plan: PlanSummary | None, several: bool) -> str:
+    return f" on {plan.ranks}" if several and plan is not None and plan.ranks is not None else ""
 
 
 def nearest_of_each_way(plan: PlanSummary) -> list[RejectedStrategy]:
@@ -196,29 +188,47 @@ def held(trial: TrialRecord) -> dict[str, Any] | None:
     nearest = sorted(ways, key=lambda strategy: strategy.lacking_bytes)[:MOST_BARS]
     shown = {strategy.strategy for strategy in nearest}
     left = [strategy.lacking_bytes for strategy in ways if strategy.strategy not in shown]
-    ran_out = [_bar_that_ran_out(each) for each in trial.attempts if each.outcome is Outcome.OUT_OF_MEMORY]
+    ran_out = []
+    for attempt in trial.attempts:
+        if attempt.outcome is Outcome.OUT_OF_MEMORY:
+            needed, limit, predicted = attempt.needed_bytes, attempt.limit_bytes, attempt.predicted_bytes
+            sizes = f": a rank needed {byte_size(needed)} of {byte_size(limit)}" if needed and limit else ""
+            planned = f" (predicted: {byte_size(predicted)})" if predicted else ""
+            bar = {
+                "name": attempt.strategy,
+                "bytes": needed or predicted or 0,
+                "lacking": max(0, needed - limit) if needed and limit else 0,
+                "why": f"tried, ran out of memory{sizes}{planned}",
+                "state": "ran out",
+            }
+            ran_out.append(bar)
     tried = {bar["name"] for bar in ran_out}
     bars: list[dict[str, Any]] = []
     for rejected in plan.rejected:
         if rejected.strategy in shown - tried:
             lacking = rejected.lacking_bytes
-            why = f"lacks {byte_size(lacking)}" if lacking else "fits, but its step takes longer"
-            bar = {"name": rejected.strategy, "bytes": rejected.memory_bytes, "lacking": lacking, "why": why}
-            bars.append(bar | {"state": "rejected"})
+            bar = {
+                "name": rejected.strategy,
+                "bytes": rejected.memory_bytes,
+                "lacking": lacking,
+                "why": f"lacks {byte_size(lacking)}" if lacking else "fits, but its step takes longer",
+                "state": "rejected",
+            }
+            bars.append(bar)
     bars += ran_out
     if plan.strategy is not None and plan.peak_bytes is not None and plan.strategy not in tried:
         ordered = dict.fromkeys([*ITEMS, *plan.memory_bytes])
-        sizes = [(ITEMS.get(item, item.replace("_", " ")), plan.memory_bytes.get(item)) for item in ordered]
-        chosen = {
+        items = [(ITEMS.get(item, item.replace("_", " ")), plan.memory_bytes.get(item)) for item in ordered]
+        bar = {
             "name": plan.strategy,
             "bytes": plan.peak_bytes,
             "why": "chosen: the least that fits" if plan.fits else "lacks least, and does not fit",
             "state": "chosen" if plan.fits else "rejected",
             "lacking": 0,
-            "items": [(words, size) for words, size in sizes if size],
+            "items": [(words, size) for words, size in items if size],
             "at": plan.peak_at,
         }
-        bars.append(chosen)
+        bars.append(bar)
     return {
         "bars": bars,
         "more": f"{len(left)} more lack {byte_size(min(left))} to {byte_size(max(left))}." if left else None,
@@ -229,18 +239,4 @@ def held(trial: TrialRecord) -> dict[str, Any] | None:
         "margin": plan.margin_bytes,
         "fits": plan.fits,
         "hostBytes": plan.host_bytes,
-    }
-
-
-def _bar_that_ran_out(attempt: Attempt) -> dict[str, Any]:
-    needed, limit = attempt.needed_bytes, attempt.limit_bytes
-    sizes = f": a rank needed {byte_size(needed)} of {byte_size(limit)}" if needed and limit else ""
-    predicted = attempt.predicted_bytes
-    planned = f" (predicted: {byte_size(predicted)})" if predicted else ""
-    return {
-        "name": attempt.strategy,
-        "bytes": needed or predicted or 0,
-        "lacking": max(0, needed - limit) if needed and limit else 0,
-        "why": f"tried, ran out of memory{sizes}{planned}",
-        "state": "ran out",
     }

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dashboards.names import (
     IN_WORDS,
@@ -30,8 +29,7 @@ from trials.records.study_record import (
 from trials.records.trial_record import Curve, Metrics, Outcome, TrialKind, TrialRecord
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialRow:
+class TrialRow(NamedTuple):
     """One trial and what a table says of it besides; whatever the trial's record has is read from there."""
 
     trial: TrialRecord
@@ -59,8 +57,24 @@ class TrialRow:
 
 def trial_rows(record: StudyRecord, trials: Iterable[TrialRecord] | None = None) -> tuple[TrialRow, ...]:
     """Rows of all trials in order, or of `trials` alone."""
-    shown = record.trials if trials is None else trials
-    return tuple(_row(trial, record, record.baseline_for(trial)) for trial in shown)
+    rows = []
+    for trial in record.trials if trials is None else trials:
+        baseline, result = record.baseline_for(trial), trial.result
+        live = result.outcome is Outcome.RUNNING and bool(result.curve)
+        relative = relative_percent(known_ne(trial), known_ne(baseline))
+        if live:
+            pairs = relative_ne_curve(result.curve[-1:], baseline.result.curve if baseline else Curve())
+            relative = pairs[0][1] if pairs and known(pairs[0][1]) else None
+        row = TrialRow(
+            trial=trial,
+            marks=marks(trial, record),
+            name=trial_name(trial),
+            quality=result.curve[-1].validation if live else result.validation,
+            relative_percent=relative,
+            remark=_remark(trial),
+        )
+        rows.append(row)
+    return tuple(rows)
 
 
 def baseline_ne(record: StudyRecord) -> float | None:
@@ -84,6 +98,11 @@ def relative_percent(ne: float | None, baseline: float | None) -> float | None:
     return relative_ne_percent(ne, baseline) if ne is not None and baseline is not None else None
 
 
+def winner_reasons(record: StudyRecord) -> dict[int, tuple[str, ...]]:
+    """What each winner was chosen as, by its number; none before they are chosen."""
+    return {winner.trial: winner.reasons for winner in record.choice.winners} if record.choice else {}
+
+
 def marks(trial: TrialRecord, record: StudyRecord) -> tuple[str, ...]:
     """What the study says of a trial: any of `baseline`, `best`, `knee`, `front`."""
     holds = {
@@ -93,23 +112,6 @@ def marks(trial: TrialRecord, record: StudyRecord) -> tuple[str, ...]:
         "front": trial.number in record.front,
     }
     return tuple(name for name, is_true in holds.items() if is_true)
-
-
-def _row(trial: TrialRecord, record: StudyRecord, baseline: TrialRecord | None) -> TrialRow:
-    live = trial.result.outcome is Outcome.RUNNING and bool(trial.result.curve)
-    relative = relative_percent(known_ne(trial), known_ne(baseline))
-    if live:
-        newest = trial.result.curve[-1:]
-        pairs = relative_ne_curve(newest, baseline.result.curve if baseline else Curve())
-        relative = pairs[0][1] if pairs and known(pairs[0][1]) else None
-    return TrialRow(
-        trial=trial,
-        marks=marks(trial, record),
-        name=trial_name(trial),
-        quality=trial.result.curve[-1].validation if live else trial.result.validation,
-        relative_percent=relative,
-        remark=_remark(trial),
-    )
 
 
 def _remark(trial: TrialRecord) -> str | None:
@@ -158,193 +160,90 @@ class Shown(StrEnum):
     PANEL = "panel"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class Column(NamedTuple):
     """A column of numbers, or of words."""
 
     id: str
     title: str
-    help: str
     shown: Shown
-    number: Callable[[TrialRow], float | None] | None = None
-    """The value that rows are sorted by; None for a column of words."""
-    words: Callable[[TrialRow], str | None] | None = None
-    """The text of a column of words."""
-    unit: Callable[[float | None], str] = str
-    """The text of a number."""
+    value: Callable[[TrialRow], Any]
+    """The number that rows are sorted by, or the word of a column of words."""
+    unit: Callable[[float | None], str] | None = None
+    """The text of a number; None for a column of words."""
+
+    @property
+    def help(self) -> str:
+        """What the column shows."""
+        return HELP[self.id]
 
     def cell(self, row: TrialRow) -> tuple[str, float | None]:
         """Returns the text of a row's cell, and its number where it has one that can be sorted by."""
-        if self.number is None:
-            return (self.words(row) if self.words else None) or "", None
-        value = self.number(row)
+        value = self.value(row)
+        if self.unit is None:
+            return value or "", None
         return self.unit(value), value if known(value) else None
 
 
 FORWARD, RANKS, TABLES = "forward", "ranks", "tables"
+PHONE, TABLET, DESK, PANEL = Shown.PHONE, Shown.TABLET, Shown.DESK, Shown.PANEL
 # what a study is about comes first, so that it is seen in any window; a model's name may be long
 COLUMNS = (
+    Column("trial", "Trial", PHONE, lambda row: row.trial.number, str),
+    Column("ne", "NE", PHONE, lambda row: row.ne, partial(decimals, digits=5)),
+    Column("relative", "vs baseline", PHONE, lambda row: row.relative_percent, percent),
+    Column("flops", "FLOPs", PHONE, lambda row: row.trial.job.flops, si),
+    Column("technique", "Technique", PHONE, lambda row: row.trial.result.technique or _planned(row.trial)),
+    Column(RANKS, "Ranks", TABLET, lambda row: row.trial.plan.ranks),
+    Column("memory", "Memory", DESK, lambda row: row.trial.plan.peak_bytes, byte_size),
+    Column("model", "Model", TABLET, lambda row: row.name),
+    Column("outcome", "Outcome", TABLET, lambda row: IN_WORDS[row.trial.result.outcome]),
+    Column("time", "Time", DESK, lambda row: row.trial.result.seconds, duration),
+    Column("auc", "AUC", PANEL, lambda row: getattr(row.quality, "auc", None), partial(decimals, digits=4)),
     Column(
-        id="trial",
-        title="Trial",
-        help="in the order of starting",
-        shown=Shown.PHONE,
-        number=lambda row: row.trial.number,
+        "calibration",
+        "Calibration",
+        PANEL,
+        lambda row: getattr(row.quality, "calibration", None),
+        partial(decimals, digits=3),
     ),
+    Column("parameters", "Dense parameters", PANEL, lambda row: row.trial.job.parameters, si),
+    Column("weights", "Weights", PANEL, lambda row: row.trial.job.weights_bytes, byte_size),
+    Column(TABLES, "Tables", DESK, lambda row: row.trial.job.table_bytes, byte_size),
+    Column(FORWARD, "Forward", DESK, lambda row: row.trial.plan.serving_ms, milliseconds),
+    Column("speed", "Examples/s", PANEL, lambda row: row.trial.result.measured.examples_per_second, si),
     Column(
-        id="ne",
-        title="NE",
-        help="normalized entropy on validation; lower is better",
-        shown=Shown.PHONE,
-        number=lambda row: row.ne,
-        unit=partial(decimals, digits=5),
+        "measured", "Measured peak", PANEL, lambda row: row.trial.result.measured.peak_memory_bytes, byte_size
     ),
-    Column(
-        id="relative",
-        title="vs baseline",
-        help="NE in percent of the tuned baseline's; negative is better",
-        shown=Shown.PHONE,
-        number=lambda row: row.relative_percent,
-        unit=percent,
-    ),
-    Column(
-        id="flops",
-        title="FLOPs",
-        help="FLOPs of a forward pass per example",
-        shown=Shown.PHONE,
-        number=lambda row: row.trial.job.flops,
-        unit=si,
-    ),
-    Column(
-        id="technique",
-        title="Technique",
-        help="memory technique that it was trained with; where it was not trained, the one planned",
-        shown=Shown.PHONE,
-        words=lambda row: row.trial.result.technique or _planned(row.trial),
-    ),
-    Column(
-        id=RANKS,
-        title="Ranks",
-        help="hosts x ranks per host: the least shape in which a technique fits",
-        shown=Shown.TABLET,
-        words=lambda row: row.trial.plan.ranks,
-    ),
-    Column(
-        id="memory",
-        title="Memory",
-        help="predicted peak of the fullest rank of the cluster",
-        shown=Shown.DESK,
-        number=lambda row: row.trial.plan.peak_bytes,
-        unit=byte_size,
-    ),
-    Column(
-        id="model",
-        title="Model",
-        help="modules, ensemble, length of embeddings",
-        shown=Shown.TABLET,
-        words=lambda row: row.name,
-    ),
-    Column(
-        id="outcome",
-        title="Outcome",
-        help="how the trial ended",
-        shown=Shown.TABLET,
-        words=lambda row: IN_WORDS[row.trial.result.outcome],
-    ),
-    Column(
-        id="time",
-        title="Time",
-        help="wall clock of the trial",
-        shown=Shown.DESK,
-        number=lambda row: row.trial.result.seconds,
-        unit=duration,
-    ),
-    Column(
-        id="auc",
-        title="AUC",
-        help="area under the ROC curve on validation",
-        shown=Shown.PANEL,
-        number=lambda row: row.quality.auc if row.quality else None,
-        unit=partial(decimals, digits=4),
-    ),
-    Column(
-        id="calibration",
-        title="Calibration",
-        help="sum of predictions over sum of labels on validation; 1 is calibrated",
-        shown=Shown.PANEL,
-        number=lambda row: row.quality.calibration if row.quality else None,
-        unit=partial(decimals, digits=3),
-    ),
-    Column(
-        id="parameters",
-        title="Dense parameters",
-        help="number of parameters outside embedding tables",
-        shown=Shown.PANEL,
-        number=lambda row: row.trial.job.parameters,
-        unit=si,
-    ),
-    Column(
-        id="weights",
-        title="Weights",
-        help="size of the exported weights in fp32",
-        shown=Shown.PANEL,
-        number=lambda row: row.trial.job.weights_bytes,
-        unit=byte_size,
-    ),
-    Column(
-        id=TABLES,
-        title="Tables",
-        help="size of embedding tables as training stores them",
-        shown=Shown.DESK,
-        number=lambda row: row.trial.job.table_bytes,
-        unit=byte_size,
-    ),
-    Column(
-        id=FORWARD,
-        title="Forward",
-        help="measured time of a request",
-        shown=Shown.DESK,
-        number=lambda row: row.trial.plan.serving_ms,
-        unit=milliseconds,
-    ),
-    Column(
-        id="speed",
-        title="Examples/s",
-        help="training examples per second, evaluation excluded",
-        shown=Shown.PANEL,
-        number=lambda row: row.trial.result.measured.examples_per_second,
-        unit=si,
-    ),
-    Column(
-        id="measured",
-        title="Measured peak",
-        help="peak of the fullest rank: of the device's memory, on a CPU of the process where nothing is counted",
-        shown=Shown.PANEL,
-        number=lambda row: row.trial.result.measured.peak_memory_bytes,
-        unit=byte_size,
-    ),
-    Column(
-        id="planned",
-        title="Planned",
-        help="memory technique for the cluster: the least that fits",
-        shown=Shown.PANEL,
-        words=lambda row: _planned(row.trial),
-    ),
-    Column(
-        id="executed",
-        title="Executed",
-        help="memory technique as the ranks read it from their wrapped modules",
-        shown=Shown.PANEL,
-        words=lambda row: row.trial.result.technique,
-    ),
-    Column(
-        id="remark",
-        title="Remark",
-        help="where it comes from, or why it did not complete",
-        shown=Shown.PANEL,
-        words=lambda row: row.remark,
-    ),
+    Column("planned", "Planned", PANEL, lambda row: _planned(row.trial)),
+    Column("executed", "Executed", PANEL, lambda row: row.trial.result.technique),
+    Column("remark", "Remark", PANEL, lambda row: row.remark),
 )
+HELP = {
+    "trial": "in the order of starting",
+    "ne": "normalized entropy on validation; lower is better",
+    "relative": "NE in percent of the tuned baseline's; negative is better",
+    "flops": "FLOPs of a forward pass per example",
+    "technique": "memory technique that it was trained with; where it was not trained, the one planned",
+    RANKS: "hosts x ranks per host: the least shape in which a technique fits",
+    "memory": "predicted peak of the fullest rank of the cluster",
+    "model": "modules, ensemble, length of embeddings",
+    "outcome": "how the trial ended",
+    "time": "wall clock of the trial",
+    "auc": "area under the ROC curve on validation",
+    "calibration": "sum of predictions over sum of labels on validation; 1 is calibrated",
+    "parameters": "number of parameters outside embedding tables",
+    "weights": "size of the exported weights in fp32",
+    TABLES: "size of embedding tables as training stores them",
+    FORWARD: "measured time of a request",
+    "speed": "training examples per second, evaluation excluded",
+    "measured": (
+        "peak of the fullest rank: of the device's memory, on a CPU of the process where nothing is counted"
+    ),
+    "planned": "memory technique for the cluster: the least that fits",
+    "executed": "memory technique as the ranks read it from their wrapped modules",
+    "remark": "where it comes from, or why it did not complete",
+}
+"""What each column shows, by its id."""
 
 
 def _planned(trial: TrialRecord) -> str:

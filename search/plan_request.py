@@ -19,9 +19,11 @@ from dhen.values import load_yaml, parse
 from search.bundles.bundle import is_bundle, read_bundle
 from search.config import CONFIGURATION_KEYS, HELD_KEYS, LOG_KEYS
 from search.dataset import open_log
+from search.execution.step_correction import StepCorrections
 from search.log_config import LogConfig, set_override
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import BF16_GAIN, Precision
+from trials.cluster.this_machine import THIS
 from trials.planner.estimates import PlanOptions
 from trials.planner.plan import Plan, plan, plan_in_least_shape
 from trials.records.job import TrainingConfig
@@ -163,13 +165,16 @@ def _schema(data: object, what: str) -> FeatureSchema:
 
 
 def in_least_shape(request: PlanRequest, shapes: Sequence[Cluster], options: PlanOptions) -> Plan:
-    """The plan for a cluster in the least of its shapes in which a strategy fits.
+    """The plan for a cluster in the least of its shapes in which a strategy fits; for this machine, with the
+    seconds that its steps were found to take.
 
     Raises:
         UserError: if it can be planned in none.
     """
     training = for_cluster(request.training, shapes[0])
-    return plan_in_least_shape(request.model, request.schema, training, shapes, options=options)
+    found = plan_in_least_shape(request.model, request.schema, training, shapes, options=options)
+    # the choice is made; what is shown is corrected
+    return StepCorrections.here(tuple(shapes)).of_plan(found) if found.cluster == THIS else found
 
 
 def fits_nowhere(

@@ -92,19 +92,24 @@ def print_table(table: Table) -> None:
     Console(width=None if sys.stdout.isatty() else TABLE_WIDTH).print(table)
 
 
+def print_line(console: Console, line: str, style: str | None = None) -> None:
+    """Prints a text as it is, however long: nothing in it is markup, or a number to be coloured."""
+    console.print(line, style=style, soft_wrap=True, markup=False, highlight=False)
+
+
 def print_columns(console: Console, findings: Sequence[ColumnFinding]) -> None:
     """Prints the table of a log's columns; nothing if a person wrote the schema."""
     if findings:
         table = plain_table(*log_table(findings))
         wide = console if console.is_terminal else Console(file=console.file, width=TABLE_WIDTH)
         wide.print(table)
-        console.print(LOG_EXPLANATION, soft_wrap=True, markup=False, highlight=False, style="dim")
+        print_line(console, LOG_EXPLANATION, "dim")
 
 
 def print_notes(console: Console, notes: Iterable[str]) -> None:
     """Prints what was noticed and decided while a log was prepared, such as how it is split."""
     for note in notes:
-        console.print(f"note: {note}", soft_wrap=True, markup=False, highlight=False)
+        print_line(console, f"note: {note}")
 
 
 def progress_lines(

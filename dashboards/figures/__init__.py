@@ -10,12 +10,10 @@ from collections.abc import Callable, Mapping
 
 import plotly.graph_objects as go
 
-from dashboards.figures.axes import axes_figure
 from dashboards.figures.course import gain_figure, time_figure, timeline_figure
-from dashboards.figures.curves import curves_figure
-from dashboards.figures.depth import depth_figure
+from dashboards.figures.curves import curves_figure, depth_figure
 from dashboards.figures.memory import ladder_figure, predictions_figure
-from dashboards.figures.modules import modules_figure
+from dashboards.figures.modules import axes_figure, modules_figure
 from dashboards.figures.plane import front_figure, table_bytes_figure
 from dashboards.figures.worth import ablations_figure, averages_figure, slices_figure
 from trials.records.study_record import StudyRecord

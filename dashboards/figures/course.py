@@ -272,15 +272,25 @@ def timeline_figure(record: StudyRecord) -> go.Figure:
         free = (index for index, end in enumerate(free_at) if end <= run.start + OVERLAP_SECONDS)
         place = next(free, len(free_at))
         free_at[place : place + 1] = [run.end]
-        bars += _bars(run, place)
+        # attempts one after another from the start of the trial on; the last one takes what is left of its time
+        trial, start = run.trial, run.start
+        untrained_as = None if trial.kind is TrialKind.AVERAGE else trial.result.technique
+        attempts: list[tuple[str | None, Outcome, float | None]] = [
+            (attempt.unsized_strategy, attempt.outcome, attempt.seconds) for attempt in trial.attempts
+        ] or [(untrained_as, trial.result.outcome, None)]
+        for index, (technique, outcome, seconds) in enumerate(attempts, start=1):
+            left = max(0.0, run.end - start)
+            took = left if seconds is None else min(seconds, left)
+            bars.append(Bar(run, place, start, took, technique, outcome, index, len(attempts)))
+            start += took
     ran_out = Outcome.OUT_OF_MEMORY
     traces = []
-    for technique, look in looks(study_techniques(record)).items():
-        own = [bar for bar in bars if bar.technique == technique]
+    for name, look in looks(study_techniques(record)).items():
+        own = [bar for bar in bars if bar.technique == name]
         well = [bar for bar in own if bar.outcome is not ran_out]
         short = [bar for bar in own if bar.outcome is ran_out]
-        traces += [_bar_trace(technique, look, well, ran_out=False, shown=True)] if well else []
-        traces += [_bar_trace(technique, look, short, ran_out=True, shown=not well)] if short else []
+        traces += [_bar_trace(name, look, well, ran_out=False, shown=True)] if well else []
+        traces += [_bar_trace(name, look, short, ran_out=True, shown=not well)] if short else []
     untrained = [bar for bar in bars if bar.technique is None]
     traces += [_bar_trace(UNTRAINED, None, untrained, ran_out=False, shown=True)] if untrained else []
 
@@ -318,19 +328,6 @@ def timeline_figure(record: StudyRecord) -> go.Figure:
 
 def _left_out(pauses: float) -> str:
     return f" Pauses of {duration(pauses)} in all are left out." if pauses else ""
-
-
-def _bars(run: Run, place: int) -> Iterable[Bar]:
-    """Attempts one after another from the start of the trial on; the last one takes what is left of its time."""
-    trial, start = run.trial, run.start
-    attempts: Sequence[tuple[str | None, Outcome, float | None]] = [
-        (attempt.unsized_strategy, attempt.outcome, attempt.seconds) for attempt in trial.attempts
-    ] or [(None if trial.kind is TrialKind.AVERAGE else trial.result.technique, trial.result.outcome, None)]
-    for index, (technique, outcome, seconds) in enumerate(attempts, start=1):
-        left = max(0.0, run.end - start)
-        took = left if seconds is None else min(seconds, left)
-        yield Bar(run, place, start, took, technique, outcome, attempt=index, attempts=len(attempts))
-        start += took
 
 
 def _bar_trace(name: str, look: Look | None, bars: Sequence[Bar], *, ran_out: bool, shown: bool) -> go.Bar:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from math import log10
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ from dashboards.figures.style import (
 )
 from dashboards.names import byte_size, known, milliseconds, trial_name
 from dashboards.plans import ITEMS, nearest_of_each_way, overall_accuracy, share, signed
-from dashboards.rows import find
+from dashboards.rows import find, winner_reasons
 from trials.records.study_record import StudyRecord
 from trials.records.trial_record import Outcome, PlanSummary, TrialRecord
 
@@ -103,14 +103,14 @@ def ladder_figure(record: StudyRecord, trial_number: int | None = None) -> go.Fi
     if hbm is not None and not in_sight:
         further.append(f"The memory of a rank, {byte_size(hbm)}, is far to the right of this frame.")
     traces = []
-    for title, (color, pattern) in ITEM_LOOKS.items():
-        sizes = [rung.items.get(title, 0) for rung in rungs]
+    for item, (color, pattern) in ITEM_LOOKS.items():
+        sizes = [rung.items.get(item, 0) for rung in rungs]
         if not any(sizes):
             continue
         trace = go.Bar(
             y=[rung.strategy for rung in rungs],
             x=[size / scale for size in sizes],
-            name=title,
+            name=item,
             orientation="h",
             width=BAR,
             marker={
@@ -122,7 +122,7 @@ def ladder_figure(record: StudyRecord, trial_number: int | None = None) -> go.Fi
             hovertext=[
                 text(
                     f"{rung.strategy}: {rung.verdict}",
-                    f"{title} {byte_size(size)} of {byte_size(rung.total)}",
+                    f"{item} {byte_size(size)} of {byte_size(rung.total)}",
                     rung.reason,
                 )
                 for rung, size in zip(rungs, sizes, strict=True)
@@ -130,9 +130,18 @@ def ladder_figure(record: StudyRecord, trial_number: int | None = None) -> go.Fi
             hoverinfo="text",
         )
         traces.append(trace)
+    last, failed = rungs[-1].strategy, sum(not rung.fits for rung in rungs[:-1])
+    title = f"{last} is the fastest of those that fit with as few techniques"
+    if not rungs[-1].chosen:
+        title = "No memory technique fits this model"
+    elif len(rungs) == 1:
+        title = f"{last} is enough: no technique is needed that it does not have"
+    elif failed:
+        others, do_not = ("another way", "does not") if failed == 1 else (f"{failed} other ways", "do not")
+        title = f"{last} is the least that fits: {others} to hold the model with no more techniques {do_not}"
     figure = drawing(
         traces,
-        title=_ladder_title(rungs),
+        title=title,
         subtitle=f"Trial {trial.number}, {trial_name(trial)}: predicted peak memory of the fullest rank by what "
         "takes it, for each way to hold the model, those that join fewest techniques on top. "
         f"{' '.join(further)}",
@@ -182,8 +191,7 @@ def ladder_figure(record: StudyRecord, trial_number: int | None = None) -> go.Fi
 def telling_trial(record: StudyRecord) -> int | None:
     """The number of the trial whose ladder tells most: the first of best, winners and front that passed over a
     technique; else the candidate that passed over most; else the best."""
-    winners = [winner.trial for winner in record.choice.winners] if record.choice else []
-    asked = [*([record.best] if record.best is not None else []), *winners, *reversed(record.front)]
+    asked = (record.best, *winner_reasons(record), *reversed(record.front))
     selected = [trial for number in asked if (trial := find(record, number)) is not None]
     telling = next((trial for trial in selected if _passed_over(trial)), None)
     most = max(record.candidates, key=_passed_over, default=None)
@@ -259,22 +267,6 @@ def _items(by_name: Mapping[str, int], total: int) -> dict[str, int]:
     return items
 
 
-def _ladder_title(rungs: Sequence[Rung]) -> str:
-    last = rungs[-1]
-    failed = sum(not rung.fits for rung in rungs[:-1])
-    if not last.chosen:
-        return "No memory technique fits this model"
-    if len(rungs) == 1:
-        return f"{last.strategy} is enough: no technique is needed that it does not have"
-    if not failed:
-        return f"{last.strategy} is the fastest of those that fit with as few techniques"
-    others = "another way" if failed == 1 else f"{failed} other ways"
-    do_not = "does not" if failed == 1 else "do not"
-    return (
-        f"{last.strategy} is the least that fits: {others} to hold the model with no more techniques {do_not}"
-    )
-
-
 class Prediction(NamedTuple):
     """Predicted and measured bytes, or seconds of a step, of one attempt; of one that ran out of memory the bytes
     that it would have held at that moment."""
@@ -283,7 +275,7 @@ class Prediction(NamedTuple):
     technique: str
     predicted: float
     measured: float
-    ran_out: bool = False
+    ran_out: bool
 
 
 def predictions_figure(record: StudyRecord) -> go.Figure:
@@ -293,19 +285,18 @@ def predictions_figure(record: StudyRecord) -> go.Figure:
     `dashboards.plans.accuracy` has the errors as a table; a point is here if that table counts it.
     """
     title = "How far plans are from measurements"
-    memory, step = [], []
+    memory: list[Prediction] = []
+    step: list[Prediction] = []
     for trial in record.trials:
         for attempt in trial.attempts:
             name, ran_out = attempt.unsized_strategy, attempt.outcome is Outcome.OUT_OF_MEMORY
-            predicted, seconds = attempt.predicted_bytes, attempt.predicted_step_seconds
-            peak, measured = (
-                attempt.needed_bytes if ran_out else attempt.measured_bytes,
-                attempt.measured_step_seconds,
-            )
-            if predicted and peak and known(predicted) and known(peak):
-                memory.append(Prediction(trial.number, name, float(predicted), float(peak), ran_out))
-            if seconds and measured and known(seconds) and known(measured):
-                step.append(Prediction(trial.number, name, seconds, measured, ran_out))
+            peak = attempt.needed_bytes if ran_out else attempt.measured_bytes
+            for points, predicted, measured in (
+                (memory, attempt.predicted_bytes, peak),
+                (step, attempt.predicted_step_seconds, attempt.measured_step_seconds),
+            ):
+                if predicted and measured and known(predicted) and known(measured):
+                    points.append(Prediction(trial.number, name, predicted, measured, ran_out))
     if not memory and not step:
         reason = "Shown as soon as an attempt has ended that ran on the cluster that it was planned for."
         return empty(reason, title=title)

@@ -1,4 +1,5 @@
-"""What each interaction module brings, and each pair of them in a layer, from the candidates of a study.
+"""What settings bring, from the candidates of a study: each interaction module, each pair of them in a layer, and
+where on each ordered axis of the space the good candidates lie.
 
 An additive model is fitted to their NE: a column for each module and each pair that is in some candidates and not
 in others, and one for each ordered axis of the space that is no module's own (depth, learning rate and so on), so
@@ -14,6 +15,7 @@ Shapes: N candidates, P columns, R resamples.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -24,11 +26,12 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from dashboards.figures.style import PURPLE, empty, frame
+from dashboards.edges import front_networks
+from dashboards.figures.style import BLUE, GRID, PALE_GREY, PURPLE, VERMILION, drawing, empty, frame, text
 from dashboards.figures.worth import Estimate, brought, estimates_figure, interval_trace, judged
 from dashboards.names import counted_from_one, known, percent
-from dashboards.rows import baseline_ne, known_ne
-from trials.records.findings import Better
+from dashboards.rows import TrialRow, baseline_ne, known_ne, trial_rows
+from trials.records.findings import Better, OrderedAxis, Setting
 from trials.records.study_record import StudyRecord, relative_ne_percent
 from trials.records.trial_record import Outcome, TrialRecord
 
@@ -68,8 +71,20 @@ def modules_figure(record: StudyRecord) -> go.Figure:
 
     Candidates count that completed, or were stopped and have an expected NE.
     """
-    scored = [(trial, ne) for trial in record.candidates if (ne := _own_ne(trial)) is not None]
-    trials, count = [trial for trial, _ in scored], len(scored)
+    trials: list[TrialRecord] = []
+    values: list[float] = []
+    for trial in record.candidates:
+        # NE that tells something of a candidate's own network; of a stopped one what it was to come to
+        ne, outcome = None, trial.result.outcome
+        if not trial.shared and trial.job.model.get("layers"):
+            if outcome is Outcome.STOPPED:
+                ne = trial.result.expected_ne
+            elif outcome is Outcome.COMPLETED:
+                ne = known_ne(trial)
+        if ne is not None and known(ne):
+            trials.append(trial)
+            values.append(ne)
+    count = len(trials)
     if count < FEWEST:
         reason = f"Too few candidates to tell: {count} have an NE, {FEWEST} are needed."
         return empty(reason, title=TITLE)
@@ -78,14 +93,30 @@ def modules_figure(record: StudyRecord) -> go.Figure:
         reason = "All candidates have the same modules: what one brings could only be told by leaving it out."
         return empty(reason, title=TITLE)
     # NE in percent of the baseline's; a few candidates that went wrong count as the worst of the others
-    values, baseline = [ne for _, ne in scored], baseline_ne(record)
+    baseline = baseline_ne(record)
     worst, base = frame(values).high, baseline if baseline is not None else float(np.median(values))
     y_N = np.array([relative_ne_percent(min(value, worst), base) for value in values])
-    controls = _controls(trials, record)
-    pairs = dict(list(_columns(trials, _pairs).items())[:MOST_PAIRS])
+    # where a candidate lies on each ordered axis that is no layer's own, from 0 to 1
+    controls = []
+    for axis in record.axes:
+        positions = [axis.position(axis.value(trial)) for trial in trials]
+        placed = [position for position in positions if position is not None]
+        if axis.part != "layer" and len(set(placed)) > 1:
+            mean = sum(placed) / len(placed)
+            controls.append(np.array([mean if position is None else position for position in positions]))
+    in_pairs = _columns(
+        trials,
+        lambda layers: {
+            f"{first} + {second}" for kinds in layers for first, second in combinations(sorted(set(kinds)), 2)
+        },
+    )
+    pairs = dict(list(in_pairs.items())[:MOST_PAIRS])
     fits = [_fitted([(modules, 1.0), (pairs, PAIR_SCALE)], controls, y_N)]
     if any(len({tuple(sorted(kinds)) for kinds in _layers(trial)}) > 1 for trial in trials):
-        by_layer = _columns(trials, _modules_by_layer)
+        by_layer = _columns(
+            trials,
+            lambda layers: {f"layer {n}: {kind}" for n, kinds in enumerate(layers, 1) for kind in kinds},
+        )
         fits += [_fitted([(by_layer, 1.0)], controls, y_N)] if by_layer else []
     explained = max(fitted for _, fitted in fits)
     groups = [group for rows, _ in fits for group in rows]
@@ -111,7 +142,19 @@ def modules_figure(record: StudyRecord) -> go.Figure:
     )
     if len(pairs) > SHOWN_PAIRS:
         subtitle += f" {len(pairs) - SHOWN_PAIRS} more pairs bring less either way."
-    ablated = _ablated(record, {row.label for row in rows})
+    # modules that were taken out of winners, in the row of their layer, or if there is none of the module
+    labels, ablated = {row.label for row in rows}, []
+    for ablation in record.ablations:
+        for part in ablation.parts:
+            match = ABLATED.fullmatch(part.removed)
+            if match is None or part.ne_percent is None:
+                continue
+            names = (counted_from_one(f"layer{match[1]}: {match[2]}"), match[2])
+            label = next((name for name in names if name in labels), None)
+            if label is not None:
+                removed = counted_from_one(part.removed)
+                hover = f"{removed} of trial {ablation.trial}, taken out and trained again"
+                ablated.append(brought(part.ne_percent, label, hover))
     return estimates_figure(
         rows,
         title=title,
@@ -123,34 +166,26 @@ def modules_figure(record: StudyRecord) -> go.Figure:
 
 
 def fit(x_NP: Floats, y_N: Floats) -> Fit:
-    """The model of y with a constant and a coefficient for each column."""
-    penalty, explained = _penalty(x_NP, y_N)
-    rows = len(y_N)
+    """The model of y with a constant and a coefficient for each column, under the penalty of the lowest
+    generalised cross-validation error."""
+    x, y, rows = x_NP - x_NP.mean(axis=0), y_N - y_N.mean(), len(y_N)
+    u, singular, _ = np.linalg.svd(x, full_matrices=False)
+    total = float(y @ y)
+    lowest, penalty, explained = np.inf, float(PENALTIES[-1]), 0.0
+    for tried in PENALTIES:
+        share = singular**2 / (singular**2 + tried)
+        residual_N = y - u @ (share * (u.T @ y))
+        freedom = 1.0 - (share.sum() + 1.0) / rows
+        error = float(residual_N @ residual_N) / freedom**2 if freedom > 0.0 else np.inf
+        if error < lowest:
+            leverage_N = (u**2) @ share + 1.0 / rows
+            unseen_N = residual_N / np.maximum(1.0 - leverage_N, 1e-9)
+            lowest, penalty = error, float(tried)
+            explained = 1.0 - float(unseen_N @ unseen_N) / total if total else 0.0
     counts_RN = np.random.default_rng(SEED).multinomial(rows, np.full(rows, 1 / rows), size=RESAMPLES)
     values_RP = np.stack([_ridge(x_NP, y_N, counts_N.astype(float), penalty) for counts_N in counts_RN])
     low_P, high_P = np.percentile(values_RP, INTERVAL, axis=0)
     return Fit(_ridge(x_NP, y_N, np.ones(rows), penalty), low_P, high_P, explained)
-
-
-def _penalty(x_NP: Floats, y_N: Floats) -> tuple[float, float]:
-    """The penalty of the lowest generalised cross-validation error, and what is explained with it."""
-    x, y = x_NP - x_NP.mean(axis=0), y_N - y_N.mean()
-    u, singular, _ = np.linalg.svd(x, full_matrices=False)
-    total = float(y @ y)
-    best = (np.inf, float(PENALTIES[-1]), 0.0)
-    for penalty in PENALTIES:
-        share = singular**2 / (singular**2 + penalty)
-        residual_N = y - u @ (share * (u.T @ y))
-        freedom = 1.0 - (share.sum() + 1.0) / len(y)
-        if freedom <= 0.0:
-            continue
-        error = float(residual_N @ residual_N) / freedom**2
-        leverage_N = (u**2) @ share + 1.0 / len(y)
-        unseen_N = residual_N / np.maximum(1.0 - leverage_N, 1e-9)
-        explained = 1.0 - float(unseen_N @ unseen_N) / total if total else 0.0
-        if error < best[0]:
-            best = (error, float(penalty), explained)
-    return best[1:]
 
 
 def _ridge(x_NP: Floats, y_N: Floats, weight_N: Floats, penalty: float) -> Floats:
@@ -179,32 +214,6 @@ def _fitted(
     return rows, fitted.explained
 
 
-def _ablated(record: StudyRecord, labels: set[str]) -> list[Estimate]:
-    """Modules that were taken out of winners, in the row of their layer, or if there is none of the module."""
-    rows = []
-    for ablation in record.ablations:
-        for part in ablation.parts:
-            match = ABLATED.fullmatch(part.removed)
-            if match is None or part.ne_percent is None:
-                continue
-            names = (counted_from_one(f"layer{match[1]}: {match[2]}"), match[2])
-            label = next((name for name in names if name in labels), None)
-            if label is not None:
-                removed = counted_from_one(part.removed)
-                hover = f"{removed} of trial {ablation.trial}, taken out and trained again"
-                rows.append(brought(part.ne_percent, label, hover))
-    return rows
-
-
-def _own_ne(trial: TrialRecord) -> float | None:
-    """NE of a candidate that tells something of its own network; for a stopped one what it was to come to."""
-    if trial.shared or not trial.job.model.get("layers"):
-        return None
-    if trial.result.outcome is Outcome.STOPPED:
-        return trial.result.expected_ne if known(trial.result.expected_ne) else None
-    return known_ne(trial) if trial.result.outcome is Outcome.COMPLETED else None
-
-
 Layers = Sequence[Sequence[str]]
 """Names of the modules by layer."""
 
@@ -214,18 +223,6 @@ def _layers(trial: TrialRecord) -> Layers:
         [str(module["kind"] if isinstance(module, Mapping) else module) for module in layer["modules"]]
         for layer in trial.job.model["layers"]
     ]
-
-
-def _pairs(layers: Layers) -> set[str]:
-    """Pairs of modules in one layer: `attention + dlrm`."""
-    return {
-        f"{first} + {second}" for kinds in layers for first, second in combinations(sorted(set(kinds)), 2)
-    }
-
-
-def _modules_by_layer(layers: Layers) -> set[str]:
-    """Modules with their layer, counted from one: `layer 1: dlrm`."""
-    return {f"layer {number}: {kind}" for number, kinds in enumerate(layers, 1) for kind in kinds}
 
 
 def _columns(trials: Sequence[TrialRecord], names_of: Callable[[Layers], set[str]]) -> dict[str, Floats]:
@@ -239,15 +236,146 @@ def _columns(trials: Sequence[TrialRecord], names_of: Callable[[Layers], set[str
     }
 
 
-def _controls(trials: Sequence[TrialRecord], record: StudyRecord) -> list[Floats]:
-    """A column for each ordered axis that is no layer's own: where a candidate lies on it, from 0 to 1."""
-    columns = []
+# NE against the value of each ordered axis of the space.
+
+AXES_TITLE = "Where on each axis the good candidates lie"
+PANEL_COLUMNS, PANEL_HEIGHT = 3, 210
+MARGINS = 144
+"""Pixels above and below all panels."""
+GAP, TALL = 0.06, 0.62
+"""Space between two panels as a share of the width, and a panel's share of its row's height."""
+TICKS = 4
+"""Largest number of labels below a panel that stay apart."""
+
+
+def axes_figure(record: StudyRecord) -> go.Figure | None:
+    """A panel per axis that candidates have, with its ends as lines; lower is better. None if the space has no
+    axis.
+
+    A setting that each layer has of its own is one panel.
+    """
+    if not record.axes:
+        return None
+    ended = (Outcome.COMPLETED, Outcome.STOPPED)
+    rows = [
+        row
+        for row in trial_rows(record, record.field)
+        if row.trial.result.outcome in ended and known(row.relative_percent)
+    ]
+    by_setting: dict[str, list[OrderedAxis]] = {}
     for axis in record.axes:
-        if axis.part == "layer":
-            continue
-        positions = [axis.position(axis.value(trial)) for trial in trials]
-        known_ones = [position for position in positions if position is not None]
-        if len(set(known_ones)) > 1:
-            mean = sum(known_ones) / len(known_ones)
-            columns.append(np.array([mean if position is None else position for position in positions]))
-    return columns
+        by_setting.setdefault(axis.setting, []).append(axis)
+    panels = []
+    for name, axes in by_setting.items():
+        # a candidate whose layers have one value is one point
+        values = [(row, axis.value(row.trial), axis) for row in rows for axis in axes]
+        points = {
+            (row.trial.number, value): (row, value)
+            for row, value, axis in values
+            if axis.position(value) is not None
+        }
+        if points:
+            panels.append((name, axes[0], [*points.values()]))  # axes of other layers have the same values
+    if not panels:
+        return empty(
+            "Shown as soon as a candidate has an NE to compare with the baseline's.", title=AXES_TITLE
+        )
+    on_front = {trial.number for trial in front_networks(record)}
+    relative = {row.trial.number: row.relative_percent or 0.0 for _, _, placed in panels for row, _ in placed}
+    always = [value for number, value in relative.items() if number in on_front]
+    seen = frame(list(relative.values()), [*always, 0.0])
+    subtitle = (
+        "NE on validation relative to the baseline (the dotted line) against each value; lower is better, "
+        "vertical lines are the ends of the space."
+    )
+    if seen.above:
+        subtitle += f" {seen.above} above these frames."
+    traces = []
+    for index, (name, axis, placed) in enumerate(panels):
+        others = [point for point in placed if point[0].trial.number not in on_front]
+        front = [point for point in placed if point[0].trial.number in on_front]
+        for title, group, shown, look in (
+            ("other candidates", "others", others, {"color": PALE_GREY, "size": 7, "symbol": "circle-open"}),
+            ("on the front", "front", front, {"color": BLUE, "size": 9}),
+        ):
+            trace = go.Scatter(
+                x=[_x(axis, value) for _, value in shown],
+                y=[row.relative_percent for row, _ in shown],
+                xaxis=_numbered("x", index),
+                yaxis=_numbered("y", index),
+                mode="markers",
+                name=title,
+                legendgroup=group,
+                showlegend=index == 0,
+                marker=look,
+                hovertext=[_axis_hover(name, row, value) for row, value in shown],
+                hoverinfo="text",
+            )
+            traces.append(trace)
+    lines = math.ceil(len(panels) / PANEL_COLUMNS)
+    figure = drawing(traces, title=AXES_TITLE, subtitle=subtitle, height=MARGINS + PANEL_HEIGHT * lines)
+    shapes: list[dict[str, object]] = []
+    for index, (name, axis, _) in enumerate(panels):
+        column, line = index % PANEL_COLUMNS, index // PANEL_COLUMNS
+        left, top = column / PANEL_COLUMNS + (GAP / 2 if column else 0), 1 - line / lines
+        right = (column + 1) / PANEL_COLUMNS - (GAP / 2 if column < PANEL_COLUMNS - 1 else 0)
+        x, y = _numbered("x", index), _numbered("y", index)
+        ends = [_x(axis, end) for end in axis.ends]
+        low, high = map(math.log10, ends) if axis.log else ends
+        room = 0.08 * (high - low)
+        ticks, labels = ends, [f"{end:g}" for end in ends]
+        if axis.values:
+            places = range(0, len(axis.values), math.ceil(len(axis.values) / TICKS))
+            ticks, labels = [*places], [text(str(axis.values[place])) for place in places]
+        figure.layout[f"xaxis{index + 1}"] = {
+            "title": {"text": text(name), "font": {"size": 12}, "standoff": 4},
+            "range": [low - room, high + room],
+            "type": "log" if axis.log else "linear",
+            "gridcolor": GRID,
+            "zeroline": False,
+            "showgrid": False,
+            "tickvals": ticks,
+            "ticktext": labels,
+            "domain": [left, right],
+            "anchor": y,
+        }
+        figure.layout[f"yaxis{index + 1}"] = {
+            "domain": [top - TALL / lines, top],
+            "anchor": x,
+            "range": [seen.low, seen.high],
+            "ticksuffix": " %",
+            "showticklabels": column == 0,
+            "nticks": 5,
+            "gridcolor": GRID,
+            "zeroline": False,
+        }
+        shape = {"type": "line", "layer": "below"}
+        grey = {"color": PALE_GREY, "width": 1}
+        for end in ends:
+            place = {"x0": end, "x1": end, "y0": 0, "y1": 1, "xref": x, "yref": f"{y} domain"}
+            shapes.append(shape | place | {"line": grey})
+        baseline = {"x0": 0, "x1": 1, "y0": 0, "y1": 0, "xref": f"{x} domain", "yref": y}
+        shapes.append(shape | baseline | {"line": {"color": VERMILION, "width": 1, "dash": "dot"}})
+    figure.layout.shapes = shapes
+    figure.update_xaxes(ticks="", showline=False)
+    return figure
+
+
+def _x(axis: OrderedAxis, value: Setting) -> float:
+    """Where a value of the axis is drawn: a number at itself, one of a choice at its place among the values."""
+    if axis.values:
+        return float(axis.values.index(value))
+    assert isinstance(value, (int, float))
+    return float(value)
+
+
+def _axis_hover(name: str, row: TrialRow, value: Setting) -> str:
+    words = f"{value:.3g}" if isinstance(value, float) else str(value)
+    return text(
+        row.heading, row.name, f"{name} {words}", f"NE {percent(row.relative_percent)} to the baseline"
+    )
+
+
+def _numbered(axis: str, index: int) -> str:
+    """Plotly's name of an axis; the first has no number."""
+    return axis if index == 0 else f"{axis}{index + 1}"

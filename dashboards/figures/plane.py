@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import plotly.graph_objects as go
@@ -141,7 +140,15 @@ def table_bytes_figure(record: StudyRecord) -> go.Figure | None:
     )
     if figure.data:
         drawn = [*_candidates(points, record), *filter(None, [points.get(record.baseline)])]
-        ticks = _byte_ticks([point.price for point in drawn])
+        prices = [point.price for point in drawn]
+        low, high = min(prices), max(prices)
+        if high < WIDE * low:  # sizes at even distances from smallest to largest
+            count = 5 if high > low else 1
+            ticks = [low * (high / low) ** (index / max(1, count - 1)) for index in range(count)]
+        else:
+            first, last = math.floor(math.log2(low)), math.ceil(math.log2(high))
+            step = math.ceil((last - first + 1) / MOST_TICKS)
+            ticks = [2.0**power for power in range(first, last + 1, step)]
         labels = [byte_size(tick).replace(".0 ", " ") for tick in ticks]
         figure.update_xaxes(title_text="bytes of embedding tables", tickvals=ticks, ticktext=labels)
     return figure
@@ -161,17 +168,6 @@ def _candidates(points: Points, record: StudyRecord) -> list[Point]:
     """Points of the networks and averages among which the front is chosen."""
     numbers = {trial.number for trial in (*record.field, *record.averages)}
     return [point for number, point in points.items() if number in numbers]
-
-
-def _byte_ticks(prices: Sequence[float]) -> list[float]:
-    """Powers of two; if all tables are about as large, sizes at even distances from smallest to largest."""
-    low, high = min(prices), max(prices)
-    if high < WIDE * low:
-        count = 5 if high > low else 1
-        return [low * (high / low) ** (index / max(1, count - 1)) for index in range(count)]
-    first, last = math.floor(math.log2(low)), math.ceil(math.log2(high))
-    step = math.ceil((last - first + 1) / MOST_TICKS)
-    return [2.0**power for power in range(first, last + 1, step)]
 
 
 def _against(
@@ -213,10 +209,19 @@ def _against(
     floor_in_frame = floor is not None and seen.low - floor <= NEAR_FLOOR * (seen.high - seen.low)
     if floor is not None and floor_in_frame:
         seen = frame(values, [*always, floor])
-    scatter = partial(_scatter, price=price, baseline=baseline)
     sizes = [point.memory_bytes for point in candidates if point.memory_bytes]
     sizes_differ = bool(sizes) and max(sizes) > DIFFER * min(sizes)
     techniques = looks(study_techniques(record))
+
+    def scatter(shown: Sequence[Point], **style: object) -> go.Scatter:
+        return go.Scatter(
+            x=[point.price for point in shown],
+            y=[point.ne for point in shown],
+            customdata=[point.trial.number for point in shown],
+            hovertext=[_hover(point, price, baseline) for point in shown],
+            hoverinfo="text",
+            **style,
+        )
 
     def field(shown: Sequence[Point], name: str, color: str, symbol: str) -> go.Scatter:
         outlined = {point.trial.number for point in on_front}
@@ -332,17 +337,6 @@ def _against(
         corner = {"x": 1, "xref": "paper", "xanchor": "right", "y": 0, "yref": "paper", "yanchor": "bottom"}
         figure.add_annotation(text=f"{label}, below this frame", showarrow=False, **corner)
     return figure
-
-
-def _scatter(shown: Sequence[Point], *, price: Price, baseline: Point | None, **style: object) -> go.Scatter:
-    return go.Scatter(
-        x=[point.price for point in shown],
-        y=[point.ne for point in shown],
-        customdata=[point.trial.number for point in shown],
-        hovertext=[_hover(point, price, baseline) for point in shown],
-        hoverinfo="text",
-        **style,
-    )
 
 
 def _hover(point: Point, price: Price, baseline: Point | None) -> str:

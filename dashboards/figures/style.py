@@ -197,7 +197,9 @@ def in_order(techniques: Iterable[str]) -> tuple[str, ...]:
     ways = tuple(LOOKS)
 
     def rank(name: str) -> tuple[int, int, str]:
-        return _size(name), ways.index(dense_of(name)), name
+        # plain DP joins no technique, nor is how gradients of micro-batches are sent one
+        joined = set(name.split("+")) - {"dp", "no_sync"}
+        return len(joined), ways.index(dense_of(name)), name
 
     return tuple(sorted(set(techniques), key=rank))
 
@@ -217,8 +219,3 @@ def looks(techniques: Iterable[str]) -> dict[str, Look]:
             combined += 1
         found[name] = look
     return found
-
-
-def _size(technique: str) -> int:
-    """Number of techniques joined: plain DP is none, nor is how gradients of micro-batches are sent."""
-    return len(set(technique.split("+")) - {"dp", "no_sync"})

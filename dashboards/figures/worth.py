@@ -23,7 +23,7 @@ from dashboards.figures.style import (
     text,
 )
 from dashboards.names import counted_from_one, decimals, percent, percent_range, ratio, si, trial_name
-from dashboards.rows import baseline_ne, find, known_ne, relative_percent
+from dashboards.rows import baseline_ne, find, known_ne, relative_percent, winner_reasons
 from trials.records.findings import Better, MeanInterval
 from trials.records.study_record import StudyRecord, relative_ne_percent
 from trials.records.trial_record import TrialKind, TrialRecord
@@ -246,17 +246,6 @@ def slices_figure(record: StudyRecord) -> go.Figure:
     )
 
 
-class Network(NamedTuple):
-    """An average, or a member of one."""
-
-    trial: TrialRecord
-    ne: float
-    x: float
-    """NE relative to the baseline in percent, or NE if there is no baseline."""
-    against: str
-    """What the hover box shows of its NE."""
-
-
 def averages_figure(record: StudyRecord) -> go.Figure | None:
     """What averaging brings, and what it costs: a row per average in order of FLOPs, its members as circles, the
     average as a triangle. None if the study has no average."""
@@ -264,42 +253,41 @@ def averages_figure(record: StudyRecord) -> go.Figure | None:
         return None
     base = baseline_ne(record)
 
-    def network(trial: TrialRecord) -> Network | None:
+    def x(trial: TrialRecord) -> float:
+        """NE relative to the baseline in percent, or NE if there is no baseline."""
         ne = known_ne(trial)
-        if ne is None:
-            return None
-        relative = relative_percent(ne, base)
-        against = f"NE {decimals(ne, 5)} ({percent(relative)} to the baseline)"
-        return Network(trial, ne, ne if relative is None else relative, against)
+        assert ne is not None
+        return ne if base is None else relative_ne_percent(ne, base)
+
+    def against(trial: TrialRecord) -> str:
+        ne = known_ne(trial)
+        return f"NE {decimals(ne, 5)} ({percent(relative_percent(ne, base))} to the baseline)"
 
     pairs = []
     for trial in record.averages:
-        average = network(trial)
-        members = list(filter(None, map(network, record.networks(trial))))
-        if average is not None and members:
-            pairs.append((average, sorted(members, key=lambda member: member.ne)))
+        members = [member for member in record.networks(trial) if known_ne(member) is not None]
+        if known_ne(trial) is not None and members:
+            pairs.append((trial, sorted(members, key=x)))
     if not pairs:
         reason = "Shown as soon as the study has made an average of networks."
         return empty(reason, title="What averages bring over their members")
-    winners = {winner.trial for winner in record.choice.winners} if record.choice else set()
-    first = sorted(pairs, key=lambda pair: pair[0].trial.number not in {*record.front, *winners})
-    drawn = sorted(first[:MOST_AVERAGES], key=lambda pair: pair[0].trial.job.flops or 0.0)
+    first = sorted(pairs, key=lambda pair: pair[0].number not in {*record.front, *winner_reasons(record)})
+    drawn = sorted(first[:MOST_AVERAGES], key=lambda pair: pair[0].job.flops or 0.0)
     labels = [
-        f"trial {average.trial.number}: {len(members)} networks, {si(average.trial.job.flops)} FLOPs"
+        f"trial {average.number}: {len(members)} networks, {si(average.job.flops)} FLOPs"
         for average, members in drawn
     ]
     spans: list[float | None] = []
     span_labels: list[str | None] = []
+    each: list[tuple[str, TrialRecord, TrialRecord]] = []
+    gains = []
     for label, (average, members) in zip(labels, drawn, strict=True):
-        xs = [average.x, *(member.x for member in members)]
+        xs = [x(network) for network in (average, *members)]
         spans += [min(xs), max(xs), None]
         span_labels += [label, label, None]
-    each = [
-        (label, average, member)
-        for label, (average, members) in zip(labels, drawn, strict=True)
-        for member in members
-    ]
-    gains = [relative_ne_percent(average.ne, members[0].ne) for average, members in drawn]
+        each += [(label, average, member) for member in members]
+        gains.append(relative_ne_percent(known_ne(average) or 0.0, known_ne(members[0]) or 1.0))
+    outline = {"color": INK, "width": 0.8}
     traces = [
         go.Scatter(
             x=spans,
@@ -310,51 +298,50 @@ def averages_figure(record: StudyRecord) -> go.Figure | None:
             showlegend=False,
         ),
         go.Scatter(
-            x=[member.x for _, _, member in each],
+            x=[x(member) for _, _, member in each],
             y=[label for label, _, _ in each],
             mode="markers+text",
             name="members",
-            text=[str(member.trial.number) for _, _, member in each],
+            text=[str(member.number) for _, _, member in each],
             textposition="top center",
             customdata=[
-                None if member.trial.kind is TrialKind.RETRAINING else member.trial.number
-                for _, _, member in each
+                None if member.kind is TrialKind.RETRAINING else member.number for _, _, member in each
             ],
-            marker={"color": GREY, "symbol": "circle", "size": 10, "line": {"color": INK, "width": 0.8}},
+            marker={"color": GREY, "symbol": "circle", "size": 10, "line": outline},
             hovertext=[
                 text(
-                    f"{'retraining' if member.trial.kind is TrialKind.RETRAINING else 'trial'} "
-                    f"{member.trial.number}, a member of trial {average.trial.number}",
-                    trial_name(member.trial),
-                    member.against,
-                    f"{si(member.trial.job.flops)} FLOPs",
+                    f"{'retraining' if member.kind is TrialKind.RETRAINING else 'trial'} "
+                    f"{member.number}, a member of trial {average.number}",
+                    trial_name(member),
+                    against(member),
+                    f"{si(member.job.flops)} FLOPs",
                 )
                 for _, average, member in each
             ],
             hoverinfo="text",
         ),
         go.Scatter(
-            x=[average.x for average, _ in drawn],
+            x=[x(average) for average, _ in drawn],
             y=labels,
             mode="markers",
             name="average",
-            customdata=[average.trial.number for average, _ in drawn],
-            marker={"color": BLUE, "symbol": "triangle-up", "size": 15, "line": {"color": INK, "width": 0.8}},
+            customdata=[average.number for average, _ in drawn],
+            marker={"color": BLUE, "symbol": "triangle-up", "size": 15, "line": outline},
             hovertext=[
                 text(
-                    f"trial {average.trial.number}, the average"
-                    + (": on the front" if average.trial.number in record.front else ""),
-                    average.against,
+                    f"trial {average.number}, the average"
+                    + (": on the front" if average.number in record.front else ""),
+                    against(average),
                     f"{percent(gain)} to its best member",
-                    f"{si(average.trial.job.flops)} FLOPs",
+                    f"{si(average.job.flops)} FLOPs",
                 )
                 for (average, _), gain in zip(drawn, gains, strict=True)
             ],
             hoverinfo="text",
         ),
     ]
-    (average, (member, *_)), gain = min(zip(drawn, gains, strict=True), key=lambda pair: pair[0][0].ne)
-    flops, alone = average.trial.job.flops, member.trial.job.flops
+    (average, (member, *_)), gain = min(zip(drawn, gains, strict=True), key=lambda pair: x(pair[0][0]))
+    flops, alone = average.job.flops, member.job.flops
     times = f" at {ratio(flops / alone)} its FLOPs" if flops and alone else ""
     subtitle = (
         "NE on validation of each average (triangle) and of the networks that it is the mean of (circles); left "
@@ -364,7 +351,7 @@ def averages_figure(record: StudyRecord) -> go.Figure | None:
         subtitle += f" {len(pairs) - len(drawn)} more averages are not on the front."
     figure = drawing(
         traces,
-        title=f"The best average has {percent(gain)} NE to its best member, trial {member.trial.number},{times}",
+        title=f"The best average has {percent(gain)} NE to its best member, trial {member.number},{times}",
         subtitle=subtitle,
         height=AVERAGE_MARGINS + AVERAGE_HEIGHT * len(drawn),
     )

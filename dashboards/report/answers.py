@@ -4,8 +4,8 @@ what to run next. Below are the facts of a study, by which two are compared, too
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from dashboards.names import byte_size, decimals, known, milliseconds, percent, ratio, si, trial_name
 from dashboards.rows import TrialRow, find, trial_rows
@@ -16,16 +16,15 @@ from trials.records.findings import Better
 from trials.records.study_record import ClusterSummary, Comparison, StudyRecord
 from trials.records.trial_record import TrialRecord
 
-VERDICTS = {
-    Better.YES: "Yes, better",
-    Better.NO: "Yes, worse",
-    Better.CANNOT_TELL: "This log cannot tell",
-}
 GOOD, BAD, OPEN = "good", "bad", "open"
+VERDICTS = {
+    Better.YES: ("Yes, better", GOOD),
+    Better.NO: ("Yes, worse", BAD),
+    Better.CANNOT_TELL: ("This log cannot tell", OPEN),
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(NamedTuple):
     """One question with its answer."""
 
     question: str
@@ -35,28 +34,18 @@ class Answer:
     """`good`, `bad` or `open` where the answer is a verdict; what it is also stands in its words."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """An interval to be drawn beside zero, in percent."""
-
-    low: float
-    point: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
+class Answers(NamedTuple):
     """The first screen but for its figure and its commands."""
 
     headline: str
-    model: str | None
+    model: str | None = None
     """The best's number and model in short."""
-    number: int | None
+    number: int | None = None
     """The best's number."""
-    answers: tuple[Answer, ...]
-    interval: Interval | None
-    """The interval of the answer on certainty."""
-    memory_share: float | None
+    answers: tuple[Answer, ...] = ()
+    comparison: Comparison | None = None
+    """The comparison whose interval is drawn beside the answer on certainty."""
+    memory_share: float | None = None
     """Share of a rank's memory that the best is predicted to take, from 0 on."""
 
 
@@ -64,28 +53,28 @@ def answers(record: StudyRecord) -> Answers:
     """Returns what the record can answer of its best."""
     best, baseline = find(record, record.best), find(record, record.baseline)
     if best is None:
+        if not record.trials:
+            return Answers("No trial has started yet")
         return Answers(
-            headline=_without_result(record),
-            model=None,
-            number=None,
-            answers=(),
-            interval=None,
-            memory_share=None,
+            "No candidate has a result" if ended(record.candidates) else "No candidate has ended yet"
         )
-    row = trial_rows(record, (best,))[0]
+    (row,) = trial_rows(record, (best,))
     comparison = telling_comparison(record)
+    better, cost = _better(row, baseline, record), _cost(row, baseline, record)
+    ends = (
+        (comparison.low_percent, comparison.difference_percent, comparison.high_percent) if comparison else ()
+    )
+    cluster, plan = record.cluster, best.plan.summary
+    share = None
+    if cluster is not None and plan is not None and plan.peak_bytes is not None and cluster.hbm:
+        share = plan.peak_bytes / cluster.hbm
     return Answers(
-        headline=_headline(row, baseline, record),
+        headline=_headline(row, baseline),
         model=f"trial {best.number}, {trial_name(best)}",
         number=best.number,
-        answers=(
-            _better(row, baseline, record),
-            _cost(best, baseline, record),
-            _certain(comparison, record),
-            _fits(best, record),
-        ),
-        interval=_drawn(comparison),
-        memory_share=_share(best, record),
+        answers=(better, cost, _certain(comparison, record), _fits(best, record)),
+        comparison=comparison if all(map(known, ends)) else None,
+        memory_share=share,
     )
 
 
@@ -96,27 +85,18 @@ def telling_comparison(record: StudyRecord) -> Comparison | None:
     return record.comparison(record.best)
 
 
-def _without_result(record: StudyRecord) -> str:
-    if not record.trials:
-        return "No trial has started yet"
-    return "No candidate has a result" if ended(record.candidates) else "No candidate has ended yet"
-
-
-def _headline(best: TrialRow, baseline: TrialRecord | None, record: StudyRecord) -> str:
+def _headline(best: TrialRow, baseline: TrialRecord | None) -> str:
     relative = best.relative_percent
     if baseline is not None and best.trial.number == baseline.number:
         return "No candidate is better than the tuned baseline, beyond the noise of choosing"
     if relative is None:
         return f"NE {decimals(best.ne, 5)}, and no baseline yet to compare it with"
+    times = _times(best.trial, baseline)
+    at = f", at {times} its FLOPs" if times else ""
     if abs(relative) < 0.005:
-        return "Level with the tuned baseline" + _at(best.trial, baseline)
+        return f"Level with the tuned baseline{at}"
     side = "lower" if relative < 0 else "higher"
-    return f"NE {abs(relative):.2f} % {side} than the tuned baseline's" + _at(best.trial, baseline)
-
-
-def _at(best: TrialRecord, baseline: TrialRecord | None) -> str:
-    times = _times(best, baseline)
-    return f", at {times} its FLOPs" if times else ""
+    return f"NE {abs(relative):.2f} % {side} than the tuned baseline's{at}"
 
 
 def _times(best: TrialRecord, baseline: TrialRecord | None) -> str | None:
@@ -126,45 +106,38 @@ def _times(best: TrialRecord, baseline: TrialRecord | None) -> str | None:
 
 
 def _better(best: TrialRow, baseline: TrialRecord | None, record: StudyRecord) -> Answer:
-    ne = f"NE {decimals(best.ne, 5)} on validation"
-    question = "How much better?"
+    ne, question = f"NE {decimals(best.ne, 5)} on validation", "How much better?"
     if baseline is None or best.relative_percent is None:
-        return Answer(question=question, value=decimals(best.ne, 5), detail=f"{ne}; there is no baseline yet")
+        return Answer(question, decimals(best.ne, 5), f"{ne}; there is no baseline yet")
     if best.trial.number == baseline.number:
-        detail = f"{ne}: the baseline itself is the best"
-        return Answer(question=question, value="0.00 %", detail=detail, tone=BAD)
-    against = trial_rows(record, (record.baseline_for(best.trial) or baseline,))[0]
-    tone = GOOD if best.relative_percent < 0 else BAD
+        return Answer(question, "0.00 %", f"{ne}: the baseline itself is the best", BAD)
+    (against,) = trial_rows(record, (record.baseline_for(best.trial) or baseline,))
     detail = f"{ne} against the baseline's {decimals(against.ne, 5)}; lower is better"
-    return Answer(question=question, value=percent(best.relative_percent), detail=detail, tone=tone)
+    return Answer(
+        question, percent(best.relative_percent), detail, GOOD if best.relative_percent < 0 else BAD
+    )
 
 
-def _cost(best: TrialRecord, baseline: TrialRecord | None, record: StudyRecord) -> Answer:
+def _cost(row: TrialRow, baseline: TrialRecord | None, record: StudyRecord) -> Answer:
+    best, cheaper = row.trial, ""
     times, serving_ms = _times(best, baseline), best.plan.serving_ms
     other = baseline if baseline is not None and baseline.number != best.number else None
+    # the knee beside a best that costs more
+    knee = find(record, record.knee) if other else None
+    if knee is not None and (knee.job.flops or 0.0) < (best.job.flops or 0.0):
+        (knee_row,) = trial_rows(record, (knee,))
+        if knee_times := _times(knee, baseline):
+            cheaper = f"cheaper: trial {knee.number}, {percent(knee_row.relative_percent)} at {knee_times}"
     details = (
         f"{times} the baseline's {si(other.job.flops)}" if times and other else "",
         f"{si(best.job.parameters)} dense parameters" if best.job.parameters is not None else "",
         f"{byte_size(best.job.weights_bytes)} of weights" if best.job.weights_bytes is not None else "",
         f"{milliseconds(serving_ms)} for a request" if serving_ms is not None else "",
-        _cheaper(best, baseline, record),
+        cheaper,
     )
     return Answer(
-        question="At what cost?",
-        value=f"{si(best.job.flops)} FLOPs per example",
-        detail=", ".join(filter(None, details)),
+        "At what cost?", f"{si(best.job.flops)} FLOPs per example", ", ".join(filter(None, details))
     )
-
-
-def _cheaper(best: TrialRecord, baseline: TrialRecord | None, record: StudyRecord) -> str:
-    """The knee beside a best that costs more; empty if the knee costs no less."""
-    knee = find(record, record.knee)
-    if knee is None or baseline is None or best.number == baseline.number:
-        return ""
-    if (knee.job.flops or 0.0) >= (best.job.flops or 0.0):
-        return ""
-    relative, times = trial_rows(record, (knee,))[0].relative_percent, _times(knee, baseline)
-    return f"cheaper: trial {knee.number}, {percent(relative)} at {times}" if times else ""
 
 
 def _certain(comparison: Comparison | None, record: StudyRecord) -> Answer:
@@ -172,44 +145,28 @@ def _certain(comparison: Comparison | None, record: StudyRecord) -> Answer:
     if comparison is None:
         once = "Each candidate was trained once, and validation chose among them"
         how = "; confirm retrains the winners and the baseline from several seeds" if record.finished else ""
-        return Answer(question=question, value="Not confirmed yet", detail=once + how, tone=OPEN)
-    tone = {Better.YES: GOOD, Better.NO: BAD}.get(comparison.better, OPEN)
+        return Answer(question, "Not confirmed yet", once + how, OPEN)
     of = "" if comparison.trial == record.best else f"Trial {comparison.trial}, the nearest: "
-    seeds = len(comparison.seeds)
-    return Answer(
-        question=question,
-        value=VERDICTS[comparison.better],
-        detail=(
-            f"{of}{percent(comparison.difference_percent)} on test, 95 % interval {interval(comparison)}, "
-            f"{seeds} seeds; {decimals(comparison.detectable_percent, 2)} % could have been shown"
-        ),
-        tone=tone,
+    detail = (
+        f"{of}{percent(comparison.difference_percent)} on test, 95 % interval {interval(comparison)}, "
+        f"{len(comparison.seeds)} seeds; {decimals(comparison.detectable_percent, 2)} % could have been shown"
     )
-
-
-def _drawn(comparison: Comparison | None) -> Interval | None:
-    if comparison is None:
-        return None
-    values = (comparison.low_percent, comparison.difference_percent, comparison.high_percent)
-    return Interval(low=values[0], point=values[1], high=values[2]) if all(map(known, values)) else None
+    value, tone = VERDICTS[comparison.better]
+    return Answer(question, value, detail, tone)
 
 
 def _fits(best: TrialRecord, record: StudyRecord) -> Answer:
-    question, plan = "Does it fit?", best.plan.summary
+    question, plan, cluster = "Does it fit?", best.plan.summary, record.cluster
     executed = best.result.technique
-    if record.cluster is None or plan is None or plan.peak_bytes is None:
-        value = executed or "Not planned"
-        return Answer(question=question, value=value, detail="no plan was made for a cluster")
-    cluster = record.cluster
+    if cluster is None or plan is None or plan.peak_bytes is None:
+        return Answer(question, executed or "Not planned", "no plan was made for a cluster")
     ranks = prod(map(int, plan.ranks.split("x"))) if plan.ranks else cluster.hosts * cluster.gpus_per_host
     size = f"{byte_size(plan.peak_bytes)} of {byte_size(cluster.hbm)} per rank"
     where = f"on {ranks} {'rank' if ranks == 1 else 'ranks'} of {cluster_words(cluster)}"
-    trained = f"; trained here with {executed}" if executed and executed != plan.strategy else ""
     if not plan.fits:
-        detail = f"{size} {where}: {plan.remedy or plan.reason}"
-        return Answer(question=question, value="No technique fits", detail=detail, tone=BAD)
-    detail = f"{size} {where}, predicted{trained}"
-    return Answer(question=question, value=f"Yes, with {plan.strategy}", detail=detail, tone=GOOD)
+        return Answer(question, "No technique fits", f"{size} {where}: {plan.remedy or plan.reason}", BAD)
+    trained = f"; trained here with {executed}" if executed and executed != plan.strategy else ""
+    return Answer(question, f"Yes, with {plan.strategy}", f"{size} {where}, predicted{trained}", GOOD)
 
 
 def cluster_words(cluster: ClusterSummary) -> str:
@@ -217,15 +174,7 @@ def cluster_words(cluster: ClusterSummary) -> str:
     return "this machine" if cluster.name == "this" else cluster.name
 
 
-def _share(best: TrialRecord, record: StudyRecord) -> float | None:
-    plan = best.plan.summary
-    if record.cluster is None or plan is None or plan.peak_bytes is None or not record.cluster.hbm:
-        return None
-    return plan.peak_bytes / record.cluster.hbm
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class Command(NamedTuple):
     """A command and what it is for."""
 
     purpose: str
@@ -235,35 +184,21 @@ class Command:
 def next_commands(record: StudyRecord) -> tuple[Command, ...]:
     """Returns what a person runs next, the most useful first."""
     directory = shlex.quote(record.directory)
+    export = Command("Take the best away", f"dhen-search export {directory} --pick best --out winner")
     if record.best is None or not record.finished:
-        way = (
-            Command(purpose="See how far it is", line=f"dhen-search status {directory}")
-            if record.running and not record.finished
-            else Command(purpose="Go on with the study", line=f"dhen-search run --out {directory}")
-        )
-        return (way, *_export(record, directory)[:1])
-    confirm = Command(purpose="Find out whether it is certain", line=confirm_command(record))
-    confirmed = record.comparison(record.best) is not None or record.best == record.baseline
-    return (*(() if confirmed else (confirm,)), *_export(record, directory))
+        way = Command("Go on with the study", f"dhen-search run --out {directory}")
+        if record.running and not record.finished:
+            way = Command("See how far it is", f"dhen-search status {directory}")
+        return (way,) if record.best is None else (way, export)
+    predict = Command("Score rows with it", "dhen-search predict winner --data new.csv --out scores.csv")
+    if record.comparison(record.best) is not None or record.best == record.baseline:
+        return export, predict
+    return Command("Find out whether it is certain", confirm_command(record)), export, predict
 
 
 def export_line(record: StudyRecord, number: int) -> str:
     """Returns the command that exports the trial with this number."""
     return f"dhen-search export {shlex.quote(record.directory)} --pick {number} --out trial-{number}"
-
-
-def _export(record: StudyRecord, directory: str) -> tuple[Command, ...]:
-    if record.best is None:
-        return ()
-    return (
-        Command(
-            purpose="Take the best away", line=f"dhen-search export {directory} --pick best --out winner"
-        ),
-        Command(
-            purpose="Score rows with it",
-            line="dhen-search predict winner --data new.csv --out scores.csv",
-        ),
-    )
 
 
 def facts(record: StudyRecord) -> tuple[tuple[str, str], ...]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import plotly.graph_objects as go
 
 from dashboards.figures.style import BLUE, VERMILION, drawing, empty, text
 from dashboards.names import MISSING, byte_size, decimals, duration, known, percent, si, trial_name
 from dashboards.report.answers import Command, facts, telling_comparison
-from dashboards.report.page import environment, figure_data, packed_plotly, scripts, write_page
+from dashboards.report.page import environment, figure_data, packed_plotly, scripts
 from dashboards.rows import TrialRow, baseline_ne, find, trial_rows
 from dashboards.sentences.summary import progress
 from dashboards.sentences.winners import interval
@@ -20,16 +19,6 @@ from trials.records.trial_record import Metrics
 
 SCRIPTS = ("elements.js", "units.js", "plotly.js", "figures.js", "copy.js", "compare.js")
 COLORS = (BLUE, VERMILION)
-
-
-def write_comparison(first: StudyRecord, second: StudyRecord, path: Path) -> None:
-    """Writes the report of two studies.
-
-    Raises:
-        UserError: when the path is a folder.
-        OSError: when the file cannot be written.
-    """
-    write_page(path, lambda: render_comparison(first, second))
 
 
 def render_comparison(first: StudyRecord, second: StudyRecord) -> str:
@@ -47,10 +36,7 @@ def render_comparison(first: StudyRecord, second: StudyRecord) -> str:
             best=best_rows(first, second),
             settings=different_settings(first, second),
             commands=[
-                Command(
-                    purpose=f"The report of {name}",
-                    line=f"dhen-search report {shlex.quote(record.directory)} --open",
-                )
+                Command(f"The report of {name}", f"dhen-search report {shlex.quote(record.directory)} --open")
                 for name, record in zip(names, records, strict=True)
             ],
             plotly=packed_plotly(),
@@ -141,8 +127,8 @@ def not_comparable(first: StudyRecord, second: StudyRecord) -> tuple[str, ...]:
 
 def best_rows(first: StudyRecord, second: StudyRecord) -> list[tuple[str, str, str]]:
     """Returns the best of each side by side: name of a number, and its text in both studies."""
-    columns = [_best(record) for record in (first, second)]
-    return [(name, columns[0][name], columns[1][name]) for name in columns[0]]
+    one, other = _best(first), _best(second)
+    return [(name, one[name], other[name]) for name in one]
 
 
 def different_settings(first: StudyRecord, second: StudyRecord) -> list[tuple[str, str, str]]:

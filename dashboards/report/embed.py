@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
+from types import NoneType
 from typing import Any, TypeVar
 
 from dashboards.names import IN_WORDS, UNNAMED, as_list, byte_size, counted_from_one, duration, known
@@ -24,7 +25,7 @@ from dashboards.report.answers import cluster_words, export_line
 from dashboards.rows import Column, TrialRow, columns_of, trial_rows
 from dhen.cost import ATTENTION, LOOKUP, MATMUL, CostRow
 from trials.records.study_record import StudyRecord, relative_ne_curve
-from trials.records.trial_record import Attempt, TrialRecord
+from trials.records.trial_record import TrialRecord
 
 T = TypeVar("T")
 PERCENT_SCALE, NE_SCALE = 1e4, 1e6
@@ -82,7 +83,7 @@ def study_data(record: StudyRecord) -> dict[str, Any]:
                 "id": column.id,
                 "title": column.title,
                 "help": column.help,
-                "number": column.number is not None,
+                "number": column.unit is not None,
                 "shown": column.shown.value,
             }
             for column in columns
@@ -109,7 +110,7 @@ def _trial(
 ) -> dict[str, Any]:
     trial, (costs, grids, axes) = row.trial, shared
     cells = [column.cell(row) for column in columns]
-    numbers = [number for column, (_, number) in zip(columns, cells, strict=True) if column.number]
+    numbers = [number for column, (_, number) in zip(columns, cells, strict=True) if column.unit]
     return {
         "n": trial.number,
         "kind": trial.kind.value,
@@ -120,28 +121,37 @@ def _trial(
         "keys": numbers,
         "flops": trial.job.flops if known(trial.job.flops) else None,
         "model": architecture(trial),
-        "cost": _cost(trial, costs),
+        # a layer's name and the places of its modules' costs
+        "cost": [
+            [layer, [costs.place(module, partial(_module, *module)) for module in modules.items()]]
+            for layer, modules in folded(trial.job.cost).items()
+        ],
         "held": held(trial),
         "curve": _curve(trial, record, grids),
-        "attempts": [_attempt(attempt) for attempt in trial.attempts],
+        "attempts": [
+            [
+                attempt.strategy,
+                IN_WORDS[attempt.outcome],
+                attempt.executed or "",
+                byte_size(attempt.predicted_bytes),
+                byte_size(attempt.measured_bytes),
+                duration(attempt.seconds),
+                # one that was moved ended for what is said of its slow rank
+                "; ".join(dict.fromkeys(filter(None, (attempt.replaced, attempt.slow_rank, attempt.error)))),
+            ]
+            for attempt in trial.attempts
+        ],
         "point": [
-            [axes.place(axis, partial(str, axis)), value if known_scalar(value) else str(value)]
+            # what can't stand in JSON as it is, is a text
+            [
+                axes.place(axis, partial(str, axis)),
+                value
+                if isinstance(value, (bool, int, NoneType)) or (isinstance(value, float) and known(value))
+                else str(value),
+            ]
             for axis, value in trial.point.items()
         ],
     }
-
-
-def known_scalar(value: Any) -> bool:
-    """Whether a value can stand in JSON as it is."""
-    return value is None or isinstance(value, (str, bool, int)) or (isinstance(value, float) and known(value))
-
-
-def _cost(trial: TrialRecord, costs: Shared) -> list[list[Any]]:
-    """Pairs of a layer's name and the places of its modules' costs."""
-    return [
-        [layer, [costs.place(module, partial(_module, *module)) for module in modules.items()]]
-        for layer, modules in folded(trial.job.cost).items()
-    ]
 
 
 def _module(name: str, rows: Sequence[CostRow]) -> dict[str, Any]:
@@ -158,18 +168,19 @@ def _module(name: str, rows: Sequence[CostRow]) -> dict[str, Any]:
 def _curve(trial: TrialRecord, record: StudyRecord, grids: Shared) -> dict[str, Any] | None:
     """Returns the learning curve relative to the baseline's; if there is none to compare with, of NE."""
     baseline = record.baseline_for(trial)
-    pairs = relative_ne_curve(trial.result.curve, baseline.result.curve) if baseline else ()
-    if pairs:
-        return _points(pairs, PERCENT_SCALE, grids) | {"relative": True}
-    absolute = list(zip(trial.result.curve.examples, trial.result.curve.ne, strict=True))
-    return _points(absolute, NE_SCALE, grids) if absolute else None
-
-
-def _points(pairs: Sequence[tuple[int, float]], scale: float, grids: Shared) -> dict[str, Any]:
+    pairs: Sequence[tuple[int, float]] = ()
+    if baseline:
+        pairs = relative_ne_curve(trial.result.curve, baseline.result.curve)
+    scale, relative = PERCENT_SCALE, {"relative": True}
+    if not pairs:
+        pairs = list(zip(trial.result.curve.examples, trial.result.curve.ne, strict=True))
+        scale, relative = NE_SCALE, {}
+    if not pairs:
+        return None
     kept = thinned(pairs, MOST_POINTS)
     examples = tuple(count for count, _ in kept)
     values = [round(value * scale) if known(value) else None for _, value in kept]
-    return {"grid": grids.place(examples, lambda: list(examples)), "values": values}
+    return {"grid": grids.place(examples, lambda: list(examples)), "values": values} | relative
 
 
 def thinned(values: Sequence[T], most: int) -> list[T]:
@@ -181,19 +192,6 @@ def thinned(values: Sequence[T], most: int) -> list[T]:
     return [values[round(place * step)] for place in range(most)]
 
 
-def _attempt(attempt: Attempt) -> list[str]:
-    return [
-        attempt.strategy,
-        IN_WORDS[attempt.outcome],
-        attempt.executed or "",
-        byte_size(attempt.predicted_bytes),
-        byte_size(attempt.measured_bytes),
-        duration(attempt.seconds),
-        # one that was moved ended for what is said of its slow rank
-        "; ".join(dict.fromkeys(filter(None, (attempt.replaced, attempt.slow_rank, attempt.error)))),
-    ]
-
-
 def _short(value: float) -> float | int | None:
     """A number in whole units where it is large enough; None for NaN and infinity."""
     if not known(value):
@@ -203,24 +201,33 @@ def _short(value: float) -> float | int | None:
 
 def architecture(trial: TrialRecord) -> dict[str, Any]:
     """Returns the diagram's data: inputs, layers (equal neighbours counted) and head."""
-    model = trial.job.model
+    model, cost = trial.job.model, trial.job.cost
     dim = _whole(model.get("embedding_dim"))
     layers = [layer for layer in as_list(model.get("layers")) if isinstance(layer, Mapping)]
-    inputs = _inputs(trial.job.cost, model, layers, dim)
+    boxes = [_layer(layer, index) for index, layer in enumerate(layers)]
+    tables = [row.name for row in cost if row.kind == LOOKUP]
+    numeric = any(row.name.startswith("features.numeric") for row in cost)
+    # the embeddings that reach the first layer: what its shortcut maps from, where that is a map; else tables and
+    # numeric inputs are counted
+    summed = model.get("buckets", "summed") == "summed"
+    inputs = sum(not (summed and name.endswith(BUCKET)) for name in tables) + numeric or None
+    each = boxes[0]["out"] if boxes else None
+    shortcut = next((row.flops for row in cost if row.name == "layer0.shortcut"), 0.0)
+    if shortcut and each and dim and not model.get("members"):
+        inputs = round(shortcut / (2 * each * dim))
     drawn: list[dict[str, Any]] = []
     embeddings = inputs
-    for index, layer in enumerate(layers):
-        box = _layer(layer, embeddings, index)
-        embeddings = box["out"]
-        if drawn and _alike(drawn[-1], box):
+    for box in boxes:
+        box["in"], embeddings = embeddings, box["out"]
+        if drawn and drawn[-1] | {"first": box["first"], "count": 1} == box:
             drawn[-1]["count"] += 1
         else:
             drawn.append(box)
     return {
         "family": str(model.get("family") or UNNAMED),
         "dim": dim,
-        "tables": sum(row.kind == LOOKUP for row in trial.job.cost),
-        "numeric": any(row.name.startswith("features.numeric") for row in trial.job.cost),
+        "tables": len(tables),
+        "numeric": numeric,
         "inputs": inputs,
         "layers": drawn,
         "head": [str(width) for width in as_list(model.get("head"))],
@@ -231,7 +238,7 @@ def architecture(trial: TrialRecord) -> dict[str, Any]:
     }
 
 
-def _layer(layer: Mapping[str, Any], embeddings: int | None, index: int) -> dict[str, Any]:
+def _layer(layer: Mapping[str, Any], index: int) -> dict[str, Any]:
     modules = [_component(module) for module in as_list(layer.get("modules"))]
     ensemble = _component(layer.get("ensemble", "sum"))
     each = _whole(layer.get("out_embeddings"))
@@ -245,34 +252,10 @@ def _layer(layer: Mapping[str, Any], embeddings: int | None, index: int) -> dict
         "pre": layer.get("norm_placement") == "pre",
         "shortcut": layer.get("shortcut", True) is not False,
         "raw": bool(layer.get("raw_numeric")),
-        "in": embeddings,
+        "in": None,  # what the layer before puts out
         "each": each,
         "out": each * joined if each is not None else None,
     }
-
-
-def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    same = (key for key in one if key not in ("first", "count"))
-    return all(one[key] == other[key] for key in same)
-
-
-def _inputs(
-    cost: Sequence[CostRow], model: Mapping[str, Any], layers: Sequence[Mapping[str, Any]], dim: int | None
-) -> int | None:
-    """Returns M, the number of embeddings that reach the first layer; None if the cost table does not say.
-
-    It is what the first layer's shortcut maps from, where that is a map; else tables and numeric inputs are
-    counted.
-    """
-    each = _whole(_layer(layers[0], None, 0)["out"]) if layers else None
-    shortcut = next((row.flops for row in cost if row.name == "layer0.shortcut"), 0.0)
-    if shortcut and each and dim and not model.get("members"):
-        return round(shortcut / (2 * each * dim))
-    summed = model.get("buckets", "summed") == "summed"
-    tables = [row.name for row in cost if row.kind == LOOKUP]
-    entering = [name for name in tables if not (summed and name.endswith(BUCKET))]
-    numeric = any(row.name.startswith("features.numeric") for row in cost)
-    return len(entering) + numeric or None
 
 
 def _component(value: Any) -> tuple[str, str]:
@@ -285,15 +268,16 @@ def _component(value: Any) -> tuple[str, str]:
 
 def _settings(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Settings in words; those that are not set are left out."""
-    return [(key.replace("_", " "), _words(value)) for key, value in values.items() if value is not None]
-
-
-def _words(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return "-".join(map(str, value)) or "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    words = []
+    for key, value in values.items():
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        if isinstance(value, (list, tuple)):
+            text = "-".join(map(str, value)) or "none"
+        elif isinstance(value, bool):
+            text = "yes" if value else "no"
+        if value is not None:
+            words.append((key.replace("_", " "), text))
+    return words
 
 
 def _whole(value: Any) -> int | None:
@@ -308,12 +292,16 @@ def folded(cost: Iterable[CostRow]) -> dict[str, dict[str, tuple[CostRow, ...]]]
         layer, module, rest = _place(row.name)
         named = CostRow(rest, row.kind, row.flops, row.parameters, row.bytes)
         layers.setdefault(layer, {}).setdefault(module, []).append(named)
-    return {
-        counted_from_one(layer): {
-            _module_name(module, modules): tuple(rows) for module, rows in modules.items()
-        }
-        for layer, modules in layers.items()
-    }
+    named_layers: dict[str, dict[str, tuple[CostRow, ...]]] = {}
+    for layer, modules in layers.items():
+        named_layers[counted_from_one(layer)] = of_layer = {}
+        for module, rows in modules.items():
+            # `attention` for `attention0` where the layer has one, else `attention 1`, `attention 2` ...
+            kind = _unnumbered(module)
+            alike = [other for other in modules if _unnumbered(other) == kind]
+            several = kind != module and len(alike) > 1
+            of_layer[f"{kind} {alike.index(module) + 1}" if several else kind] = tuple(rows)
+    return named_layers
 
 
 def _place(name: str) -> tuple[str, str, str]:
@@ -327,16 +315,6 @@ def _place(name: str) -> tuple[str, str, str]:
         module, _, part = rest.partition(".")
         return first, module, part or module
     return _unnumbered(first), _unnumbered(first), name
-
-
-def _module_name(module: str, modules: Iterable[str]) -> str:
-    """`attention` for `attention0` where the layer has one, else `attention 1`, `attention 2` ..."""
-    match = _NUMBERED.fullmatch(module)
-    if match is None:
-        return module
-    kind = match[1]
-    alike = [other for other in modules if _unnumbered(other) == kind]
-    return kind if len(alike) == 1 else f"{kind} {alike.index(module) + 1}"
 
 
 def _unnumbered(name: str) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import base64
 import gzip
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from html import unescape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
@@ -29,7 +28,6 @@ from dashboards.sentences.winners import explanation, winners_table
 from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
 from trials.records.study_record import StudyRecord
-from trials.records.trial_record import TrialRecord
 
 TEMPLATES = Path(__file__).parent / "templates"
 STYLES = ("page.css", "overview.css", "tables.css", "candidate.css", "print.css")
@@ -46,8 +44,7 @@ FEWEST_EACH = 6
 PLOTLY_CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtons": [["toImage", "resetScale2d"]]}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Live:
+class Live(NamedTuple):
     """What a server says of a page that it serves, so that the page follows the study."""
 
     url: str
@@ -153,8 +150,7 @@ def scripts(names: Sequence[str]) -> Markup:
     return Markup("\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in names))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FigureData:
+class FigureData(NamedTuple):
     """A figure with its texts apart, so that they wrap and are read aloud."""
 
     name: str
@@ -215,14 +211,12 @@ def with_thin_curves(record: StudyRecord) -> StudyRecord:
     if sum(counts) <= MOST_DRAWN_POINTS:
         return record
     most = max(FEWEST_EACH, MOST_DRAWN_POINTS // len(counts))
-    thin = (trial if trial.number in whole else _thin(trial, most) for trial in record.trials)
-    return record.replace(trials=tuple(thin))
-
-
-def _thin(trial: TrialRecord, most: int) -> TrialRecord:
-    curve = trial.result.curve
-    if len(curve) <= most:
-        return trial
-    best = min(curve, key=lambda point: point.validation.ne)
-    kept = {point.examples: point for point in (*thinned(curve, most - 1), best)}
-    return trial.with_result(curve=tuple(sorted(kept.values(), key=lambda point: point.examples)))
+    trials = []
+    for trial in record.trials:
+        curve = trial.result.curve
+        if trial.number not in whole and len(curve) > most:
+            best = min(curve, key=lambda point: point.validation.ne)
+            kept = {point.examples: point for point in (*thinned(curve, most - 1), best)}
+            trial = trial.with_result(curve=tuple(sorted(kept.values(), key=lambda point: point.examples)))
+        trials.append(trial)
+    return record.replace(trials=tuple(trials))

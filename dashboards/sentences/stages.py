@@ -5,15 +5,13 @@ for."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
 from statistics import median
 
 from dashboards.names import byte_size, decimals, duration, milliseconds, percent, short_name, si
-from dashboards.rows import find, known_ne
+from dashboards.rows import find, known_ne, winner_reasons
 from dashboards.sentences.winners import confirm_command, diverged
 from trials.records.study_record import (
-    EarlierStudy,
-    ExpectedGain,
     FoundPasses,
     StudyRecord,
     covered_seconds,
@@ -43,7 +41,20 @@ LEAST_RANKED = 3
 
 def warm_starts(record: StudyRecord) -> list[str]:
     """What was reused of each earlier study, and why the rest was not."""
-    return [_warm_start(earlier, record.seed) for earlier in record.earlier]
+    said = []
+    for study in record.earlier:
+        seeds = f" (seed {study.seed}, here {record.seed})" if study.seed != record.seed else ""
+        about = f"Warm start: {study.reused} of {study.candidates} candidates of {study.directory}{seeds}"
+        left = []
+        for kind, reasons in study.left.items():
+            named = [f"{reason} x {count}" for reason, count in Counter(reasons).most_common(SHOWN)]
+            if len(reasons) == 1:
+                named = list(reasons)
+            elif len(reasons) > SHOWN:
+                named.append(f"and {len(reasons) - SHOWN} other reasons")
+            left.append(f"{sum(reasons.values())} {kind} ({'; '.join(named)})")
+        said.append("; ".join([about, ", ".join(left)] if left else [about]) + ".")
+    return said
 
 
 def proposed(record: StudyRecord) -> list[str]:
@@ -52,23 +63,20 @@ def proposed(record: StudyRecord) -> list[str]:
     trials = [trial for trial in record.candidates if trial.origin.proposal is not None]
     if not trials and not record.refused:
         return []
-    credits = "; ".join(_credit(trial, record) for trial in trials) or "none"
-    said = [f"Proposals from outside that were taken: {credits}."]
+    credits = []
+    for trial in trials:
+        assert trial.origin.proposal is not None
+        ne = _ne(trial)
+        came_to = f"NE {decimals(ne, 5)}" if ne is not None else trial.result.outcome.value.replace("_", " ")
+        outside = ", outside the space" if trial.origin.proposal.outside else ""
+        front = ", on the front" if trial.number in record.front else ""
+        credits.append(f"trial {trial.number}{trial.origin.proposal.by_words}, {came_to}{outside}{front}")
+    said = [f"Proposals from outside that were taken: {'; '.join(credits) or 'none'}."]
     said += (
         f"Proposal {refusal.line}{refusal.by_words} was not trained: {refusal.reason}"
         for refusal in record.refused
     )
     return said
-
-
-def _credit(trial: TrialRecord, record: StudyRecord) -> str:
-    """`trial 5 by ada, NE 0.76113, on the front`."""
-    assert trial.origin.proposal is not None
-    ne = _ne(trial)
-    came_to = f"NE {decimals(ne, 5)}" if ne is not None else trial.result.outcome.value.replace("_", " ")
-    outside = ", outside the space" if trial.origin.proposal.outside else ""
-    front = ", on the front" if trial.number in record.front else ""
-    return f"trial {trial.number}{trial.origin.proposal.by_words}, {came_to}{outside}{front}"
 
 
 def over_limits(record: StudyRecord) -> str | None:
@@ -81,10 +89,23 @@ def over_limits(record: StudyRecord) -> str | None:
     if over < len(judged):
         limits = " or the ".join(record.limits.words)
         return f"{over} of {len(judged)} candidates are over the {limits} and were not trained."
-    limits, least = " and the ".join(record.limits.words), ", ".join(_least(record, judged))
+    # the least seen of each limited quantity; only candidates within the other limits have a time
+    least, serving = [], record.serving
+    times = [trial.plan.serving_ms for trial in judged if trial.plan.serving_ms is not None]
+    if times:
+        least.append(f"the fastest takes {milliseconds(min(times))}")
+    if serving.max_bytes is not None:
+        smallest = min(trial.job.weights_bytes or 0 for trial in judged)
+        least.append(f"the smallest has {byte_size(smallest)} of weights")
+    if serving.max_flops is not None:
+        cheapest = min(trial.job.flops or 0.0 for trial in judged)
+        least.append(f"the cheapest needs {si(cheapest)} FLOPs per example")
+    if record.max_table_bytes is not None:
+        smallest = min(trial.job.table_bytes or 0 for trial in judged)
+        least.append(f"the smallest has {byte_size(smallest)} of embedding tables")
     return (
-        f"No candidate meets the {limits}: of {len(judged)} that were seen, {least}. "
-        "Raise the limits, or search a space with smaller models."
+        f"No candidate meets the {' and the '.join(record.limits.words)}: of {len(judged)} that were seen, "
+        f"{', '.join(least)}. Raise the limits, or search a space with smaller models."
     )
 
 
@@ -94,9 +115,22 @@ def tuned(record: StudyRecord) -> str | None:
     for trial in record.candidates:
         if trial.origin.tuned_from is not None:
             by_first.setdefault(trial.origin.tuned_from, []).append(trial)
-    gains = (_gain(find(record, first), trials) for first, trials in by_first.items())
-    joined = "; ".join(gain for gain in gains if gain)
-    return f"Training settings tuned again: {joined}." if joined else None
+    gains = []
+    for number, trials in by_first.items():
+        first = find(record, number)
+        before, done = _ne(first), [(ne, trial.number) for trial in trials if (ne := _ne(trial)) is not None]
+        if first is None or before is None or not done:
+            continue
+        ne, best = min(done)
+        count = f"{len(trials)} trial" + "s" * (len(trials) > 1)
+        about = f"trial {number} ({short_name(first.job.model)})"
+        if ne >= before:
+            gains.append(f"{about} stays at NE {decimals(before, 5)} ({count}, none better)")
+            continue
+        relative = percent(relative_ne_percent(ne, before))
+        change = f"from NE {decimals(before, 5)} to {decimals(ne, 5)}"
+        gains.append(f"{about} {change} ({relative}, trial {best}; {count})")
+    return f"Training settings tuned again: {'; '.join(gains)}." if gains else None
 
 
 def passes_found(record: StudyRecord) -> str | None:
@@ -152,56 +186,16 @@ def promotion(record: StudyRecord) -> str | None:
     best = min((trial for trial in done if trial.kind is TrialKind.CANDIDATE), key=_ne_or_nan, default=None)
     if best is None or record.baseline not in {trial.number for trial in done}:
         return f"{part}; of the front and the baseline {len(done)} have been trained on all of them so far."
-    count = sum(trial.kind is TrialKind.CANDIDATE for trial in done)
-    front = "the front's candidate and the" if count == 1 else f"the front's {count} candidates and the"
+    field = [record.trial(_source(trial)) for trial in done if trial.kind is TrialKind.CANDIDATE]
+    front = "candidate" if len(field) == 1 else f"{len(field)} candidates"
+    first, before = best.origin.promoted_from, min(field, key=_ne_or_nan).number
+    source = f"trial {first} of the search, whose own best was {before}"
+    if before == first:
+        source = f"the search's own best, trial {before}"
     return (
-        f"{part}; {front} baseline were then trained on all of them, and what is said here is of these. "
-        f"{_tau(done, record)}{_first(best, done, record)}"
+        f"{part}; the front's {front} and the baseline were then trained on all of them, and what is said here is "
+        f"of these. {_tau(done, record)}The best of them on all rows is {source}."
     )
-
-
-def _warm_start(study: EarlierStudy, seed: int) -> str:
-    seeds = f" (seed {study.seed}, here {seed})" if study.seed != seed else ""
-    left = [f"{sum(reasons.values())} {kind} ({_most(reasons)})" for kind, reasons in study.left.items()]
-    about = f"Warm start: {study.reused} of {study.candidates} candidates of {study.directory}{seeds}"
-    return f"{about}; {', '.join(left)}." if left else f"{about}."
-
-
-def _most(reasons: dict[str, int]) -> str:
-    if len(reasons) == 1:
-        return next(iter(reasons))
-    by_count = sorted(reasons.items(), key=lambda pair: -pair[1])
-    named = [f"{reason} x {count}" for reason, count in by_count[:SHOWN]]
-    more = len(by_count) - SHOWN
-    return "; ".join(named + ([f"and {more} other reasons"] if more > 0 else []))
-
-
-def _least(record: StudyRecord, judged: list[TrialRecord]) -> Iterator[str]:
-    """Clauses on the least seen of each limited quantity; only candidates within the other limits have a time."""
-    times = [trial.plan.serving_ms for trial in judged if trial.plan.serving_ms is not None]
-    if times:
-        yield f"the fastest takes {milliseconds(min(times))}"
-    if record.serving.max_bytes is not None:
-        yield f"the smallest has {byte_size(min(trial.job.weights_bytes or 0 for trial in judged))} of weights"
-    if record.serving.max_flops is not None:
-        yield f"the cheapest needs {si(min(trial.job.flops or 0.0 for trial in judged))} FLOPs per example"
-    if record.max_table_bytes is not None:
-        smallest = min(trial.job.table_bytes or 0 for trial in judged)
-        yield f"the smallest has {byte_size(smallest)} of embedding tables"
-
-
-def _gain(first: TrialRecord | None, trials: list[TrialRecord]) -> str | None:
-    done = [(ne, trial.number) for trial in trials if (ne := _ne(trial)) is not None]
-    before = _ne(first)
-    if first is None or before is None or not done:
-        return None
-    ne, number = min(done)
-    count = f"{len(trials)} trial" + "s" * (len(trials) > 1)
-    about = f"trial {first.number} ({short_name(first.job.model)})"
-    if ne >= before:
-        return f"{about} stays at NE {decimals(before, 5)} ({count}, none better)"
-    relative = percent(relative_ne_percent(ne, before))
-    return f"{about} from NE {decimals(before, 5)} to {decimals(ne, 5)} ({relative}, trial {number}; {count})"
 
 
 def _tau(done: list[TrialRecord], record: StudyRecord) -> str:
@@ -217,16 +211,6 @@ def _tau(done: list[TrialRecord], record: StudyRecord) -> str:
     if math.isnan(tau):
         return ""
     return f"Kendall tau between both rankings is {decimals(tau, 2)}. "
-
-
-def _first(best: TrialRecord, done: list[TrialRecord], record: StudyRecord) -> str:
-    """Which trial is the best on all rows, and whether it was the best on a part of them."""
-    field = [record.trial(_source(trial)) for trial in done if trial.kind is TrialKind.CANDIDATE]
-    before = min(field, key=_ne_or_nan)
-    if before.number == best.origin.promoted_from:
-        return f"The best of them on all rows is the search's own best, trial {before.number}."
-    source = f"trial {best.origin.promoted_from} of the search, whose own best was {before.number}"
-    return f"The best of them on all rows is {source}."
 
 
 def _source(trial: TrialRecord) -> int:
@@ -248,9 +232,14 @@ def search_ended(record: StudyRecord) -> str | None:
     gain = record.expected_gain
     if gain is None:
         return None
+    # what the gain was held against: what is worth it, or what the log can show, whichever is more
+    worth, detectable = gain.worth_percent or 0.0, gain.detectable_percent or 0.0
+    against = f"this log's validation rows show no difference below {decimals(detectable, 2)} %"
+    if worth >= detectable:
+        against = f"less than {decimals(worth, 2)} % is not worth it (worth=)"
     return (
         f"The search ended after {gain.candidates} candidates with a result: {gain.more} more were expected to "
-        f"lower the best NE by {decimals(gain.percent, 2)} %, {_against(gain)}. "
+        f"lower the best NE by {decimals(gain.percent, 2)} %, and {against}. "
         f"The same command {'without worth= and ' if gain.worth_percent is not None else ''}with "
         "search_until=none goes on."
     )
@@ -298,35 +287,29 @@ def where_minutes_went(record: StudyRecord) -> str | None:
     if not record.finished or record.seconds_budget is None:
         return None
     stages: dict[str, list[TrialRecord]] = {}
+    refitted = {number for refit in record.refits for number in refit.networks}
     for trial in (*record.trials, *record.retrainings):
-        if trial.shared or trial.kind is TrialKind.AVERAGE or _came_later(trial, record):
+        retrained, began = trial.kind is TrialKind.RETRAINING, trial.origin.started_at
+        came_later = retrained and record.finished_at and began and began > record.finished_at
+        if trial.shared or trial.kind is TrialKind.AVERAGE or came_later:
             continue
-        stages.setdefault(_spent_on(trial, record), []).append(trial)
+        if trial.origin.promoted_from is not None:
+            spent_on = "trainings on all rows"
+        elif not retrained:
+            spent_on = SPENT_ON[trial.kind]
+        elif trial.job.origin is not None:
+            spent_on = "earlier periods"
+        elif trial.number in refitted:
+            spent_on = "training winners once more"
+        else:
+            spent_on = "retrainings from other seeds"
+        stages.setdefault(spent_on, []).append(trial)
     took = {name: seconds for name, some in stages.items() if (seconds := covered_seconds(some)) >= 0.05}
     rest = record.elapsed_seconds - sum(took.values())
     if not took or rest < 0.0:
         return None
     each = [f"{duration(seconds)} on {name}" for name, seconds in (*took.items(), ("all else", rest))]
     return f"Of its {duration(record.elapsed_seconds)} the study has spent {', '.join(each)}."
-
-
-def _came_later(trial: TrialRecord, record: StudyRecord) -> bool:
-    """Tells whether this is a retraining that began after the study had ended."""
-    ended, began = record.finished_at, trial.origin.started_at
-    return trial.kind is TrialKind.RETRAINING and ended is not None and began is not None and began > ended
-
-
-def _spent_on(trial: TrialRecord, record: StudyRecord) -> str:
-    """Returns what a trial or a retraining was for."""
-    if trial.origin.promoted_from is not None:
-        return "trainings on all rows"
-    if trial.kind is not TrialKind.RETRAINING:
-        return SPENT_ON[trial.kind]
-    if trial.job.origin is not None:
-        return "earlier periods"
-    if trial.number in {number for refit in record.refits for number in refit.networks}:
-        return "training winners once more"
-    return "retrainings from other seeds"
 
 
 def fewer_seeds(record: StudyRecord) -> str | None:
@@ -347,10 +330,10 @@ def fewer_seeds(record: StudyRecord) -> str | None:
 
 def fewer_winners(record: StudyRecord) -> str | None:
     """How few of the winners were confirmed, if there was no time for all; None if all were, or none."""
-    if record.choice is None or record.seconds_budget is None:
+    if record.seconds_budget is None:
         return None
-    winners = {winner.trial for winner in record.choice.winners}
-    confirmed = len(winners & {comparison.trial for comparison in record.comparisons})
+    winners = winner_reasons(record)
+    confirmed = len(winners.keys() & {comparison.trial for comparison in record.comparisons})
     if confirmed in (0, len(winners)):
         return None
     return (
@@ -380,11 +363,3 @@ def no_time_to_refit(trained: int, winners: int) -> str:
         f"For want of time {some} {'was' if trained < 2 else 'were'} trained once more on training and validation "
         "together; with refit=yes all are."
     )
-
-
-def _against(gain: ExpectedGain) -> str:
-    """What the expected gain was held against: what is worth it, or what the log can show, whichever is more."""
-    worth, detectable = gain.worth_percent or 0.0, gain.detectable_percent or 0.0
-    if worth >= detectable:
-        return f"and less than {decimals(worth, 2)} % is not worth it (worth=)"
-    return f"and this log's validation rows show no difference below {decimals(detectable, 2)} %"

@@ -23,7 +23,7 @@ from dashboards.names import (
     trial_name,
 )
 from dashboards.plans import overall_accuracy, share, signed
-from dashboards.rows import TrialRow, does_not_fit, find, trial_rows
+from dashboards.rows import does_not_fit, find, known_ne, relative_percent, trial_rows
 from dashboards.sentences.stages import (
     decay_left_out,
     fewer_seeds,
@@ -74,6 +74,8 @@ _UNFINISHED = tuple(outcome for outcome in Outcome if outcome.unfinished)
 def sentences(record: StudyRecord) -> tuple[str, ...]:
     """Sentences from the most important down; only what the record knows."""
     best, baseline = find(record, record.best), find(record, record.baseline)
+    unfit = does_not_fit(baseline) if baseline else None
+    failed = next((trial for trial in record.trials if trial.result.error), None)
     drafts = (
         _best(best, baseline, record),
         _objective(record),
@@ -106,8 +108,8 @@ def sentences(record: StudyRecord) -> tuple[str, ...]:
         _forced(record),
         _predictions(record),
         over_limits(record),
-        _baseline_fits(baseline),
-        _first_error(record) if best is None else None,
+        f"Warning: the baseline {unfit}" if unfit else None,
+        f"Trial {failed.number}: {failed.result.error}" if failed and best is None else None,
     )
     return tuple(draft for draft in drafts if draft)
 
@@ -126,15 +128,14 @@ def ended(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
 
 
 def _best(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyRecord) -> str:
-    if best is None or best.result.validation is None:
+    if best is None or known_ne(best) is None:
         return _no_result(record) if ended(record.candidates) else no_candidate(record)
-    name = f"trial {best.number} ({trial_name(best)})"
-    about = f"The best candidate, {name}, has NE {_ne(best)} on validation"
-    if baseline is None or baseline.result.validation is None:
+    about = f"The best candidate, trial {best.number} ({trial_name(best)}), has NE {_ne(best)} on validation"
+    relative = relative_percent(known_ne(best), known_ne(baseline))
+    if baseline is None or relative is None:
         return f"{about}; there is no baseline yet to compare it with."
     if best.number == baseline.number:
         return baseline_is_best(record)
-    relative = relative_ne_percent(best.result.validation.ne, baseline.result.validation.ne)
     against = f"trial {baseline.number} ({trial_name(baseline)}, NE {_ne(baseline)})"
     return f"{about}: {_side(relative)} the tuned baseline, {against}{_flops(best, baseline)}."
 
@@ -143,14 +144,11 @@ def _objective(record: StudyRecord) -> str | None:
     """Returns a sentence on what is scored, where that is not the splits by networks as they were trained."""
     if record.period is None:
         return None
+    length = f"{int(record.period):,} rows" if record.period.strip().isdigit() else record.period
     return (
-        f"NE is of periods of {_length(record.period)}, each scored before the network was trained on it "
+        f"NE is of periods of {length}, each scored before the network was trained on it "
         "(objective=next_period); curves are of validation as it was scored during training, all at once."
     )
-
-
-def _length(period: str) -> str:
-    return f"{int(period):,} rows" if period.strip().isdigit() else period
 
 
 def _no_result(record: StudyRecord) -> str:
@@ -196,13 +194,11 @@ def _knee(record: StudyRecord, baseline: TrialRecord | None) -> str | None:
         if len(record.front) < LEAST_WITH_A_KNEE:
             return None
         return "It is also the knee of the front, where more FLOPs stop paying."
-    relative = ""
-    if baseline is not None and baseline.result.validation is not None:
-        difference = relative_ne_percent(knee.result.validation.ne, baseline.result.validation.ne)
+    relative, difference = "", relative_percent(known_ne(knee), known_ne(baseline))
+    if baseline is not None and difference is not None:
         if difference >= 0 and (knee.job.flops or 0.0) >= (baseline.job.flops or 0.0):
             return None  # who has the baseline has no use for it
-        relative = f", {_side(difference)} the baseline"
-        relative += _flops(knee, baseline)
+        relative = f", {_side(difference)} the baseline{_flops(knee, baseline)}"
     about = f"trial {knee.number} ({trial_name(knee)}), has NE {_ne(knee)}"
     return f"The knee of the front, where more FLOPs stop paying, {about}{relative}."
 
@@ -241,9 +237,9 @@ def _distilled(record: StudyRecord) -> str | None:
         if trial.origin.distilled_from is not None and trial.result.validation
     ]
     changes = [
-        relative_ne_percent(trial.result.validation.ne, before.result.validation.ne)
+        change
         for trial, before in pairs
-        if trial.result.validation and before.result.validation
+        if (change := relative_percent(known_ne(trial), known_ne(before))) is not None
     ]
     if not changes:
         return None
@@ -267,10 +263,10 @@ def _floor(
         return None
     gap, won = before.ne - floor, before.ne - after.ne
     closed = f", {100 * won / gap:.0f} % of the gap closed" if gap > 0 and won > 0 else ""
+    far, near = (_side(relative_ne_percent(metrics.ne, floor)) for metrics in (before, after))
     return (
-        f"No model can go below NE {decimals(floor, 5)} on {split}: the baseline is "
-        f"{_side(relative_ne_percent(before.ne, floor))} that floor, the best candidate "
-        f"{_side(relative_ne_percent(after.ne, floor))}{closed}."
+        f"No model can go below NE {decimals(floor, 5)} on {split}: the baseline is {far} that floor, the best "
+        f"candidate {near}{closed}."
     )
 
 
@@ -288,11 +284,10 @@ def _test(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyR
     after, before = _metrics(best, "test"), _metrics(baseline, "test")
     if after is None:
         return None
+    unseen = "On the test split, which no choice has seen, the"
     if record.best == record.baseline:
-        return f"On the test split, which no choice has seen, the baseline has NE {decimals(after.ne, 5)}."
-    best_ne = (
-        f"On the test split, which no choice has seen, the best candidate has NE {decimals(after.ne, 5)}"
-    )
+        return f"{unseen} baseline has NE {decimals(after.ne, 5)}."
+    best_ne = f"{unseen} best candidate has NE {decimals(after.ne, 5)}"
     if before is None:
         return f"{best_ne}."
     relative = percent(relative_ne_percent(after.ne, before.ne))
@@ -391,18 +386,8 @@ def _predictions(record: StudyRecord) -> str | None:
     return " ".join(lines) or None
 
 
-def _baseline_fits(baseline: TrialRecord | None) -> str | None:
-    reason = does_not_fit(baseline) if baseline else None
-    return f"Warning: the baseline {reason}" if reason else None
-
-
-def _first_error(record: StudyRecord) -> str | None:
-    failed = next((trial for trial in record.trials if trial.result.error), None)
-    return f"Trial {failed.number}: {failed.result.error}" if failed else None
-
-
 def _ne(trial: TrialRecord) -> str:
-    return decimals(trial.result.validation.ne if trial.result.validation else None, 5)
+    return decimals(known_ne(trial), 5)
 
 
 def study_note(record: StudyRecord, link_to: LinkTo, views: Mapping[str, str]) -> str:
@@ -421,7 +406,20 @@ def study_note(record: StudyRecord, link_to: LinkTo, views: Mapping[str, str]) -
     end = f"See {pages}. dhen-search writes this note anew as the study goes on."
     shown = [row for row in trial_rows(record) if row.trial.number in (*record.front, record.baseline)]
     shown.sort(key=lambda row: row.trial.job.flops or 0.0)
-    rows = [_note_row(row, record, link_to) for row in shown]
+    rows = []
+    for row in shown:
+        trial, comparison = row.trial, record.comparison(row.trial.number)
+        name, link = _escaped(f"#{trial.number} {trial_name(trial)}"), link_to(trial.number)
+        marks = ", ".join(mark for mark in row.marks if mark != "front")
+        cells = (
+            (f"[{name}]({link})" if link else name) + (f" **{marks}**" if marks else ""),
+            decimals(row.ne, 5),
+            percent(row.relative_percent),
+            interval(comparison) if comparison else MISSING,
+            si(trial.job.flops),
+            _escaped(trial.result.technique or MISSING),
+        )
+        rows.append(cells)
 
     def note() -> str:
         table = "\n".join(f"| {' | '.join(cells)} |" for cells in (NOTE_COLUMNS, RULE, *rows)) if rows else ""
@@ -433,23 +431,6 @@ def study_note(record: StudyRecord, link_to: LinkTo, views: Mapping[str, str]) -
     while len(note()) > MOST_CHARACTERS and rows:
         rows.pop(0)  # the cheapest, which are the farthest from the best
     return note()
-
-
-def _note_row(row: TrialRow, record: StudyRecord, link_to: LinkTo) -> tuple[str, ...]:
-    """A trial of the front, or the baseline."""
-    trial = row.trial
-    name, link = _escaped(f"#{trial.number} {trial_name(trial)}"), link_to(trial.number)
-    marks = [mark for mark in row.marks if mark != "front"]
-    marked = f" **{', '.join(marks)}**" if marks else ""
-    comparison = record.comparison(trial.number)
-    return (
-        (f"[{name}]({link})" if link else name) + marked,
-        decimals(row.ne, 5),
-        percent(row.relative_percent),
-        interval(comparison) if comparison else MISSING,
-        si(trial.job.flops),
-        _escaped(trial.result.technique or MISSING),
-    )
 
 
 def _escaped(text: str) -> str:

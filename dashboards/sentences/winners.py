@@ -15,7 +15,7 @@ from dashboards.names import (
     si,
     trial_name,
 )
-from dashboards.rows import PlainTable, find
+from dashboards.rows import PlainTable, find, known_ne, winner_reasons
 from trials.records.findings import Better
 from trials.records.study_record import Comparison, StudyRecord, relative_ne_percent
 from trials.records.trial_record import Outcome, TrialRecord
@@ -35,15 +35,13 @@ def winners_table(record: StudyRecord) -> PlainTable:
         *("Trial", "Chosen as", "FLOPs", "NE on test", "Baseline", "Difference", "95 % interval", "p, Holm"),
         *("Detectable", "Better", "Model"),
     )
-    chosen_as = {
-        each.trial: ", ".join(each.reasons) for each in (record.choice.winners if record.choice else ())
-    }
+    reasons = winner_reasons(record)
     rows = []
     for each in record.comparisons:
         trial = record.trial(each.trial)
         row = (
             str(each.trial),
-            chosen_as.get(each.trial, ""),
+            ", ".join(reasons.get(each.trial, ())),
             si(trial.job.flops),
             decimals(each.ne, 5),
             decimals(each.baseline_ne, 5),
@@ -130,7 +128,7 @@ def better_line(record: StudyRecord, trial: TrialRecord) -> str:
             ": no candidate is better beyond the noise of choosing" if record.best == record.baseline else ""
         )
         return f"it is the baseline{best}"
-    if record.choice and trial.number not in [winner.trial for winner in record.choice.winners]:
+    if record.choice and trial.number not in winner_reasons(record):
         return "not confirmed: only the winners that were chosen are compared with the baseline"
     return f"not confirmed: {confirm_command(record)}"
 
@@ -208,7 +206,7 @@ def baseline_is_best(record: StudyRecord) -> str:
     """Says that the baseline is the best, in place of the sentence that compares the best with it."""
     choice, baseline = record.choice, record.trial(record.baseline or 0)
     assert choice is not None
-    ne = decimals(baseline.result.validation.ne if baseline.result.validation else None, 5)
+    ne = decimals(known_ne(baseline), 5)
     name = f"trial {baseline.number} ({trial_name(baseline)})"
     about = f"the best is the baseline itself, {name}, NE {ne} on validation"
     if choice.lowest == choice.baseline:
@@ -219,11 +217,10 @@ def baseline_is_best(record: StudyRecord) -> str:
 
 def winners_chosen(record: StudyRecord) -> str | None:
     """Which winners are scored on test, and what for; None before they are chosen."""
-    if record.choice is None or not record.choice.winners:
+    winners = winner_reasons(record)
+    if not winners:
         return None
-    named = "; ".join(
-        f"trial {winner.trial} ({', '.join(winner.reasons)})" for winner in record.choice.winners
-    )
+    named = "; ".join(f"trial {number} ({', '.join(reasons)})" for number, reasons in winners.items())
     return f"Chosen before test was looked at, and scored there beside the baseline: {named}."
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 
 from rich.table import Table
 from rich.text import Text
 
 from dashboards.names import MISSING, byte_size, si
-from trials.planner.estimates import MemoryEstimate, PricedStrategy, StepTime
+from trials.planner.estimates import PricedStrategy
 
 BEST_PER_SIZE = 3
 """Strategies shown of each number of techniques, beside those that only hold the state in one of the ways."""
@@ -56,12 +56,15 @@ def ladder_table(shown: Iterable[PricedStrategy], chosen: PricedStrategy | None,
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for priced in shown:
+        verdict = "fits, chosen" if priced is chosen else "fits"
+        if not priced.fits:
+            verdict = f"lacks {byte_size(priced.lacking_bytes)}"
         cells = (
             priced.strategy.name,
             byte_size(priced.memory.total),
             seconds(priced.time.total),
             si(batch_size / priced.seconds_per_batch),
-            _verdict(priced, chosen),
+            verdict,
         )
         style = "bold green" if priced is chosen else "" if priced.fits else "dim"
         table.add_row(*map(Text, cells), style=style)
@@ -89,16 +92,33 @@ def reasons(strategies: Sequence[PricedStrategy], chosen: PricedStrategy | None)
 
 def parts_table(priced: PricedStrategy) -> Table:
     """Memory and step time of one strategy by item, side by side; items that are 0 are left out."""
+    memory, time = priced.memory, priced.time
+    items = memory.model_dump(exclude={"activations_by_layer", "host", "margin", "peak_at", "servers"})
+    left = []
+    for name, value in items.items():
+        if value:
+            left.append((name.replace("_", " "), byte_size(value)))
+        if name == "activations":
+            # equal neighbours are one entry
+            for size, group in groupby(memory.activations_by_layer, key=lambda pair: pair[1]):
+                layers = [layer for layer, _ in group]
+                several = f"{layers[0]} ... {layers[-1]}, each"
+                entry = (f"  {layers[0] if len(layers) == 1 else several}", byte_size(size))
+                left += [entry] if size else []
+    left.append((f"peak, {memory.peak_at}", byte_size(memory.total)))
+    left += [("with the margin", byte_size(memory.needed))] if memory.margin else []
+    left += [("host memory (offload)", byte_size(memory.host))] if memory.host else []
+    left += [("servers on a host", byte_size(memory.servers))] if memory.servers else []
+    step = time.model_dump(exclude={"hidden", "total"})
+    right = [(name.replace("_", " "), seconds(value)) for name, value in step.items() if value]
+    right += [("hidden behind compute", f"-{seconds(time.hidden)}")] if time.hidden else []
+    right.append(("step", seconds(time.total) if time.total else MISSING))
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    columns = ("memory per rank", ""), ("step", "")
-    for name, numbers in columns:
-        table.add_column(name, no_wrap=True)
+    for title, numbers in (("memory per rank", ""), ("step", "")):
+        table.add_column(title, no_wrap=True)
         table.add_column(numbers, justify="right", no_wrap=True)
-    left, right = _memory(priced.memory), _time(priced.time)
-    for index in range(max(len(left), len(right))):
-        memory = left[index] if index < len(left) else ("", "")
-        time = right[index] if index < len(right) else ("", "")
-        table.add_row(*map(Text, (*memory, *time)))
+    for row in zip_longest(left, right, fillvalue=("", "")):
+        table.add_row(*(Text(cell) for entry in row for cell in entry))
     return table
 
 
@@ -116,45 +136,3 @@ def _size(priced: PricedStrategy) -> int:
 
 def _rank(priced: PricedStrategy) -> tuple[float, float]:
     return priced.lacking_bytes, priced.time.total
-
-
-def _verdict(priced: PricedStrategy, chosen: PricedStrategy | None) -> str:
-    if not priced.fits:
-        return f"lacks {byte_size(priced.lacking_bytes)}"
-    return "fits, chosen" if priced is chosen else "fits"
-
-
-def _memory(memory: MemoryEstimate) -> list[tuple[str, str]]:
-    items = memory.model_dump(exclude={"activations_by_layer", "host", "margin", "peak_at", "servers"})
-    rows = []
-    for name, value in items.items():
-        if value:
-            rows.append((_words(name), byte_size(value)))
-        if name == "activations":
-            rows += [
-                (f"  {layer}", byte_size(activations))
-                for layer, activations in _layers(memory)
-                if activations
-            ]
-    host = [("host memory (offload)", byte_size(memory.host))] if memory.host else []
-    host += [("servers on a host", byte_size(memory.servers))] if memory.servers else []
-    margin = [("with the margin", byte_size(memory.needed))] if memory.margin else []
-    return [*rows, (f"peak, {memory.peak_at}", byte_size(memory.total)), *margin, *host]
-
-
-def _layers(memory: MemoryEstimate) -> Iterable[tuple[str, int]]:
-    """Activations by layer; equal neighbours are one entry."""
-    for value, group in groupby(memory.activations_by_layer, key=lambda pair: pair[1]):
-        names = [name for name, _ in group]
-        yield (names[0], value) if len(names) == 1 else (f"{names[0]} ... {names[-1]}, each", value)
-
-
-def _time(time: StepTime) -> list[tuple[str, str]]:
-    items = time.model_dump(exclude={"hidden", "total"})
-    rows = [(_words(name), seconds(value)) for name, value in items.items() if value]
-    hidden = [("hidden behind compute", f"-{seconds(time.hidden)}")] if time.hidden else []
-    return [*rows, *hidden, ("step", seconds(time.total) if time.total else MISSING)]
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from rich.table import Table
 from rich.text import Text
 
 from dashboards.names import IN_WORDS, decimals, duration, milliseconds, percent, si
-from dashboards.rows import TrialRow, baseline_ne, columns_of, find, relative_percent, trial_rows
+from dashboards.rows import baseline_ne, columns_of, find, relative_percent, trial_rows
 from dashboards.sentences.summary import ended
 from trials.records.study_record import Stage, StageName, StudyRecord
 from trials.records.trial_record import Outcome, TrialKind, TrialRecord
@@ -43,16 +43,29 @@ def trial_table(record: StudyRecord, *, rows: int = 20) -> Table:
     What is left out is said below the table. Marks are words, not colour alone. Where the terminal is narrow
     the model's name gives way, never a number.
     """
-    chosen = heapq.nsmallest(rows, record.trials, key=_rank(record))
+    named, front = {record.baseline, record.best, record.knee}, set(record.front)
+
+    def rank(trial: TrialRecord) -> tuple[int, int]:
+        """What runs, baseline, best and knee; the front; then the newest."""
+        if trial.result.outcome is Outcome.RUNNING or trial.number in named:
+            return 0, -trial.number
+        return (1 if trial.number in front else 2), -trial.number
+
+    chosen = heapq.nsmallest(rows, record.trials, key=rank)
     shown = trial_rows(record, sorted(chosen, key=lambda trial: trial.number))
     columns = {column.id: column for column in columns_of(record)}
     table = Table(box=None, header_style="bold", pad_edge=False)
     cells: list[list[str]] = []
     for name, title in COLUMNS.items():
         if name == "state":
-            texts, left = [_state(row) for row in shown], True
+            # the outcome; for a completed trial what the study says of it, where it says something
+            texts, left = [], True
+            for row in shown:
+                outcome = row.trial.result.outcome
+                said = () if row.marks and outcome is Outcome.COMPLETED else (IN_WORDS[outcome],)
+                texts.append(", ".join((*row.marks[:1], *said)))
         elif name in columns:
-            texts, left = [columns[name].cell(row)[0] for row in shown], columns[name].number is None
+            texts, left = [columns[name].cell(row)[0] for row in shown], columns[name].unit is None
         else:
             continue
         width = max(map(len, (title, *texts)))
@@ -97,26 +110,6 @@ def trial_line(record: StudyRecord, number: int) -> Text:
     return Text(f"{', '.join(clause for clause in clauses if clause)}: {row.name}{remark}")
 
 
-def _rank(record: StudyRecord) -> Callable[[TrialRecord], tuple[int, int]]:
-    """Sort key by importance: what runs, baseline, best and knee; the front; then the newest."""
-    named, front = {record.baseline, record.best, record.knee}, set(record.front)
-
-    def rank(trial: TrialRecord) -> tuple[int, int]:
-        if trial.result.outcome is Outcome.RUNNING or trial.number in named:
-            return 0, -trial.number
-        return (1 if trial.number in front else 2), -trial.number
-
-    return rank
-
-
-def _state(row: TrialRow) -> str:
-    """The outcome; for a completed trial what the study says of it, where it says something."""
-    outcome = row.trial.result.outcome
-    if not row.marks:
-        return IN_WORDS[outcome]
-    return row.marks[0] if outcome is Outcome.COMPLETED else f"{row.marks[0]}, {IN_WORDS[outcome]}"
-
-
 Shares = Mapping[int, float]
 """Of each trial that trains, by its number, the part of its training that is done, 0 to 1."""
 OF_CANDIDATES = (StageName.SEARCH, StageName.TUNING)
@@ -136,7 +129,18 @@ def progress_line(record: StudyRecord, shares: Shares | None = None) -> Text:
     stage = record.stage if record.running and not record.finished else None
     budget = f"/{record.trials_budget}" if record.trials_budget is not None else ""
     candidates = f"{record.ended_candidates}{budget} candidates"
-    head = f"{stage_line(record, stage, shares or {})}; " if stage and stage.name not in OF_CANDIDATES else ""
+    head = ""
+    if stage and stage.name not in OF_CANDIDATES:
+        head = f"{stage.name}; "
+        if stage.total is not None:
+            done, seconds = done_in_stage(record, stage), record.elapsed_seconds - stage.began_seconds
+            # the pace of this stage, with what runs counted in part
+            so_far = done + sum((shares or {}).values())
+            work, about = so_far - stage.done_before, ""
+            if work >= LEAST_WORK and seconds > 0:
+                about = f", about {duration(max(0.0, stage.total - so_far) * seconds / work)} left"
+            noun = NOUNS.get(stage.name, "trainings")
+            head = f"{stage.name}: {done}/{stage.total} {noun}{about}; "
     name = f"{stage.name}: " if stage and not head else ""
     clauses = [f"{head}{name}{candidates}", duration(record.elapsed_seconds)]
     left = seconds_left(record)
@@ -151,17 +155,12 @@ def progress_line(record: StudyRecord, shares: Shares | None = None) -> Text:
     running = [str(trial.number) for trial in record.trials if trial.result.outcome is Outcome.RUNNING]
     if running:
         clauses.append(f"running {', '.join(running)}")
-    return Text(", ".join(clauses)).append(_best(record), style="bold")
-
-
-def stage_line(record: StudyRecord, stage: Stage, shares: Shares) -> str:
-    """A stage in words: `baseline: 1/4 trainings, about 20 s left`; its name alone if nothing is counted."""
-    if stage.total is None:
-        return str(stage.name)
-    noun = NOUNS.get(stage.name, "trainings")
-    left = seconds_left_in_stage(record, stage, shares)
-    about = f", about {duration(left)} left" if left is not None else ""
-    return f"{stage.name}: {done_in_stage(record, stage)}/{stage.total} {noun}{about}"
+    best, best_ne = find(record, record.best), ""
+    if best is not None and best.result.validation is not None:
+        relative = relative_percent(best.result.validation.ne, baseline_ne(record))
+        against = f" ({percent(relative)})" if relative is not None else ""
+        best_ne = f"; best {best.number}: NE {decimals(best.result.validation.ne, 5)}{against}"
+    return Text(", ".join(clauses)).append(best_ne, style="bold")
 
 
 def done_in_stage(record: StudyRecord, stage: Stage) -> int:
@@ -179,17 +178,6 @@ def counted(record: StudyRecord, stage: StageName) -> int:
     if stage is StageName.ALL_ROWS:
         return len(ended(record.promoted))
     return len(ended(record.retrainings)) if stage in NOUNS else 0
-
-
-def seconds_left_in_stage(record: StudyRecord, stage: Stage, shares: Shares) -> float | None:
-    """Estimate from the pace of this stage, with what runs counted in part; None before there is a pace."""
-    if stage.total is None:
-        return None
-    done = done_in_stage(record, stage) + sum(shares.values())
-    work, seconds = done - stage.done_before, record.elapsed_seconds - stage.began_seconds
-    if work < LEAST_WORK or seconds <= 0:
-        return None
-    return max(0.0, stage.total - done) * seconds / work
 
 
 def seconds_left(record: StudyRecord) -> float | None:
@@ -220,12 +208,3 @@ def _seconds_per_trial(record: StudyRecord) -> float | None:
     took = sum(trial.result.seconds or 0.0 for trial in trials) or record.elapsed_seconds
     seconds = min(took, record.elapsed_seconds)
     return seconds / len(trials) if trials and seconds > 0.0 else None
-
-
-def _best(record: StudyRecord) -> str:
-    best = find(record, record.best)
-    if best is None or best.result.validation is None:
-        return ""
-    relative = relative_percent(best.result.validation.ne, baseline_ne(record))
-    against = f" ({percent(relative)})" if relative is not None else ""
-    return f"; best {best.number}: NE {decimals(best.result.validation.ne, 5)}{against}"

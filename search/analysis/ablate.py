@@ -6,7 +6,7 @@ seeds, for each part by itself. The parts of an average are its members (below).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from dhen.config import DhenConfig, ModelConfig
@@ -16,7 +16,6 @@ from dhen.model import model_cost, parse_model
 from search.analysis.confirm import (
     LEAST_SEEDS,
     BlockLosses,
-    BySeed,
     by_seed,
     fresh_seeds,
     too_few,
@@ -29,7 +28,6 @@ from search.execution.trainer import trained_job
 from trials.data.prepared_log import PreparedLog
 from trials.records.findings import Ablation, MeanInterval, Part
 from trials.records.job import Job
-from trials.records.metrics import Floats
 from trials.records.study_record import StudyRecord
 from trials.records.trial_record import TrialKind, TrialRecord
 
@@ -44,9 +42,22 @@ def without_parts(model: ModelConfig) -> dict[str, DhenConfig]:
     """
     if not isinstance(model, DhenConfig):
         raise UserError(f"a model of the family {model.family!r} has no modules to remove.")
+    data = model.to_dict()
+    layers, split = data["layers"], data.get("members_from", 0)
+    drafts: list[tuple[str, dict[str, Any]]] = []
+    for index, layer in enumerate(layers):
+        before, after, modules = layers[:index], layers[index + 1 :], layer["modules"]
+        for position, module in enumerate(modules if len(modules) > 1 else ()):
+            rest = layer | {"modules": modules[:position] + modules[position + 1 :]}
+            drafts.append((f"layer{index}: {module['kind']}", {"layers": [*before, rest, *after]}))
+        if len(layers) > 1:
+            moved = {"members_from": split - 1} if index < split else {}
+            drafts.append((f"layer{index}", {"layers": before + after} | moved))
+    if data.get("members", 1) > 1:
+        drafts.append(("members", {"members": 1}))
     variants: dict[str, DhenConfig] = {}
-    for name, data in _variants(model.to_dict()):
-        variant = parse_model(data, name)
+    for name, changes in drafts:
+        variant = parse_model(data | changes, name)
         assert isinstance(variant, DhenConfig)
         if variant not in variants.values():
             others = sum(label.partition(" (")[0] == name for label in variants)
@@ -80,7 +91,7 @@ def ablate(
     whole_flops = headline_flops(model_cost(model, log.features))
     reference = _ne(whole, done)
     parts = [
-        part_of(
+        _part(
             name,
             compared(_ne(jobs, done), reference, CONFIDENCE),
             headline_flops(model_cost(variants[name], log.features)),
@@ -88,36 +99,18 @@ def ablate(
         )
         for name, jobs in rest.items()
     ]
-    return Ablation(
-        trial=trial.number, seeds=tuple(whole), flops=whole_flops, parts=most_valuable_first(parts)
-    )
+    return Ablation(trial=trial.number, seeds=tuple(whole), flops=whole_flops, parts=_sorted(parts))
 
 
-def part_of(removed: str, ne_percent: MeanInterval | None, flops: float, whole_flops: float) -> Part:
+def _part(removed: str, ne_percent: MeanInterval | None, flops: float, whole_flops: float) -> Part:
     """A part with its share of the whole's FLOPs; `flops` are those of the rest."""
     share = 100.0 * (whole_flops - flops) / whole_flops
     return Part(removed=removed, ne_percent=ne_percent, flops=flops, flops_percent=share)
 
 
-def most_valuable_first(parts: Iterable[Part]) -> tuple[Part, ...]:
+def _sorted(parts: Iterable[Part]) -> tuple[Part, ...]:
     """Parts in order of what NE loses without them; a part whose training failed counts as no loss."""
     return tuple(sorted(parts, key=lambda part: -part.ne_percent.mean if part.ne_percent else 0.0))
-
-
-def _variants(model: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    layers = list(model["layers"])
-    for index, layer in enumerate(layers):
-        before, after = layers[:index], layers[index + 1 :]
-        modules = list(layer["modules"])
-        for position, module in enumerate(modules if len(modules) > 1 else ()):
-            rest = layer | {"modules": modules[:position] + modules[position + 1 :]}
-            yield f"layer{index}: {module['kind']}", model | {"layers": [*before, rest, *after]}
-        if len(layers) > 1:
-            parts_from = model.get("members_from", 0)
-            moved = {"members_from": parts_from - 1} if index < parts_from else {}
-            yield f"layer{index}", model | {"layers": before + after} | moved
-    if model.get("members", 1) > 1:
-        yield "members", model | {"members": 1}
 
 
 def _ne(jobs: dict[int, Job], done: dict[str, TrialRecord]) -> list[float | None]:
@@ -169,34 +162,19 @@ def ablate_average(
     if len(whole) < LEAST_SEEDS:
         raise too_few(f"of all members of trial {trial.number}", seeds, retrainings.failures(wanted))
     reference_SK, flops = losses(whole, whole), sum(network.job.flops or 0.0 for network in networks)
-    parts = [
-        part_of(
-            _name(member),
-            _interval(losses(_without(index, whole), whole), reference_SK),
-            flops - (member.job.flops or 0.0),
-            flops,
-        )
-        for index, member in enumerate(networks)
-    ]
+    parts = []
+    for index, member in enumerate(networks):
+        rest = {seed: retrained[:index] + retrained[index + 1 :] for seed, retrained in whole.items()}
+        difference = paired_bootstrap(losses(rest, whole), reference_SK)
+        low, high = difference.interval()
+        name = f"{'retraining' if member.kind is TrialKind.RETRAINING else 'trial'} {member.number}"
+        ne_percent = MeanInterval(mean=difference.percent, low=low, high=high)
+        parts.append(_part(name, ne_percent, flops - (member.job.flops or 0.0), flops))
     return Ablation(
         trial=trial.number,
         seeds=tuple(whole),
         split=SPLIT,
         blocked_by=losses.blocks.by,
         flops=flops,
-        parts=most_valuable_first(parts),
+        parts=_sorted(parts),
     )
-
-
-def _name(member: TrialRecord) -> str:
-    return f"{'retraining' if member.kind is TrialKind.RETRAINING else 'trial'} {member.number}"
-
-
-def _without(index: int, whole: BySeed) -> BySeed:
-    return {seed: retrained[:index] + retrained[index + 1 :] for seed, retrained in whole.items()}
-
-
-def _interval(rest_SK: Floats, whole_SK: Floats) -> MeanInterval:
-    difference = paired_bootstrap(rest_SK, whole_SK)
-    low, high = difference.interval()
-    return MeanInterval(mean=difference.percent, low=low, high=high)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,20 +43,15 @@ from trials.training.evaluation import logit_metrics
 # prediction (`trials.data.log_views`), and joins the front where it is better.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lesson:
+class Lesson(NamedTuple):
     """An average, and the networks that are to learn from it."""
 
     teacher: TrialRecord
     members: tuple[TrialRecord, ...]
     """The networks that the average consists of."""
-    missing: tuple[tuple[TrialRecord, Job], ...]
-    """Candidates on the front of candidates whose networks have not learnt from it so far, each with its job; the
-    lowest NE comes first."""
-    known: dict[str, TrialRecord]
-    """Trials of earlier sessions by fingerprint of their job."""
-    first_number: int
-    """Number of the next trial."""
+    missing: tuple[tuple[TrialRecord, Job, int, TrialRecord | None], ...]
+    """Candidates on the front of candidates whose networks have not learnt from it so far, each with its job, the
+    number of its trial, and the trial of an earlier session; the lowest NE comes first."""
 
     @classmethod
     def of(cls, state: StudyState, log: PreparedLog) -> Lesson | None:
@@ -69,34 +63,28 @@ class Lesson:
         averages = [trial for trial in eligible(state.trials.values()) if trial.kind is TrialKind.AVERAGE]
         if not averages:
             return None
-        teacher = min(averages, key=ne_of)
-        known = {
-            trial.job.fingerprint: trial
-            for trial in state.trials.values()
-            if trial.kind is TrialKind.DISTILLED
-        }
-        jobs = (
-            (network, trained_job(network, log).replace(teacher=teacher.job.fingerprint))
-            for network in reversed(state.selection.networks[-MOST_TAUGHT:])
-        )
-        return cls(
-            teacher=teacher,
-            members=state.networks(teacher),
-            missing=tuple((network, job) for network, job in jobs if _is_missing(known.get(job.fingerprint))),
-            known=known,
-            first_number=len(state.trials),
-        )
+        teacher, number = min(averages, key=ne_of), len(state.trials)
+        missing: list[tuple[TrialRecord, Job, int, TrialRecord | None]] = []
+        taught = (trial for trial in state.trials.values() if trial.kind is TrialKind.DISTILLED)
+        known = {trial.job.fingerprint: trial for trial in taught}
+        for network in reversed(state.selection.networks[-MOST_TAUGHT:]):
+            job = trained_job(network, log).replace(teacher=teacher.job.fingerprint)
+            earlier = known.get(job.fingerprint)
+            if earlier is None:
+                missing.append((network, job, number, earlier))
+                number += 1
+            elif earlier.result.outcome.unfinished:
+                missing.append((network, job, earlier.number, earlier))
+        return cls(teacher, state.networks(teacher), tuple(missing))
 
     def trials(self, admission: Admission, has_time: Callable[[float], bool]) -> Iterator[AdmittedTrial]:
         """What is still to be trained, for as long as there is time; each is held as the candidate's network was,
         which fits."""
-        number = self.first_number
-        for network, job in self.missing:
+        for network, job, number, earlier in self.missing:
             if not has_time(network.result.training_seconds):
                 return
-            earlier = self.known.get(job.fingerprint)
             fresh = new_record(
-                earlier.number if earlier is not None else number,
+                number,
                 TrialKind.DISTILLED,
                 network.point,
                 job,
@@ -106,12 +94,7 @@ class Lesson:
             if earlier is not None and earlier.attempts:
                 yield admission.admit(fresh, job, earlier)
             else:
-                number += earlier is None
                 yield fresh, job
-
-
-def _is_missing(trial: TrialRecord | None) -> bool:
-    return trial is None or trial.result.outcome.unfinished
 
 
 # Which networks to average: greedy forward selection on validation (Caruana et al., ICML 2004), minding FLOPs.
@@ -137,20 +120,6 @@ class NetworkSet(NamedTuple):
     """Weighted mean cross-entropy in nats."""
 
 
-class _SetValuer:
-    """Works out FLOPs and loss of sets of networks."""
-
-    def __init__(self, p_SN: Floats, weight_N: Floats | None, flops_S: Floats) -> None:
-        self._p_SN, self._weight_N, self._flops_S = p_SN, weight_N, flops_S
-
-    def value(self, members: tuple[int, ...]) -> NetworkSet:
-        """The set with its loss: the mean's probability of what happened is the mean of the members'."""
-        p_N = sum((self._p_SN[index] for index in members), start=np.zeros(self._p_SN.shape[1]))
-        loss_N = -np.log(np.maximum(p_N / len(members), PROBABILITY_FLOOR))
-        flops = float(self._flops_S[list(members)].sum())
-        return NetworkSet(members, flops, float(np.average(loss_N, weights=self._weight_N)))
-
-
 def chosen_averages(p_SN: Floats, weight_N: Floats | None, flops_S: Floats, *, most: int) -> list[NetworkSet]:
     """Sets of two networks or more that no other set and no single network beats in both, by FLOPs.
 
@@ -160,35 +129,34 @@ def chosen_averages(p_SN: Floats, weight_N: Floats | None, flops_S: Floats, *, m
         flops_S: FLOPs of the networks.
         most: largest number of networks in a set.
     """
-    valuer = _SetValuer(p_SN, weight_N, flops_S)
-    alone = [valuer.value((index,)) for index in range(len(flops_S))]
-    level, tried = alone, alone
+    networks = range(len(flops_S))
+
+    def valued(members: tuple[int, ...]) -> NetworkSet:
+        """The set with its loss: the mean's probability of what happened is the mean of the members'."""
+        p_N = sum((p_SN[index] for index in members), start=np.zeros(p_SN.shape[1]))
+        loss_N = -np.log(np.maximum(p_N / len(members), PROBABILITY_FLOOR))
+        flops = float(flops_S[list(members)].sum())
+        return NetworkSet(members, flops, float(np.average(loss_N, weights=weight_N)))
+
+    level = tried = [valued((index,)) for index in networks]
     for _ in range(2, most + 1):
-        level = _unbeaten(valuer.value(members) for members in _one_more(level, len(flops_S)))
+        # each set with each network that it lacks, once
+        larger = {
+            tuple(sorted((*each.members, index)))
+            for each in level
+            for index in networks
+            if index not in each.members
+        }
+        level = _unbeaten(map(valued, sorted(larger)))
         tried = tried + level
     return [network_set for network_set in _unbeaten(tried) if len(network_set.members) > 1]
-
-
-def _one_more(level: list[NetworkSet], networks: int) -> list[tuple[int, ...]]:
-    """The sets of one network more: each set with each network that it lacks, once."""
-    grown = {
-        tuple(sorted((*network_set.members, index)))
-        for network_set in level
-        for index in range(networks)
-        if index not in network_set.members
-    }
-    return sorted(grown)
 
 
 def _unbeaten(sets: Iterable[NetworkSet]) -> list[NetworkSet]:
     """Sets in order of FLOPs, each with a lower loss than all cheaper ones."""
     front: list[NetworkSet] = []
-    lowest = math.inf
-    for network_set in sorted(
-        sets, key=lambda network_set: (network_set.flops, network_set.loss, network_set.members)
-    ):
-        if network_set.loss < lowest:
-            lowest = network_set.loss
+    for network_set in sorted(sets, key=lambda each: (each.flops, each.loss, each.members)):
+        if network_set.loss < (front[-1].loss if front else math.inf):
             front.append(network_set)
     return front
 
@@ -215,7 +183,12 @@ def choose(
         most=most,
     )
     sets = ([pool[index] for index in average.members] for average in averages)
-    return [tuple(sorted(networks, key=_sort_key)) for networks in sets]
+    # trials in order of number, then retrainings
+    order = [
+        sorted(networks, key=lambda each: (each.kind is TrialKind.RETRAINING, each.number))
+        for networks in sets
+    ]
+    return [tuple(networks) for networks in order]
 
 
 def meets(limits: Limits, members: Members) -> bool:
@@ -238,14 +211,11 @@ def mean_probability(members: Members, log: PreparedLog, logits: LogitsOf) -> ND
     return mean_N
 
 
-def average_model(members: Members) -> dict[str, object]:
-    """What stands in place of an average's model: the jobs of its members, by fingerprint, in a fixed order."""
-    return {"family": AVERAGE, "members": sorted(member.job.fingerprint for member in members)}
-
-
 def average_record(number: int, members: Members, validation: Metrics) -> TrialRecord:
     """An average's record as a trial: completed from the start, with FLOPs and parameters of all its members."""
-    model, price = average_model(members), _price(members)
+    # in place of a model stand the jobs of the members, by fingerprint, in a fixed order
+    model = {"family": AVERAGE, "members": sorted(member.job.fingerprint for member in members)}
+    price = _price(members)
     retrained = [member for member in members if member.kind is TrialKind.RETRAINING]
     return TrialRecord(
         number=number,
@@ -280,8 +250,3 @@ def _price(members: Members) -> dict[str, Any]:
         "table_bytes": sum(member.job.table_bytes or 0 for member in members),
         "ms": summed_ms(member.plan.serving_ms for member in members),
     }
-
-
-def _sort_key(network: TrialRecord) -> tuple[bool, int]:
-    """Sort key: trials in order of number, then retrainings in order of number."""
-    return network.kind is TrialKind.RETRAINING, network.number

@@ -12,20 +12,21 @@ Shapes: C trials, K blocks, P periods.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from search.analysis.losses import Blocks, block_sums, blocks_of
+from search.analysis.losses import block_sums, blocks_of
 from search.analysis.statistics import optimism_percent, relative_percent, standard_errors
 from search.execution.retraining import RetrainingRequest, Retrainings
 from search.execution.trainer import trained_job
 from search.selection import knee, pareto_front
 from trials.data.log_views import LogAtOrigin
-from trials.data.prepared_log import PreparedLog, Split
+from trials.data.prepared_log import PreparedLog
 from trials.records.findings import MOST_WINNERS, Choice, Judged, Winner
 from trials.records.metrics import Floats
 from trials.records.study_record import StudyRecord
@@ -48,22 +49,14 @@ class Evidence:
 
     def of(self, numbers: Sequence[int]) -> Evidence:
         """The evidence of the baseline and of these trials alone."""
-        kept = [
-            index for index, trial in enumerate(self.trials) if index == 0 or trial.number in set(numbers)
-        ]
-        return Evidence(
-            trials=tuple(self.trials[index] for index in kept),
-            loss_CK=self.loss_CK[kept],
-            period_K=self.period_K,
-        )
+        kept = [index for index, each in enumerate(self.trials) if index == 0 or each.number in numbers]
+        trials = tuple(self.trials[index] for index in kept)
+        return replace(self, trials=trials, loss_CK=self.loss_CK[kept])
 
     def and_earlier(self, loss_CK: Floats, period_K: NDArray[np.int64]) -> Evidence:
         """The evidence with earlier periods of the same trials put before it."""
-        return Evidence(
-            trials=self.trials,
-            loss_CK=np.concatenate([loss_CK, self.loss_CK], axis=1),
-            period_K=np.concatenate([period_K, self.period_K + period_K.max() + 1]),
-        )
+        period_K = np.concatenate([period_K, self.period_K + period_K.max() + 1])
+        return replace(self, loss_CK=np.concatenate([loss_CK, self.loss_CK], axis=1), period_K=period_K)
 
     @property
     def periods(self) -> int:
@@ -71,8 +64,7 @@ class Evidence:
         return int(self.period_K.max()) + 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The best of some trials, and what it was chosen by."""
 
     best: int
@@ -93,20 +85,28 @@ def judge(evidence: Evidence, *, optimism: float | None = None) -> Verdict:
     if optimism is None:
         optimism = optimism_percent(loss_CK[1:])
     # the baseline is trained although it may be over limits that the best has to keep
-    first = int(len(trials) > 1 and _is_over_limits(trials[0]))
+    excesses = (trials[0].plan.memory_excess, trials[0].plan.serving_excess)
+    first = int(len(trials) > 1 and any((excess or 0.0) > 0.0 for excess in excesses))
     lowest = first + int(loss_CK[first:].sum(axis=1).argmin())
     percent_C = relative_percent(loss_CK, loss_CK[lowest])
     error_C = standard_errors(loss_CK, loss_CK[lowest])
     noise_C = error_C.copy()
     noise_C[0] += optimism  # the others, too, were chosen on these rows
-    by_period_PC, worse_C = _by_period(evidence)
+    # NE relative to the baseline's by period (P, C), and in how many each is worse by a standard error (C)
+    by_period_PC, worse_C = [], np.zeros(len(trials), dtype=np.int64)
+    for period in range(evidence.periods):
+        period_CK = loss_CK[:, evidence.period_K == period]
+        by_period_PC.append(relative_percent(period_CK, period_CK[0]))
+        if period_CK.shape[1] >= LEAST_BLOCKS:
+            worse_C += by_period_PC[-1] > standard_errors(period_CK, period_CK[0])
+    worse_C[0] = 0  # the baseline is as good as itself, whatever rounding says
     judged = [
         Judged(
             trial=trial.number,
             percent=float(percent_C[index]),
             standard_error=float(error_C[index]),
             close=bool(index == lowest or percent_C[index] <= noise_C[index]),
-            by_period=tuple(float(percent) for percent in by_period_PC[:, index]),
+            by_period=tuple(float(percent_C[index]) for percent_C in by_period_PC),
             worse_periods=int(worse_C[index]),
         )
         for index, trial in enumerate(trials)
@@ -125,29 +125,6 @@ def judge(evidence: Evidence, *, optimism: float | None = None) -> Verdict:
         optimism_percent=optimism,
         judged=tuple(sorted(judged, key=lambda verdict: verdict.trial)),
     )
-
-
-def _is_over_limits(baseline: TrialRecord) -> bool:
-    """Whether the baseline, which is trained all the same, fits no memory or is over a limit."""
-    plan = baseline.plan
-    return any(excess is not None and excess > 0.0 for excess in (plan.memory_excess, plan.serving_excess))
-
-
-def _by_period(evidence: Evidence) -> tuple[Floats, NDArray[np.int64]]:
-    """NE relative to the baseline's by period (P, C), and in how many each is worse by a standard error (C)."""
-    percents, worse_C = [], np.zeros(len(evidence.trials), dtype=np.int64)
-    for loss_CK in _losses_by_period(evidence):
-        percent_C = relative_percent(loss_CK, loss_CK[0])
-        percents.append(percent_C)
-        if loss_CK.shape[1] >= LEAST_BLOCKS:
-            worse_C += percent_C > standard_errors(loss_CK, loss_CK[0])
-    worse_C[0] = 0  # the baseline is as good as itself, whatever rounding says
-    return np.stack(percents), worse_C
-
-
-def _losses_by_period(evidence: Evidence) -> Iterator[Floats]:
-    for period in range(evidence.periods):
-        yield evidence.loss_CK[:, evidence.period_K == period]
 
 
 # Losses of trials on validation by block of consecutive rows, in periods: what a choice rests on.
@@ -182,13 +159,10 @@ def of_networks(
     split = log.split("validation")
     blocks, rate = blocks_of(log, split), log.schema.negative_sampling_rate
     loss_CK = np.stack([block_sums(files, split, rate, blocks) for files in logits])
-    return Evidence(trials=tuple(trials), loss_CK=loss_CK, period_K=_period_of_blocks(blocks, split))
-
-
-def _period_of_blocks(blocks: Blocks, split: Split) -> NDArray[np.int64]:
-    """The period that each block lies in; without time stamps there is one."""
     in_time = split.timestamp is not None and blocks.count >= PERIODS * LEAST_BLOCKS
-    return np.arange(blocks.count) * (PERIODS if in_time else 1) // blocks.count
+    # without time stamps there is one period
+    period_K = np.arange(blocks.count) * (PERIODS if in_time else 1) // blocks.count
+    return Evidence(trials=tuple(trials), loss_CK=loss_CK, period_K=period_K)
 
 
 # Evidence on earlier periods: networks trained on the rows before an origin, judged on the period after it.
@@ -234,19 +208,16 @@ def with_earlier_periods(
             for number in numbers
         }
         done = retrainings.run((each for some in requests.values() for each in some), score="validation")
-        whole = [
-            number
-            for number in numbers
-            if all(request.job.fingerprint in done for request in requests[number])
-        ]
+        logits = {
+            number: [retrainings.logits(done[each.job.fingerprint], "validation") for each in some]
+            for number, some in requests.items()
+            if all(each.job.fingerprint in done for each in some)
+        }
+        whole = list(logits)
         if len(whole) < 2 or whole[0] != numbers[0]:
             continue
-        logits = [
-            [retrainings.logits(done[request.job.fingerprint], "validation") for request in requests[number]]
-            for number in whole
-        ]
         kept = evidence.of(whole)
-        earlier = of_networks(kept.trials, logits, LogAtOrigin(log, origin))
+        earlier = of_networks(kept.trials, list(logits.values()), LogAtOrigin(log, origin))
         evidence = kept.and_earlier(earlier.loss_CK, earlier.period_K)
         used += 1
     return evidence, used
@@ -276,7 +247,8 @@ def winners_of(record: StudyRecord, best: int | None) -> tuple[Winner, ...]:
     several.
     """
     baseline = record.trial(record.baseline or 0)
-    same = {baseline.number} | {trial.number for trial in record.trials if _is_twin(trial, baseline)}
+    twins = (each.number for each in record.trials if each.job.fingerprint == baseline.job.fingerprint)
+    same = {baseline.number, *(twins if baseline.job.fingerprint else ())}
     front = [record.trial(number) for number in record.front if number not in same]
     averages = [trial for trial in front if trial.kind is TrialKind.AVERAGE]
     bend, networks = knee(front), pareto_front([trial for trial in record.field if trial.number not in same])
@@ -299,10 +271,6 @@ def winners_of(record: StudyRecord, best: int | None) -> tuple[Winner, ...]:
     assert len(chosen) <= MOST_WINNERS
     by_flops = sorted(chosen.values(), key=lambda pair: (_flops(pair[0]), pair[0].number))
     return tuple(Winner(trial=trial.number, reasons=reasons) for trial, reasons in by_flops)
-
-
-def _is_twin(trial: TrialRecord, baseline: TrialRecord) -> bool:
-    return bool(baseline.job.fingerprint) and trial.job.fingerprint == baseline.job.fingerprint
 
 
 def _flops(trial: TrialRecord) -> float:

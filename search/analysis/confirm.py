@@ -8,14 +8,13 @@ together (`search.analysis.statistics`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from dhen.errors import UserError
 from search.analysis.choice import REASONS, winners_of
 from search.analysis.losses import Blocks, block_sums, blocks_of
-from search.analysis.statistics import CONFIDENCE, BootstrapDifference, holm, paired_bootstrap
+from search.analysis.statistics import CONFIDENCE, holm, paired_bootstrap
 from search.execution.retraining import SPLIT, HasTimeFor, RetrainingRequest, Retrainings
 from search.execution.trainer import refit_job, trained_job
 from trials.data.prepared_log import PreparedLog
@@ -122,7 +121,14 @@ class BlockLosses:
 
     def __call__(self, records: BySeed, seeds: Iterable[int]) -> Floats:
         """Sums of losses by seed and block (S, K)."""
-        return np.stack([self._sums(records[seed]) for seed in seeds])
+        sums = []
+        for seed in seeds:
+            key = tuple(record.number for record in records[seed])
+            if key not in self._known:
+                logits = [self._retrainings.logits(record) for record in records[seed]]
+                self._known[key] = block_sums(logits, self._split, self._rate, self.blocks)
+            sums.append(self._known[key])
+        return np.stack(sums)
 
     def ne(self, records: BySeed, seeds: Iterable[int]) -> float:
         """NE on test, the mean over seeds."""
@@ -130,13 +136,6 @@ class BlockLosses:
         rows = float(self._split.rows if weights is None else weights.sum())
         base_rate = float(np.average(self._split.labels, weights=weights))
         return float(self(records, seeds).sum(axis=1).mean()) / rows / entropy(base_rate)
-
-    def _sums(self, records: tuple[TrialRecord, ...]) -> Floats:
-        key = tuple(record.number for record in records)
-        if key not in self._known:
-            logits = [self._retrainings.logits(record) for record in records]
-            self._known[key] = block_sums(logits, self._split, self._rate, self.blocks)
-        return self._known[key]
 
 
 def confirm(
@@ -174,19 +173,49 @@ def confirm(
         raise UserError("no candidate and baseline have completed yet, so there is nothing to compare.")
     seed_range = fresh_seeds(study.seed, seeds)
     blocks = blocks_of(log, log.split(SPLIT), block_by)
-    numbers = _winners(study, winners)
+    numbers = [winner.trial for winner in _chosen(study) if winners is None or winner.trial in winners]
     compared = [study.networks(study.trial(number)) for number in (study.baseline, *numbers)]
     wanted = confirming(study, log, seeds=seeds, winners=numbers)
     done = retrainings.run(wanted, score=SPLIT, has_time_for=has_time_for)
     reference, *own = (by_seed(networks, study, log, seed_range, done) for networks in compared)
-    pairs = [_Pair(number, retrained, reference) for number, retrained in zip(numbers, own, strict=True)]
-    pairs = [pair for pair in pairs if len(pair.seeds) >= LEAST_SEEDS]
+    # each winner's retrainings, and the seeds from which the baseline was trained too
+    pairs = [
+        (number, retrained, tuple(sorted(set(retrained) & set(reference))))
+        for number, retrained in zip(numbers, own, strict=True)
+    ]
+    pairs = [pair for pair in pairs if len(pair[-1]) >= LEAST_SEEDS]
     failed = retrainings.failures(wanted)
     if not pairs:
         raise too_few("of every winner, or of the baseline,", seeds, failed)
-    comparisons = _compared(pairs, BlockLosses(log, blocks, retrainings))
-    ledger.replace_comparisons(comparisons)
-    return comparisons, failed
+    losses = BlockLosses(log, blocks, retrainings)
+    estimates = [
+        paired_bootstrap(losses(retrained, common), losses(reference, common))
+        for _, retrained, common in pairs
+    ]
+    adjusted = holm([estimate.p for estimate in estimates])
+    comparisons = []
+    for (number, retrained, common), estimate, p in zip(pairs, estimates, adjusted, strict=True):
+        low, high = estimate.interval()
+        comparison = Comparison(
+            trial=number,
+            seeds=common,
+            blocks=blocks.count,
+            blocked_by=blocks.by,
+            ne=losses.ne(retrained, common),
+            baseline_ne=losses.ne(reference, common),
+            difference_percent=estimate.percent,
+            low_percent=low,
+            high_percent=high,
+            p=estimate.p,
+            p_adjusted=p,
+            winners=len(pairs),
+            detectable_percent=estimate.detectable(len(pairs)),
+            better=better(estimate.percent, p),
+            refit=all(record.job.refit is not None for records in retrained.values() for record in records),
+        )
+        comparisons.append(comparison)
+    ledger.replace_comparisons(tuple(comparisons))
+    return tuple(comparisons), failed
 
 
 def confirming(
@@ -207,62 +236,8 @@ def most_important_first(study: StudyRecord) -> list[int]:
     return [winner.trial for winner in ranked]
 
 
-def _winners(study: StudyRecord, among: Sequence[int] | None) -> list[int]:
-    """Numbers of the trials to confirm, by FLOPs."""
-    return [winner.trial for winner in _chosen(study) if among is None or winner.trial in among]
-
-
 def _chosen(study: StudyRecord) -> tuple[Winner, ...]:
     return study.choice.winners if study.choice else winners_of(study, study.best)
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """Retrainings of a winner and of the baseline, by seed."""
-
-    trial: int
-    own: BySeed
-    reference: BySeed
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """Seeds from which both were trained."""
-        return tuple(sorted(set(self.own) & set(self.reference)))
-
-
-def _compared(pairs: Sequence[_Pair], losses: BlockLosses) -> tuple[Comparison, ...]:
-    estimates = [
-        paired_bootstrap(losses(pair.own, pair.seeds), losses(pair.reference, pair.seeds)) for pair in pairs
-    ]
-    adjusted = holm([estimate.p for estimate in estimates])
-    return tuple(
-        _comparison(pair, estimate, p, len(pairs), losses)
-        for pair, estimate, p in zip(pairs, estimates, adjusted, strict=True)
-    )
-
-
-def _comparison(
-    pair: _Pair, estimate: BootstrapDifference, p_adjusted: float, winners: int, losses: BlockLosses
-) -> Comparison:
-    low, high = estimate.interval()
-    blocks = losses.blocks
-    return Comparison(
-        trial=pair.trial,
-        seeds=pair.seeds,
-        blocks=blocks.count,
-        blocked_by=blocks.by,
-        ne=losses.ne(pair.own, pair.seeds),
-        baseline_ne=losses.ne(pair.reference, pair.seeds),
-        difference_percent=estimate.percent,
-        low_percent=low,
-        high_percent=high,
-        p=estimate.p,
-        p_adjusted=p_adjusted,
-        winners=winners,
-        detectable_percent=estimate.detectable(winners),
-        better=better(estimate.percent, p_adjusted),
-        refit=all(record.job.refit is not None for records in pair.own.values() for record in records),
-    )
 
 
 def better(percent: float, p_adjusted: float) -> Better:

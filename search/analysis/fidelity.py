@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -18,14 +17,12 @@ from search.analysis.fidelity_result import (
     FEWEST,
     FidelityConfig,
     FidelityResult,
-    Trained,
     markdown,
     part_name,
     result_of,
 )
-from search.analysis.views import TrainingsView
+from search.analysis.views import trained
 from search.config import StudyConfig, written_config
-from search.dataset import OnProgress
 from search.execution.attempts import parallelism
 from search.execution.growth import widen_again
 from search.execution.passes import Passes
@@ -33,12 +30,10 @@ from search.execution.plan_trial import UnfitCandidate, declared_cluster, plan_o
 from search.execution.train_list import TrainingList, measured_precision
 from search.execution.trainer import Trainer, candidate_of, job_on, on_all_rows
 from search.read_study import read_finished_study
-from search.samplers.context import CandidatePricer, DrawnPoint, evenly
+from search.samplers.context import CandidatePricer, evenly
 from search.selection import eligible
 from search.session import open_session
-from search.terminal import step_progress
-from spaces.space import Candidate, Space, load_space
-from trials.cluster.cluster import Cluster
+from spaces.space import load_space
 from trials.cluster.machine import Precision
 from trials.data.prepared_log import PreparedLog
 from trials.records.job import Job, TrainingConfig
@@ -53,12 +48,16 @@ TRIES = 20
 class AuditedCandidate(NamedTuple):
     """A candidate of an audit."""
 
-    name: str
     model: DhenConfig
     training: TrainingConfig
     """Training settings on all rows; some may be left open."""
     known: TrialRecord | None = None
     """The candidate's training on all rows from the audit's seed, where a study has done that."""
+
+    @property
+    def name(self) -> str:
+        """The model in short."""
+        return short_name(self.model.to_dict())
 
 
 def drawn(config: FidelityConfig, log: PreparedLog, precision: Precision) -> list[AuditedCandidate]:
@@ -69,50 +68,30 @@ def drawn(config: FidelityConfig, log: PreparedLog, precision: Precision) -> lis
     """
     space = load_space(config.space, log.features)
     cluster = declared_cluster(config.cluster, config.ranks, config.hbm)
+    # no network twice, and not without end
+    pricer = CandidatePricer(space, log.features, lambda _: True)
+    points = evenly(pricer, set(), random.Random(f"fidelity {config.seed}"), {})
+    most = TRIES * config.candidates
     candidates: list[AuditedCandidate] = []
     closest: UnfitCandidate | None = None
-    for drawn_point in _points(space, log, config):
+    for drawn_point in islice(points, most):
+        model = drawn_point.priced.candidate.model
         training = on_all_rows(config.training, drawn_point.priced.candidate)
-        plan = plan_of(
-            job_on(log, drawn_point.priced.candidate.model, training, config.seed, precision),
-            cluster,
-        )
+        plan = plan_of(job_on(log, model, training, config.seed, precision), cluster)
         if plan.chosen is not None:
-            candidates.append(_subject(drawn_point.priced.candidate, training))
+            candidates.append(AuditedCandidate(model, training))
         else:
             closest = UnfitCandidate(drawn_point, plan).nearer(closest)
         if len(candidates) == config.candidates:
             return candidates
-    raise _too_few(space, cluster, len(candidates), config, closest)
-
-
-def _points(space: Space, log: PreparedLog, config: FidelityConfig) -> Iterator[DrawnPoint]:
-    """Points of the space, no network twice, and not without end."""
-    pricer = CandidatePricer(space, log.features, lambda _: True)
-    points = evenly(pricer, set(), random.Random(f"fidelity {config.seed}"), {})
-    return islice(points, TRIES * config.candidates)
-
-
-def _subject(
-    candidate: Candidate, training: TrainingConfig, trained: TrialRecord | None = None
-) -> AuditedCandidate:
-    return AuditedCandidate(short_name(candidate.model.to_dict()), candidate.model, training, trained)
-
-
-def _too_few(
-    space: Space,
-    cluster: Cluster,
-    count: int,
-    config: FidelityConfig,
-    closest: UnfitCandidate | None,
-) -> UserError:
+    count = len(candidates)
     if closest is None:
-        return UserError(
+        raise UserError(
             f"space {space.name!r} has {count} candidates that differ, {config.candidates} are wanted: "
             f"give --candidates {max(FEWEST, count)} or a larger space."
         )
     fit = f"only {count} of {config.candidates} wanted fit" if count else "nothing fits"
-    return too_little_memory(space.name, fit, cluster, TRIES * config.candidates, closest)
+    raise too_little_memory(space.name, fit, cluster, most, closest)
 
 
 class AuditedStudy(NamedTuple):
@@ -180,7 +159,7 @@ def taken(study: AuditedStudy, log: PreparedLog, precision: Precision) -> list[A
                 f"{study.record.directory}: trial {trial.number} was trained as {trial.job.fingerprint}, and "
                 f"would be as {job.fingerprint} now: another version of the training code. Leave --from out."
             )
-        subjects.append(_subject(candidate, training, trial))
+        subjects.append(AuditedCandidate(candidate.model, training, trial))
     return subjects
 
 
@@ -209,78 +188,38 @@ def fidelity(
         precision = measured_precision(directory)
         if study:
             check_log(study, log)
-            precision = _precision_of(study)
+            # that of the study's trainings, whatever this machine would choose now
+            used = (
+                each.job.training.get("precision") for each in study.record.candidates if each.result.curve
+            )
+            precision = "bf16" if next(used, None) == "bf16" else "fp32"
         subjects = taken(study, log, precision) if study else drawn(config, log, precision)
         shares = parallelism(config.parallel, config.threads)
         trainer = Trainer(session.launcher, log, directory, threads=shares.threads, precision=precision)
         trainings = TrainingList(trainer, directory, side_by_side=shares.side_by_side)
-        with step_progress(console) as progress:
-            result = _audited(config, log, subjects, trainer, trainings, console, progress)
+
+        def jobs_of(fraction: float, seed: int) -> list[Job]:
+            settings = [(each.model, each.training.replace(train_fraction=fraction)) for each in subjects]
+            return [trainer.job(model, training, seed) for model, training in settings]
+
+        # by fraction, the cheapest first; a study's own results are not trained again
+        by_part = {part: jobs_of(part, config.seed) for part in (*config.parts, 1.0)}
+        reference = jobs_of(1.0, config.seed + 1)
+        known = {each.known.job.fingerprint: each.known for each in subjects if each.known}
+        wanted = [
+            (f"{subject.name}, {part_name(job.training.train_fraction)}, seed {job.seed}", job)
+            for part_jobs in (*by_part.values(), reference)
+            for subject, job in zip(subjects, part_jobs, strict=True)
+            if job.fingerprint not in known
+        ]
+        records = known | trained(trainings, wanted, "training", console, log.manifest.rows["train"])
+        result = result_of(
+            config,
+            log,
+            [subject.name for subject in subjects],
+            {part: [records[job.fingerprint] for job in part_jobs] for part, part_jobs in by_part.items()},
+            [records[job.fingerprint] for job in reference],
+        )
         write_atomically(directory / f"{FILE}.json", result.model_dump_json(indent=1))
         write_atomically(directory / f"{FILE}.md", markdown(result))
     return result
-
-
-def _precision_of(study: AuditedStudy) -> Precision:
-    """The precision of the trainings of a study, whatever this machine would choose now."""
-    trained = (trial.job.training.get("precision") for trial in study.record.candidates if trial.result.curve)
-    return "bf16" if next(trained, None) == "bf16" else "fp32"
-
-
-def _audited(
-    config: FidelityConfig,
-    log: PreparedLog,
-    subjects: Sequence[AuditedCandidate],
-    trainer: Trainer,
-    trainings: TrainingList,
-    console: Console,
-    progress: OnProgress,
-) -> FidelityResult:
-    """Trains by fraction, the cheapest first; a study's own results are not trained again."""
-    fractions = (*config.parts, 1.0)
-    by_part = {
-        part: [_job(trainer, candidate, part, config.seed) for candidate in subjects] for part in fractions
-    }
-    reference = [_job(trainer, candidate, 1.0, config.seed + 1) for candidate in subjects]
-    study_records = {
-        candidate.known.job.fingerprint: candidate.known for candidate in subjects if candidate.known
-    }
-    jobs = [
-        job
-        for part_jobs in (*by_part.values(), reference)
-        for job in part_jobs
-        if job.fingerprint not in study_records
-    ]
-    todo = {job.fingerprint: job for job in jobs}
-    for fingerprint in trainings.finished(jobs):
-        del todo[fingerprint]
-    if todo:
-        names = {
-            job.fingerprint: f"{candidate.name}, {part_name(job.training.train_fraction)}, seed {job.seed}"
-            for part_jobs in (*by_part.values(), reference)
-            for candidate, job in zip(subjects, part_jobs, strict=True)
-        }
-        total = sum(_examples(job, log) for job in todo.values())
-        trainings.run(jobs, TrainingsView("training", names, console, progress, total=total))
-    records = study_records | trainings.finished(jobs)
-    return result_of(
-        config,
-        log,
-        [candidate.name for candidate in subjects],
-        [Trained(part, _of(part_jobs, records)) for part, part_jobs in by_part.items()],
-        _of(reference, records),
-    )
-
-
-def _job(trainer: Trainer, subject: AuditedCandidate, fraction: float, seed: int) -> Job:
-    training = subject.training.replace(train_fraction=fraction)
-    return trainer.job(subject.model, training, seed)
-
-
-def _examples(job: Job, log: PreparedLog) -> int:
-    """Number of examples of all passes of a job."""
-    return job.training.examples(log.manifest.rows["train"])
-
-
-def _of(jobs: Sequence[Job], records: dict[str, TrialRecord]) -> list[TrialRecord]:
-    return [records[job.fingerprint] for job in jobs]

@@ -8,8 +8,8 @@ common with it, and the row of the whole log is the most that a fraction can be 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from rich.table import Table
@@ -18,8 +18,8 @@ from dashboards.names import MISSING, decimals
 from dashboards.terminal.tables import plain_table
 from dhen.errors import UserError
 from dhen.values import Value, parse
-from search.analysis.reproduce_tables import CONFIDENCE
-from search.analysis.statistics import RankCorrelation, regret_percent, tau_interval, tau_of_best
+from search.analysis.statistics import CONFIDENCE, RankCorrelation, regret_percent, tau_interval, tau_of_best
+from search.analysis.views import markdown_table
 from search.config import StudyConfig
 from search.log_config import LogConfig, set_override
 from trials.cluster.cluster import Bytes
@@ -79,12 +79,12 @@ class FidelityConfig(LogConfig):
         example = "give parts of the training rows, such as 0.1,0.25,0.5"
         if not value:
             raise ValueError(f"no fraction is given; {example}")
-        outside = [fraction for fraction in value if not 0.0 < fraction <= 1.0]
-        if outside:
-            raise ValueError(f"{outside[0]:g} lies outside (0, 1]; {example}")
-        if len(set(value)) < len(value):
-            doubled = next(fraction for fraction in value if value.count(fraction) > 1)
-            raise ValueError(f"{doubled:g} is given twice; {example}")
+        for fraction in value:
+            if not 0.0 < fraction <= 1.0:
+                raise ValueError(f"{fraction:g} lies outside (0, 1]; {example}")
+        for fraction in value:
+            if value.count(fraction) > 1:
+                raise ValueError(f"{fraction:g} is given twice; {example}")
         return tuple(sorted(value))
 
     @model_validator(mode="after")
@@ -183,24 +183,12 @@ class FidelityResult(Value):
     cheapest_surely: float | None
     """The least fraction of which the lower end of tau's interval is at least the wanted tau."""
 
-    @property
-    def whole(self) -> FractionResult:
-        """The row of the whole log, which compares its two seeds."""
-        return self.fractions[-1]
-
-
-class Trained(NamedTuple):
-    """Trainings of all candidates on one part of the log."""
-
-    fraction: float
-    records: Sequence[TrialRecord]
-
 
 def result_of(
     config: FidelityConfig,
     log: PreparedLog,
     names: Sequence[str],
-    trained: Sequence[Trained],
+    trained: Mapping[float, Sequence[TrialRecord]],
     reference: Sequence[TrialRecord],
 ) -> FidelityResult:
     """The audit from its finished trainings.
@@ -209,7 +197,7 @@ def result_of(
         config: settings of the audit.
         log: the log that is audited.
         names: names of the candidates.
-        trained: trainings by fraction, the whole log last.
+        trained: trainings of all candidates by fraction, the whole log last.
         reference: trainings on the whole log from the second seed.
 
     Raises:
@@ -218,11 +206,38 @@ def result_of(
     target = [_ne(record) for record in reference]
     if not any(map(math.isfinite, target)):
         raise UserError(f"every candidate diverged on the whole log: {reference[0].result.error}.")
-    rows = tuple(_row(part, trained[-1], target, config, log) for part in trained)
+    ne = {part: [_ne(record) for record in records] for part, records in trained.items()}
+    seconds = {
+        part: sum(record.result.measured.whole_seconds for record in records)
+        for part, records in trained.items()
+    }
+    # forward FLOPs of all examples seen
+    flops = {
+        part: sum(
+            (record.job.flops or 0.0) * record.result.curve[-1].examples
+            for record in records
+            if record.result.curve
+        )
+        for part, records in trained.items()
+    }
+    train_rows = log.manifest.rows["train"]
+    rows = tuple(
+        FractionResult(
+            fraction=part,
+            rows=config.training.replace(train_fraction=part).rows_used(train_rows),
+            flops_share=flops[part] / flops[1.0],
+            seconds=seconds[part],
+            seconds_share=seconds[part] / seconds[1.0] if seconds[1.0] else None,
+            tau=tau_interval(ne[part], target, CONFIDENCE, config.seed),
+            tau_of_best_third=tau_of_best(ne[part], target, BEST_SHARE),
+            regret_percent=regret_percent(ne[part], target),
+        )
+        for part in trained
+    )
     return FidelityResult(
         log=log.fingerprint,
         space=config.space,
-        train_rows=log.manifest.rows["train"],
+        train_rows=train_rows,
         validation_rows=log.manifest.rows["validation"],
         seed=config.seed,
         reference_seed=config.seed + 1,
@@ -233,7 +248,7 @@ def result_of(
             CandidateResult(
                 name=name,
                 flops=last.job.flops or 0.0,
-                ne=tuple(_finite(_ne(part.records[index])) for part in trained),
+                ne=tuple(_finite(part_ne[index]) for part_ne in ne.values()),
                 reference_ne=_finite(target[index]),
             )
             for index, (name, last) in enumerate(zip(names, reference, strict=True))
@@ -245,29 +260,12 @@ def result_of(
 
 def cheapest(rows: Sequence[FractionResult], wanted: float, *, surely: bool = False) -> float | None:
     """The least fraction below 1 whose tau, or its interval's lower end, is at least the wanted one."""
-    parts = (row for row in rows if row.fraction < 1.0 and row.tau is not None)
     enough = (
-        row.fraction for row in parts if row.tau and (row.tau.low if surely else row.tau.value) >= wanted
+        row.fraction
+        for row in rows
+        if row.fraction < 1.0 and row.tau and (row.tau.low if surely else row.tau.value) >= wanted
     )
     return min(enough, default=None)
-
-
-def _row(
-    part: Trained, whole: Trained, target: Sequence[float], config: FidelityConfig, log: PreparedLog
-) -> FractionResult:
-    ne = [_ne(record) for record in part.records]
-    seconds, all_seconds = _seconds(part), _seconds(whole)
-    training = config.training.replace(train_fraction=part.fraction)
-    return FractionResult(
-        fraction=part.fraction,
-        rows=training.rows_used(log.manifest.rows["train"]),
-        flops_share=_flops(part) / _flops(whole),
-        seconds=seconds,
-        seconds_share=seconds / all_seconds if all_seconds else None,
-        tau=tau_interval(ne, target, CONFIDENCE, config.seed),
-        tau_of_best_third=tau_of_best(ne, target, BEST_SHARE),
-        regret_percent=regret_percent(ne, target),
-    )
 
 
 def _ne(record: TrialRecord) -> float:
@@ -278,16 +276,6 @@ def _ne(record: TrialRecord) -> float:
 
 def _finite(ne: float) -> float | None:
     return ne if math.isfinite(ne) else None
-
-
-def _flops(trained: Trained) -> float:
-    """Forward FLOPs of all examples seen."""
-    seen = ((record.job.flops or 0.0, record.result.curve) for record in trained.records)
-    return sum(flops * curve[-1].examples for flops, curve in seen if curve)
-
-
-def _seconds(trained: Trained) -> float:
-    return sum(record.result.measured.whole_seconds for record in trained.records)
 
 
 # An audit in words: for the terminal, and as Markdown.
@@ -302,7 +290,19 @@ def part_name(fraction: float) -> str:
 
 def cells(result: FidelityResult) -> list[tuple[str, ...]]:
     """A line for each part of the log."""
-    return [_cells(row) for row in result.fractions]
+    return [
+        (
+            part_name(row.fraction),
+            f"{row.rows:,}",
+            f"{100 * row.flops_share:.1f} %",
+            f"{row.seconds:,.0f}" + (f" ({100 * row.seconds_share:.0f} %)" if row.seconds_share else ""),
+            decimals(row.tau.value if row.tau else None, 2),
+            f"{row.tau.low:.2f} to {row.tau.high:.2f}" if row.tau else MISSING,
+            decimals(row.tau_of_best_third, 2),
+            f"{row.regret_percent:.2f} %" if row.regret_percent is not None else MISSING,
+        )
+        for row in result.fractions
+    ]
 
 
 def table(result: FidelityResult) -> Table:
@@ -310,9 +310,9 @@ def table(result: FidelityResult) -> Table:
     return plain_table(COLUMNS, cells(result), COLUMNS[:1])
 
 
-def remarks(result: FidelityResult) -> Iterator[str]:
-    """Sentences on how to read the table."""
-    yield (
+def remark(result: FidelityResult) -> str:
+    """How to read the table."""
+    return (
         f"{len(result.candidates)} candidates of space {result.space}, NE on {result.validation_rows:,} "
         f"validation rows. A fraction is the last of {result.train_rows:,} training rows. Tau is Kendall's tau-b "
         f"between its ranking (seed {result.seed}) and the whole log's (seed {result.reference_seed}), with a "
@@ -325,7 +325,7 @@ def remarks(result: FidelityResult) -> Iterator[str]:
 
 def verdict(result: FidelityResult) -> str:
     """Which fraction keeps the wanted tau, and what to set; or that none does."""
-    wanted, whole = f"{result.wanted_tau:g}", result.whole.tau
+    wanted, whole = f"{result.wanted_tau:g}", result.fractions[-1].tau
     parts = [row for row in result.fractions if row.fraction < 1.0 and row.tau is not None]
     two_seeds = f"two seeds on the whole log agree with {_short(whole)}"
     if not parts:
@@ -360,24 +360,9 @@ def key(result: FidelityResult) -> str | None:
 
 def markdown(result: FidelityResult) -> str:
     """Markdown of the table, how to read it, and what follows."""
-    lines = [COLUMNS, ("---", *["---:"] * (len(COLUMNS) - 1)), *cells(result)]
-    shown = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    shown = markdown_table([COLUMNS, *cells(result)])
     end = f"\n\n`{key(result)}`" if key(result) else ""
-    notes = "\n\n".join(remarks(result))
-    return f"# Ranking on a part of the log\n\n{shown}\n\n{notes}\n\n{verdict(result)}{end}\n"
-
-
-def _cells(row: FractionResult) -> tuple[str, ...]:
-    return (
-        part_name(row.fraction),
-        f"{row.rows:,}",
-        f"{100 * row.flops_share:.1f} %",
-        f"{row.seconds:,.0f}" + (f" ({100 * row.seconds_share:.0f} %)" if row.seconds_share else ""),
-        decimals(row.tau.value if row.tau else None, 2),
-        f"{row.tau.low:.2f} to {row.tau.high:.2f}" if row.tau else MISSING,
-        decimals(row.tau_of_best_third, 2),
-        f"{row.regret_percent:.2f} %" if row.regret_percent is not None else MISSING,
-    )
+    return f"# Ranking on a part of the log\n\n{shown}\n\n{remark(result)}\n\n{verdict(result)}{end}\n"
 
 
 def _short(tau: RankCorrelation | None) -> str:

@@ -29,13 +29,9 @@ NOISE = 1e-6
 """Share of the largest value that fp32 does not resolve."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Groups:
-    """Slices of N rows."""
-
-    group_N: NDArray[np.integer[Any]]
-    names: tuple[str, ...]
-    """Names by group: the largest first and the rest joined, or ascending for a numeric column."""
+Groups = tuple[NDArray[np.integer[Any]], tuple[str, ...]]
+"""The slice of each of N rows, and the names of slices: the largest first and the rest joined, or ascending for a
+numeric column."""
 
 
 def groups_of(log: PreparedLog, split: Split, column: str, most: int) -> Groups:
@@ -44,13 +40,20 @@ def groups_of(log: PreparedLog, split: Split, column: str, most: int) -> Groups:
     Raises:
         UserError: for a column that is neither.
     """
-    ids = categorical_ids(log, split)
-    if column in ids:
-        return _by_value(log, column, ids[column], most)
-    if column in log.schema.numeric:
+    columns = categorical_ids(log, split)
+    if column in log.schema.numeric and column not in columns:
         return _by_tenth(log.encoding.numbers(column, np.asarray(split.inputs.numeric)))
-    columns = ", ".join((*ids, *log.schema.numeric))
-    raise UserError(f"--column {column!r}: expected a categorical or numeric column of the log: {columns}.")
+    if column not in columns:
+        known = ", ".join((*columns, *log.schema.numeric))
+        raise UserError(f"--column {column!r}: expected a categorical or numeric column of the log: {known}.")
+    ids, index_N, counts = np.unique(columns[column], return_inverse=True, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    names = log.encoding.value_names(column, ids[order[:most]].tolist())
+    if len(ids) > most:
+        names.append(f"({len(ids) - most} other{'s' if len(ids) - most > 1 else ''})")
+    return np.minimum(rank, most)[index_N], tuple(names)
 
 
 def categorical_ids(log: PreparedLog, split: Split) -> dict[str, NDArray[np.integer[Any]]]:
@@ -66,17 +69,6 @@ def categorical_ids(log: PreparedLog, split: Split) -> dict[str, NDArray[np.inte
     return columns
 
 
-def _by_value(log: PreparedLog, column: str, id_N: NDArray[np.integer[Any]], most: int) -> Groups:
-    ids, index_N, counts = np.unique(id_N, return_inverse=True, return_counts=True)
-    order = np.argsort(-counts, kind="stable")
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    names = log.encoding.value_names(column, ids[order[:most]].tolist())
-    if len(ids) > most:
-        names.append(f"({len(ids) - most} other{'s' if len(ids) - most > 1 else ''})")
-    return Groups(group_N=np.minimum(rank, most)[index_N], names=tuple(names))
-
-
 def _by_tenth(value_N: NDArray[np.float64]) -> Groups:
     missing_N = np.isnan(value_N)
     present = value_N[~missing_N]
@@ -84,23 +76,13 @@ def _by_tenth(value_N: NDArray[np.float64]) -> Groups:
     group_N = np.searchsorted(edges, value_N, side="left")
     group_N[missing_N] = len(edges) + 1
     groups, group_N = np.unique(group_N, return_inverse=True)
-    known_N = _without_noise(value_N)
-    names = [
-        "(missing)" if group > len(edges) else _range(known_N[group_N == index])
-        for index, group in enumerate(groups)
-    ]
-    return Groups(group_N=group_N, names=tuple(names))
-
-
-def _without_noise(value_N: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The values, with zeros where standardisation in fp32 has left almost zero."""
+    # zeros where standardisation in fp32 has left almost zero
     small_N = np.abs(value_N) < NOISE * np.nanmax(np.abs(value_N), initial=0.0)
-    return np.where(small_N, 0.0, value_N)
-
-
-def _range(values: NDArray[np.float64]) -> str:
-    low, high = f"{values.min():.4g}", f"{values.max():.4g}"
-    return low if low == high else f"{low} to {high}"
+    known_N, names = np.where(small_N, 0.0, value_N), []
+    for index, group in enumerate(groups):
+        low, high = (f"{end(known_N[group_N == index]):.4g}" for end in (np.min, np.max))
+        names.append("(missing)" if group > len(edges) else low if low == high else f"{low} to {high}")
+    return group_N, tuple(names)
 
 
 BLOCKS = 200
@@ -139,10 +121,18 @@ def blocks_of(log: PreparedLog, split: Split, column: str | None = None) -> Bloc
         position_N = np.empty_like(position_N)
         position_N[np.argsort(split.timestamp, kind="stable")] = np.arange(split.rows)
     block_N: NDArray[np.integer[Any]] = (position_N * count // split.rows).astype(np.int32)
-    if column in (TIME, ORDER) and column not in categorical_ids(log, split):
+    ids = categorical_ids(log, split)
+    if column in (TIME, ORDER) and column not in ids:
         column = None
     if column is not None:
-        by_value_N = _blocks_by_value(log, split, column, block_N, count)
+        if column not in ids:
+            known = ", ".join(ids) or "none"
+            raise UserError(f"blocks by {column!r}: expected a categorical column of the log: {known}.")
+        # all rows of a value are together; those of an unknown value lie as they do in time
+        id_N = ids[column]
+        hashed_N = ((id_N.astype(np.uint64) * HASH) >> np.uint64(32)) % np.uint64(count)
+        known_N = (id_N != MISSING_ID) & (id_N != UNKNOWN_ID) & (id_N != np.int64(MISSING_KEY))
+        by_value_N = np.where(known_N, hashed_N.astype(np.int32), block_N)
         filled, block_N = np.unique(by_value_N, return_inverse=True)
         count, by = len(filled), column
     if split.pair is not None:  # two rows that were one stay together
@@ -184,18 +174,3 @@ def losses(logit_N: NDArray[np.float32], label_N: NDArray[np.float32], rate: flo
     corrected_N = np.clip(logit_N.astype(np.float64) + np.log(rate), -bound, bound)
     loss: Floats = np.logaddexp(0.0, np.where(label_N > 0.5, -corrected_N, corrected_N))
     return loss
-
-
-def _blocks_by_value(
-    log: PreparedLog, split: Split, column: str, in_time_N: NDArray[np.integer[Any]], count: int
-) -> NDArray[np.integer[Any]]:
-    """Blocks in which all rows of a value are together; rows of an unknown value lie as they do in time."""
-    ids = categorical_ids(log, split)
-    if column not in ids:
-        raise UserError(
-            f"blocks by {column!r}: expected a categorical column of the log: {', '.join(ids) or 'none'}."
-        )
-    id_N = ids[column]
-    hashed_N = ((id_N.astype(np.uint64) * HASH) >> np.uint64(32)) % np.uint64(count)
-    known_N = (id_N != MISSING_ID) & (id_N != UNKNOWN_ID) & (id_N != np.int64(MISSING_KEY))
-    return np.where(known_N, hashed_N.astype(np.int32), in_time_N)

@@ -15,22 +15,21 @@ from rich.table import Table
 from rich.text import Text
 
 from dashboards.figures.curves import milestones_figure
+from dashboards.figures.worth import judged
 from dashboards.names import MISSING, si
 from dashboards.report.page import write_figure
 from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
 from dhen.values import Value
-from search.analysis.reproduce_tables import Claim, PaperTable, Row, TableConfig, table_of
+from search.analysis.reproduce_tables import Claim, PaperTable, TableConfig, table_of
 from search.analysis.statistics import compared
-from search.analysis.views import TrainingsView
+from search.analysis.views import markdown_table, trained
 from search.execution.attempts import parallelism
 from search.execution.train_list import TrainingList, measured_precision
 from search.execution.trainer import Trainer
 from search.session import open_session
-from search.terminal import step_progress
-from trials.data.prepared_log import PreparedLog
 from trials.records.findings import Better, MeanInterval
-from trials.records.job import Job, TrainingConfig
+from trials.records.job import Job
 from trials.records.trial_record import TrialRecord
 from trials.runtime.launcher import Launcher
 
@@ -132,24 +131,32 @@ def result_of(
         UserError: if no training came as far as its first evaluation.
     """
     trained = [[records[job.fingerprint] for job in row_jobs] for row_jobs in jobs]
-    milestones = sorted(
-        {point.examples for records in trained for record in records for point in record.result.curve}
-    )
+    every = [record for row_records in trained for record in row_records]
+    milestones = sorted({point.examples for record in every for point in record.result.curve})
     if not milestones:
-        errors = sorted(
-            {record.result.error for records in trained for record in records if record.result.error}
-        )
+        errors = sorted({record.result.error for record in every if record.result.error})
         raise UserError(f"every training diverged before its first evaluation: {'; '.join(errors)}.")
-    curves = [[_at(milestones, record) for record in records] for records in trained]
+    curves = [[_at(milestones, record) for record in row_records] for row_records in trained]
     results = tuple(
-        _row(
-            row,
-            row_records,
-            curve,
-            [compared(*pair, config.level) for pair in _by_milestone(curve, curves[0])],
+        RowResult(
+            name=row.name,
+            flops=row_records[0].job.flops or 0.0,
+            parameters=row_records[0].job.parameters or 0,
+            ne=tuple(row_curves),
+            relative=tuple(
+                compared(ne, first_ne, config.level)
+                for ne, first_ne in zip(
+                    zip(*row_curves, strict=True), zip(*curves[0], strict=True), strict=True
+                )
+            ),
+            paper_percent=row.paper_percent,
+            paper_flops=row.paper_flops,
+            seconds=sum(record.result.measured.whole_seconds for record in row_records),
+            errors=tuple(record.result.error for record in row_records if record.result.error),
         )
-        for row, row_records, curve in zip(table.rows, trained, curves, strict=True)
+        for row, row_records, row_curves in zip(table.rows, trained, curves, strict=True)
     )
+    last_ne = {row.name: row.last_ne for row in results}
     return TableResult(
         table=name,
         title=table.title,
@@ -160,31 +167,8 @@ def result_of(
         confidence=config.level if config.seeds > 1 else None,
         milestones=tuple(milestones),
         rows=results,
-        findings=tuple(
-            finding(claim, {row.name: row.last_ne for row in results}, config.level) for claim in table.claims
-        ),
+        findings=tuple(finding(claim, last_ne, config.level) for claim in table.claims),
     )
-
-
-def _row(
-    row: Row, trained: Sequence[TrialRecord], curves: Sequence[Curve], relative: Sequence[MeanInterval | None]
-) -> RowResult:
-    return RowResult(
-        name=row.name,
-        flops=trained[0].job.flops or 0.0,
-        parameters=trained[0].job.parameters or 0,
-        ne=tuple(curves),
-        relative=tuple(relative),
-        paper_percent=row.paper_percent,
-        paper_flops=row.paper_flops,
-        seconds=sum(record.result.measured.whole_seconds for record in trained),
-        errors=tuple(record.result.error for record in trained if record.result.error),
-    )
-
-
-def _by_milestone(curves: Sequence[Curve], others: Sequence[Curve]) -> Iterator[tuple[Curve, Curve]]:
-    """NE by seed of one row and of another, milestone by milestone."""
-    return zip(zip(*curves, strict=True), zip(*others, strict=True), strict=True)
 
 
 def finding(claim: Claim, last_ne: Mapping[str, Sequence[float | None]], confidence: float) -> Finding:
@@ -192,20 +176,12 @@ def finding(claim: Claim, last_ne: Mapping[str, Sequence[float | None]], confide
     comparisons = []
     for row, against in claim.pairs:
         difference = compared(last_ne[row], last_ne[against], confidence)
-        comparisons.append(
-            Comparison(row=row, against=against, difference=difference, verdict=_better(difference))
-        )
+        better = judged(difference.low, difference.high) if difference else Better.CANNOT_TELL
+        comparisons.append(Comparison(row=row, against=against, difference=difference, verdict=better))
     verdicts = {comparison.verdict for comparison in comparisons}
     all_say_so = Better.YES if verdicts == {Better.YES} else Better.CANNOT_TELL
     holds = Better.NO if Better.NO in verdicts else all_say_so
     return Finding(text=claim.text, in_paper=claim.in_paper, holds=holds, comparisons=tuple(comparisons))
-
-
-def _better(difference: MeanInterval | None) -> Better:
-    if difference is None or difference.low is None or difference.high is None:
-        return Better.CANNOT_TELL
-    not_worse = Better.YES if difference.high < 0 else Better.CANNOT_TELL
-    return Better.NO if difference.low > 0 else not_worse
 
 
 def _at(milestones: Sequence[int], record: TrialRecord) -> Curve:
@@ -225,29 +201,22 @@ FIXED = 4
 NOT_IN_PAPER = " (asked of the paper, not in it)"
 
 
-def columns(result: TableResult) -> list[str]:
-    """Titles: the row, its size, its NE, NE relative to the first row's by milestone, the paper's values."""
+def lines_of(result: TableResult) -> list[list[str]]:
+    """Titles, then a line for each row of the table: its size, its NE, NE relative to the first row's by
+    milestone, the paper's values."""
+    has_flops = any(row.paper_flops is not None for row in result.rows)
     milestones = [f"at {si(examples)}" for examples in result.milestones]
-    return [
-        "row",
-        "FLOPs",
-        "parameters",
-        "NE",
-        *milestones,
-        "paper",
-        *(["paper's FLOPs"] if _has_flops(result) else []),
-    ]
-
-
-def cells(result: TableResult) -> list[list[str]]:
-    """A line for each row of the table, as its columns."""
-    lines = []
+    titles = ["row", "FLOPs", "parameters", "NE", *milestones, "paper"]
+    lines = [[*titles, *(["paper's FLOPs"] if has_flops else [])]]
     for row in result.rows:
-        first = row is result.rows[0]
+        first, ne = row is result.rows[0], [ne for ne in row.last_ne if ne is not None]
+        mean_ne = "diverged" if row.errors else MISSING
+        if len(ne) == len(row.ne):
+            mean_ne = f"{sum(ne) / len(ne):.5f}"
         relative = ["0" if first else shown(difference) for difference in row.relative]
         paper = "0" if first else f"{row.paper_percent:+.3f} %" if row.paper_percent is not None else ""
-        flops = [si(row.paper_flops) if row.paper_flops else ""] if _has_flops(result) else []
-        lines.append([row.name, si(row.flops), si(row.parameters), _ne(row), *relative, paper, *flops])
+        flops = [si(row.paper_flops) if row.paper_flops else ""] if has_flops else []
+        lines.append([row.name, si(row.flops), si(row.parameters), mean_ne, *relative, paper, *flops])
     return lines
 
 
@@ -288,7 +257,12 @@ def remarks(result: TableResult) -> Iterator[str]:
 def findings(result: TableResult) -> Iterator[str]:
     """A line per finding: `yes: attention is better than DCN (-1.20 ± 0.31 %)`."""
     for finding in result.findings:
-        yield f"{finding.holds}: {finding.text}{'' if finding.in_paper else NOT_IN_PAPER} {_detail(finding)}"
+        details = [shown(comparison.difference) for comparison in finding.comparisons]
+        if len(details) > 1:
+            pairs = zip(finding.comparisons, details, strict=True)
+            details = [f"{each.row} against {each.against} {detail}" for each, detail in pairs]
+        asked = "" if finding.in_paper else NOT_IN_PAPER
+        yield f"{finding.holds}: {finding.text}{asked} ({'; '.join(details)})"
 
 
 def findings_heading(result: TableResult) -> str:
@@ -302,18 +276,18 @@ def findings_heading(result: TableResult) -> str:
 
 def rich_table(result: TableResult, width: int) -> Table:
     """The table for a terminal of `width` columns; where that is narrow it has the last milestones, and a note."""
-    lines = [columns(result), *cells(result)]
+    lines = lines_of(result)
     widths = [2 + max(map(len, column)) for column in zip(*lines, strict=True)]
     left_out = 0
-    while (
-        sum(widths) - sum(widths[FIXED : FIXED + left_out]) > width and left_out < len(result.milestones) - 1
-    ):
+    while sum(widths) > width and left_out < len(result.milestones) - 1:
         left_out += 1
+        del widths[FIXED]
+    titles, *rows = [line[:FIXED] + line[FIXED + left_out :] for line in lines]
     table = Table(title=heading(result), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, name in enumerate(_without(lines[0], left_out)):
+    for index, name in enumerate(titles):
         table.add_column(name, justify="right" if index else "left", no_wrap=bool(index))
-    for line in lines[1:]:
-        table.add_row(*map(Text, _without(line, left_out)))
+    for row in rows:
+        table.add_row(*map(Text, row))
     if left_out:
         table.caption = f"{left_out} milestones before these are in the files"
         table.caption_justify = "left"
@@ -322,38 +296,9 @@ def rich_table(result: TableResult, width: int) -> Table:
 
 def markdown(result: TableResult) -> str:
     """Markdown of the table, how to read it, and what it says."""
-    titles = columns(result)
-    lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *cells(result)]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    table, notes = markdown_table(lines_of(result)), "\n\n".join(remarks(result))
     listed = "\n".join(f"- {line}" for line in findings(result))
-    notes = "\n\n".join(remarks(result))
     return f"# {heading(result)}\n\n{table}\n\n{notes}\n\n{findings_heading(result)}\n\n{listed}\n"
-
-
-def _without(line: list[str], milestones: int) -> list[str]:
-    return line[:FIXED] + line[FIXED + milestones :]
-
-
-def _ne(row: RowResult) -> str:
-    """Mean NE over seeds at the last milestone."""
-    values = [ne for ne in row.last_ne if ne is not None]
-    if len(values) < len(row.ne):
-        return "diverged" if row.errors else MISSING
-    return f"{sum(values) / len(values):.5f}"
-
-
-def _has_flops(result: TableResult) -> bool:
-    return any(row.paper_flops is not None for row in result.rows)
-
-
-def _detail(finding: Finding) -> str:
-    if len(finding.comparisons) == 1:
-        return f"({shown(finding.comparisons[0].difference)})"
-    return f"({'; '.join(map(_comparison, finding.comparisons))})"
-
-
-def _comparison(comparison: Comparison) -> str:
-    return f"{comparison.row} against {comparison.against} {shown(comparison.difference)}"
 
 
 # One session of `reproduce`: from the settings to the trained table and its files.
@@ -368,63 +313,43 @@ def reproduce(
         UserError: for whatever is wrong with the settings, the log or the folder.
     """
     with open_session(directory, config, launcher, console) as session:
-        log = session.log
+        log, rows = session.log, session.log.manifest.rows["train"]
         table = table_of(config, log.features)
         shares = parallelism(config.parallel, config.threads)
         precision = measured_precision(directory)
         trainer = Trainer(session.launcher, log, directory, threads=shares.threads, precision=precision)
-        training = _training(config, log, trainer)
+        # the training of all rows, with an evaluation at each milestone
+        training = config.training.resolved(rows, precision)
+        examples = training.examples(rows)
+        if config.training.evaluate_every is None:
+            training = training.replace(evaluate_every=max(1, examples // config.milestones))
+        assert training.batch_size is not None
+        steps = examples // training.batch_size
+        if steps < config.milestones:
+            raise UserError(
+                f"the log is too small: {training.rows_used(rows):,} training rows in batches of "
+                f"{training.batch_size} are {steps} step(s), fewer than the {config.milestones} milestones; give "
+                "a larger log, a smaller training.batch_size or fewer milestones."
+            )
         seeds = range(config.seed, config.seed + config.seeds)
         jobs = [[trainer.job(row.model, training, seed) for seed in seeds] for row in table.rows]
-        by_seed = [job for seed_jobs in zip(*jobs, strict=True) for job in seed_jobs]
+        by_seed = [
+            (f"{row.name}, seed {job.seed}", job)
+            for seed_jobs in zip(*jobs, strict=True)
+            for row, job in zip(table.rows, seed_jobs, strict=True)
+        ]
         trainings = TrainingList(trainer, directory, side_by_side=shares.side_by_side)
-        todo = {job.fingerprint for job in by_seed} - set(trainings.finished(by_seed))
-        if todo:
-            examples = training.examples(log.manifest.rows["train"]) * len(todo)
-            names = {
-                job.fingerprint: f"{row.name}, seed {job.seed}"
-                for row, row_jobs in zip(table.rows, jobs, strict=True)
-                for job in row_jobs
-            }
-            with step_progress(console) as progress:
-                view = TrainingsView(f"training {name}", names, console, progress, total=examples)
-                trainings.run(by_seed, view)
-        records = trainings.finished(by_seed)
+        records = trained(trainings, by_seed, f"training {name}", console, rows)
         result = result_of(name, table, config, jobs, records, log.manifest.rows)
-        _write(result, directory)
+        write_atomically(directory / f"{name}.json", result.model_dump_json(indent=1))
+        write_atomically(directory / f"{name}.md", markdown(result))
+        first, *others = result.rows
+        lines = {
+            row.name: [
+                (estimate.mean, estimate.half_width) if estimate else None for estimate in row.relative
+            ]
+            for row in others
+        }
+        figure = milestones_figure(lines, result.milestones, title=heading(result), reference=first.name)
+        write_figure(figure, directory / f"{name}.html")
     return result
-
-
-def _training(config: TableConfig, log: PreparedLog, trainer: Trainer) -> TrainingConfig:
-    """The training settings of all rows, with an evaluation at each milestone.
-
-    Raises:
-        UserError: for a log with fewer steps than milestones.
-    """
-    training = config.training
-    rows = log.manifest.rows["train"]
-    resolved = training.resolved(rows, trainer.precision)
-    examples = resolved.examples(rows)
-    if training.evaluate_every is None:
-        resolved = resolved.replace(evaluate_every=max(1, examples // config.milestones))
-    assert resolved.batch_size is not None
-    steps = examples // resolved.batch_size
-    if steps < config.milestones:
-        raise UserError(
-            f"the log is too small: {resolved.rows_used(rows):,} training rows in batches of "
-            f"{resolved.batch_size} are {steps} step(s), fewer than the {config.milestones} milestones; give a "
-            "larger log, a smaller training.batch_size or fewer milestones."
-        )
-    return resolved
-
-
-def _write(result: TableResult, directory: Path) -> None:
-    write_atomically(directory / f"{result.table}.json", result.model_dump_json(indent=1))
-    write_atomically(directory / f"{result.table}.md", markdown(result))
-    first, *others = result.rows
-    lines = {
-        row.name: [(estimate.mean, estimate.half_width) if estimate else None for estimate in row.relative]
-        for row in others
-    }
-    figure = milestones_figure(lines, result.milestones, title=heading(result), reference=first.name)
-    write_figure(figure, directory / f"{result.table}.html")

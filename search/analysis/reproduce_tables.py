@@ -20,13 +20,11 @@ from dhen.model import model_cost, parse_model
 from dhen.ops.parts import Widths
 from dhen.schema import FeatureSchema
 from dhen.values import parse
+from search.analysis.statistics import CONFIDENCE
 from search.log_config import LogConfig, set_override
 from trials.records.job import Passes, TrainingConfig
 
 # What `reproduce` may be told: the log, the seeds, and what all rows of a table have in common.
-
-CONFIDENCE = 0.95
-"""Confidence of intervals, if nothing else is asked for."""
 
 
 def _several(value: Any) -> Any:
@@ -245,17 +243,14 @@ def table_of(config: TableConfig, schema: FeatureSchema) -> PaperTable:
     Raises:
         UserError: if they give no valid model.
     """
-    table = _by_number(config, schema)
-    return table._replace(title=f"{table.title}; pre-norm") if config.norm_placement == "pre" else table
-
-
-def _by_number(config: TableConfig, schema: FeatureSchema) -> PaperTable:
     if isinstance(config, Table1Config):
-        return table1(config)
-    if isinstance(config, Table3Config):
-        return table3(config, schema)
-    assert isinstance(config, Table2Config), config
-    return table2(config)
+        table = table1(config)
+    elif isinstance(config, Table3Config):
+        table = table3(config, schema)
+    else:
+        assert isinstance(config, Table2Config), config
+        table = table2(config)
+    return table._replace(title=f"{table.title}; pre-norm") if config.norm_placement == "pre" else table
 
 
 def table1(config: Table1Config) -> PaperTable:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from dashboards.rows import winner_reasons
 from dhen.errors import UserError
 from dhen.members import mean_of_logits
 from search.analysis.confirm import better, retrained_job
@@ -32,7 +33,6 @@ from trials.records.events import logits_file
 from trials.records.findings import Better, Slice, Slices
 from trials.records.metrics import Floats, entropy, example_weights
 from trials.records.study_record import Comparison, StudyRecord
-from trials.records.trial_record import TrialRecord
 from trials.store.weights import read_logits
 from trials.training.evaluation import evaluate
 
@@ -53,17 +53,18 @@ class _Sums:
 
     def __init__(self, log: PreparedLog, column: str, most: int, block_by: str | None) -> None:
         split = log.split(SPLIT)
-        groups, blocks = groups_of(log, split, column, most), blocks_of(log, split, block_by)
-        self.names, self.blocked_by = groups.names, blocks.by
+        group_N, self.names = groups_of(log, split, column, most)
+        blocks = blocks_of(log, split, block_by)
+        self.blocked_by = blocks.by
         self._rate = log.schema.negative_sampling_rate
         self._label_N = np.asarray(split.labels)
         weights = example_weights(split.labels, split.weight, self._rate)
         self._weight_N = np.ones(split.rows) if weights is None else weights
-        self._shape = len(groups.names), blocks.count
-        self._cell_N = groups.group_N.astype(np.int64) * blocks.count + blocks.block_N
+        self._shape = len(self.names), blocks.count
+        self._cell_N = group_N.astype(np.int64) * blocks.count + blocks.block_N
         self.weight_G = self._by_cell(self._weight_N).sum(axis=1)
         self.positive_G = self._by_cell(self._weight_N * self._label_N).sum(axis=1)
-        self.rows_G = np.bincount(groups.group_N, minlength=self._shape[0])
+        self.rows_G = np.bincount(group_N, minlength=self._shape[0])
 
     def of(self, logits: Iterable[NDArray[np.float32]]) -> _Model:
         """Sums of a model's losses, from its logits (N), by seed."""
@@ -73,6 +74,16 @@ class _Sums:
             p_N = expit(logit_N.astype(np.float64) + np.log(self._rate))
             clicks.append(self._by_cell(self._weight_N * p_N).sum(axis=1))
         return _Model(np.stack(loss), np.mean(clicks, axis=0))
+
+    def quality(self, model: _Model | None, group: int) -> tuple[float | None, float | None]:
+        """NE and calibration of a model, where they are defined."""
+        if model is None:
+            return None, None
+        base_rate, positive, ne = self.base_rate(group), float(self.positive_G[group]), None
+        if 0.0 < base_rate < 1.0:
+            loss = float(model.loss_SGK[:, group].sum(axis=1).mean())
+            ne = loss / float(self.weight_G[group]) / entropy(base_rate)
+        return ne, float(model.clicks_G[group]) / positive if positive else None
 
     def base_rate(self, group: int) -> float:
         """Weighted fraction of positives; 0 if no row counts."""
@@ -100,7 +111,7 @@ def slices(
         UserError: if it was not compared, its logits are gone, or the column is not one of the log's.
     """
     comparison = study.comparison(trial)
-    winners = [winner.trial for winner in study.choice.winners] if study.choice else []
+    winners = winner_reasons(study)
     if winners and trial not in winners:
         what = (
             "the baseline itself"
@@ -152,70 +163,54 @@ def _kept_logits(
     retrainings = {record.job.fingerprint: record for record in study.retrainings}
     networks = study.networks(study.trial(trial))
     job_of = refit_job if comparison.refit else trained_job
+    again = f"`dhen-search confirm {study.directory}` makes it again"
     for seed in comparison.seeds:
-        jobs = (retrained_job(network, study, log, seed, job_of) for network in networks)
-        files = [_kept_file(study, retrainings.get(job.fingerprint)) for job in jobs]
-        logits = [read_logits(file) for file in files]
+        logits = []
+        for network in networks:
+            retraining = retrainings.get(retrained_job(network, study, log, seed, job_of).fingerprint)
+            if retraining is None:
+                raise UserError(f"a retraining that winners were compared by is not in the ledger; {again}.")
+            file = logits_file(folder_of(Path(study.directory), retraining), SPLIT)
+            if not file.exists():
+                raise UserError(f"{file} is missing; {again}.")
+            logits.append(read_logits(file))
         yield mean_of_logits(logits, log.schema.negative_sampling_rate)
 
 
-def _kept_file(study: StudyRecord, retraining: TrialRecord | None) -> Path:
-    again = f"`dhen-search confirm {study.directory}` makes it again"
-    if retraining is None:
-        raise UserError(f"a retraining that winners were compared by is not in the ledger; {again}.")
-    file = logits_file(folder_of(Path(study.directory), retraining), SPLIT)
-    if not file.exists():
-        raise UserError(f"{file} is missing; {again}.")
-    return file
-
-
 def _slices(sums: _Sums, model: _Model, reference: _Model | None) -> tuple[Slice, ...]:
-    groups = range(len(sums.names))
-    estimates = [_estimate(model, reference, group) if reference else None for group in groups]
+    estimates: list[BootstrapDifference | None] = []
+    for group in range(len(sums.names)):
+        estimate = None
+        if reference is not None:
+            loss_SK, reference_SK = model.loss_SGK[:, group], reference.loss_SGK[:, group]
+            has_rows_K = reference_SK.sum(axis=0) > 0.0
+            if has_rows_K.sum() > 1:  # rows in a single block show no spread
+                estimate = paired_bootstrap(loss_SK[:, has_rows_K], reference_SK[:, has_rows_K])
+        estimates.append(estimate)
     adjusted = iter(holm([estimate.p for estimate in estimates if estimate is not None]))
     rows = []
-    for group, estimate in zip(groups, estimates, strict=True):
-        quality = _quality(sums, model, group)
-        base = _quality(sums, reference, group) if reference else (None, None)
-        known_fields = {
-            "value": sums.names[group],
-            "rows": int(sums.rows_G[group]),
-            "base_rate": sums.base_rate(group),
-            "ne": quality[0],
-            "calibration": quality[1],
-            "baseline_ne": base[0],
-            "baseline_calibration": base[1],
-        }
-        rows.append(Slice(**known_fields, **_difference(estimate, next(adjusted) if estimate else 1.0)))
+    for group, estimate in enumerate(estimates):
+        difference: dict[str, Any] = {"better": Better.CANNOT_TELL}
+        if estimate is not None:
+            p_adjusted, (low, high) = next(adjusted), estimate.interval()
+            difference = {
+                "difference_percent": estimate.percent,
+                "low_percent": low,
+                "high_percent": high,
+                "p_adjusted": p_adjusted,
+                "better": better(estimate.percent, p_adjusted),
+            }
+        ne, calibration = sums.quality(model, group)
+        baseline_ne, baseline_calibration = sums.quality(reference, group)
+        row = Slice(
+            value=sums.names[group],
+            rows=int(sums.rows_G[group]),
+            base_rate=sums.base_rate(group),
+            ne=ne,
+            calibration=calibration,
+            baseline_ne=baseline_ne,
+            baseline_calibration=baseline_calibration,
+            **difference,
+        )
+        rows.append(row)
     return tuple(rows)
-
-
-def _estimate(model: _Model, reference: _Model, group: int) -> BootstrapDifference | None:
-    """The difference over the blocks in which the slice has rows; None if that is at most one block."""
-    has_rows = reference.loss_SGK[:, group].sum(axis=0) > 0.0
-    if has_rows.sum() < 2:
-        return None
-    return paired_bootstrap(model.loss_SGK[:, group, has_rows], reference.loss_SGK[:, group, has_rows])
-
-
-def _difference(estimate: BootstrapDifference | None, p_adjusted: float) -> dict[str, Any]:
-    if estimate is None:
-        return {"better": Better.CANNOT_TELL}
-    low, high = estimate.interval()
-    return {
-        "difference_percent": estimate.percent,
-        "low_percent": low,
-        "high_percent": high,
-        "p_adjusted": p_adjusted,
-        "better": better(estimate.percent, p_adjusted),
-    }
-
-
-def _quality(sums: _Sums, model: _Model, group: int) -> tuple[float | None, float | None]:
-    """NE and calibration, where they are defined."""
-    base_rate, positive = sums.base_rate(group), float(sums.positive_G[group])
-    ne = None
-    if 0.0 < base_rate < 1.0:
-        loss = float(model.loss_SGK[:, group].sum(axis=1).mean())
-        ne = loss / float(sums.weight_G[group]) / entropy(base_rate)
-    return ne, float(model.clicks_G[group]) / positive if positive else None

@@ -86,14 +86,18 @@ def paired_bootstrap(
     percent_RS = _percent(counts_RK @ loss_SK.T, counts_RK @ reference_SK.T)
     drawn_seeds = rng.integers(seeds, size=(resamples, seeds - 1))
     replicates_R = np.take_along_axis(percent_RS, drawn_seeds, axis=1).mean(axis=1)
+    # degrees of freedom of a sum of variances, each with its own (Satterthwaite, Biometrics Bulletin 1946)
     variances = (
         (float(percent_S.var(ddof=1)) / seeds, seeds - 1),
         (float(percent_RS.mean(axis=1).var(ddof=1)), blocks - 1),
     )
+    total = sum(variance for variance, _ in variances)
+    weighted = sum(variance**2 / degrees for variance, degrees in variances)
+    degrees = total**2 / weighted if weighted > 0.0 else float(min(seeds, blocks) - 1)
     return BootstrapDifference(
         percent=float(percent_S.mean()),
         standard_error=float(replicates_R.std(ddof=1)),
-        degrees=_satterthwaite(variances),
+        degrees=degrees,
     )
 
 
@@ -123,13 +127,6 @@ def holm(p: Sequence[float]) -> tuple[float, ...]:
 
 def _percent(loss: Floats, reference: Floats) -> Floats:
     return 100.0 * (loss - reference) / reference
-
-
-def _satterthwaite(variances: Sequence[tuple[float, int]]) -> float:
-    """Degrees of freedom of a sum of variances, each with its own degrees (Biometrics Bulletin 1946)."""
-    total = sum(variance for variance, _ in variances)
-    weighted = sum(variance**2 / degrees for variance, degrees in variances)
-    return total**2 / weighted if weighted > 0.0 else float(min(degrees for _, degrees in variances))
 
 
 # How well two trainings of the same candidates rank them alike: Kendall's tau-b, its interval, the regret.

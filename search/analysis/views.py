@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -13,8 +15,10 @@ from dashboards.names import decimals, duration
 from dashboards.sentences.winners import retrained_line
 from search.dataset import OnProgress
 from search.execution.retraining import Watcher
-from search.terminal import REFRESH_SECONDS, shares, training_line
+from search.execution.train_list import TrainingList
+from search.terminal import REFRESH_SECONDS, print_line, shares, step_progress, training_line
 from trials.records.events import Progress
+from trials.records.job import Job
 from trials.records.trial_record import TrialRecord
 
 
@@ -44,9 +48,9 @@ class RetrainingsView:
         """What retrainings tell of themselves."""
         return Watcher(
             wanted=self._wanted,
-            progress=self._heard,
+            progress=lambda record, progress: self._running.update({record.number: (record, progress)}),
             looked=self._looked,
-            say=lambda sentence: self._console.print(sentence, soft_wrap=True, markup=False, highlight=False),
+            say=partial(print_line, self._console),
         )
 
     def changed(self, record: TrialRecord, ended: bool) -> None:
@@ -54,16 +58,11 @@ class RetrainingsView:
         if ended:
             self._done += 1
             self._running.pop(record.number, None)
-            self._console.print(
-                f"{retrained_line(record)} ({self._how_far()})", soft_wrap=True, markup=False, highlight=False
-            )
+            print_line(self._console, f"{retrained_line(record)} ({self._how_far()})")
 
     def _wanted(self, total: int, done: int) -> None:
         self._total, self._done, self._done_before = total, done, done
         self._began = time.monotonic()
-
-    def _heard(self, record: TrialRecord, progress: Progress) -> None:
-        self._running[record.number] = record, progress
 
     def _looked(self) -> None:
         if self._live and time.monotonic() - self._drawn > REFRESH_SECONDS:
@@ -83,28 +82,55 @@ class RetrainingsView:
 # What the terminal says while a list of trainings goes on.
 
 
-class TrainingsView:
+class TrainingsView(NamedTuple):
     """A bar of all examples, a line for each training that ends: a
     `search.execution.train_list.TrainingObserver`."""
 
-    def __init__(
-        self, step: str, names: Mapping[str, str], console: Console, progress: OnProgress, *, total: int
-    ) -> None:
-        """A view; `names` are by the fingerprint of the job, at most `total` examples are trained."""
-        self._step, self._names, self._total = step, names, total
-        self._console, self._show = console, progress
+    step: str
+    names: Mapping[str, str]
+    """Names of the trainings, by the fingerprint of the job."""
+    console: Console
+    show: OnProgress
+    total: int
+    """The most examples that are trained."""
 
     def ended(self, record: TrialRecord) -> None:
         """Prints a line for a training that has ended."""
         ne = record.result.curve[-1].validation.ne if record.result.curve else None
         how = f"NE {decimals(ne, 5)}" if record.result.error is None else record.result.error
-        self._console.print(
-            f"{self._names[record.job.fingerprint]}: {how}, {duration(record.result.seconds)}",
-            soft_wrap=True,
-            markup=False,
-            highlight=False,
-        )
+        name = self.names[record.job.fingerprint]
+        print_line(self.console, f"{name}: {how}, {duration(record.result.seconds)}")
 
     def progress(self, examples: int) -> None:
         """Moves the bar to this number of examples."""
-        self._show(self._step, examples, self._total)
+        self.show(self.step, examples, self.total)
+
+
+def trained(
+    trainings: TrainingList, jobs: Sequence[tuple[str, Job]], step: str, console: Console, rows: int
+) -> dict[str, TrialRecord]:
+    """Trains what a list lacks of these jobs, and returns their records by fingerprint.
+
+    Args:
+        trainings: the list.
+        jobs: the jobs with their names.
+        step: what the bar is called.
+        console: where it is shown.
+        rows: number of training rows of the log.
+    """
+    wanted = [job for _, job in jobs]
+    finished = trainings.finished(wanted)
+    todo = {job.fingerprint: job for job in wanted if job.fingerprint not in finished}
+    if todo:
+        names = {job.fingerprint: name for name, job in jobs}
+        total = sum(job.training.examples(rows) for job in todo.values())
+        with step_progress(console) as progress:
+            trainings.run(wanted, TrainingsView(step, names, console, progress, total))
+    return trainings.finished(wanted)
+
+
+def markdown_table(lines: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown, the titles first; all columns but the first are of numbers."""
+    titles, *rows = lines
+    rule = ["---", *["---:"] * (len(titles) - 1)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (titles, rule, *rows))

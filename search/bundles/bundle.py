@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -210,7 +210,17 @@ class Bundle:
 
     def examples(self) -> EncodedRows:
         """The stored examples, encoded."""
-        return _rows_of(read_weights(self.directory / CHECK))
+        stored = read_weights(self.directory / CHECK)
+        arrays = {name: tensor.numpy() for name, tensor in stored.items()}
+        count = sum(name.endswith(".offsets") for name in arrays)
+        bags = [(arrays[f"bag{i}.ids"], arrays[f"bag{i}.offsets"]) for i in range(count)]
+        return EncodedRows(
+            categorical=arrays["ids"],
+            bags=tuple(Bags(ids=ids, offsets=np.append(starts, len(ids))) for ids, starts in bags),
+            numeric=arrays["numeric"],
+            share=arrays.get("share"),
+            keys=arrays.get("keys"),
+        )
 
     def scores(self, model: nn.Module) -> Tensor:
         """The scores of the stored examples by a model in fp32, in host memory.
@@ -226,11 +236,6 @@ class Bundle:
             raise UserError(
                 f"{self.directory / CHECK}: its examples do not fit the model ({type(error).__name__}: {error})."
             ) from None
-
-    def _stored_scores(self) -> Tensor:
-        if self.increments:
-            return self.increments[-1].scores()
-        return named_tensor(read_weights(self.directory / CHECK), "score", self.directory / CHECK)
 
     @property
     def serving(self) -> ServingConfig:
@@ -248,7 +253,10 @@ class Bundle:
         Raises:
             UserError: if it exceeds the tolerance.
         """
-        stored = self._stored_scores()
+        if self.increments:
+            stored = self.increments[-1].scores()
+        else:
+            stored = named_tensor(read_weights(self.directory / CHECK), "score", self.directory / CHECK)
         found = self.scores(model or self.model())
         if found.shape != stored.shape:
             raise UserError(
@@ -347,29 +355,16 @@ def read_bundle(directory: Path) -> Bundle:
             do not fit together.
     """
     check_is_bundle(directory)
-    _check_whole(directory, (INFO, CHECK))
-    info = parse(BundleInfo, load_json(directory / INFO), INFO)
-    increments = read_increments(directory, _exported(directory, info))
-    encoding = Encoding.load(directory / ENCODING)
-    _check_fits(directory, info, encoding)
-    return Bundle(directory=directory, info=info, encoding=encoding, increments=increments)
-
-
-def _check_whole(directory: Path, needed: Iterable[str]) -> None:
     try:
-        fault = first_fault(directory, needed)
+        fault = first_fault(directory, (INFO, CHECK))
     except ValueError:
         raise UserError(f"{directory / MANIFEST} is damaged; export the bundle again.") from None
     if fault:
         raise UserError(f"{directory}: the bundle's file {fault}; export it again.")
-
-
-def _check_fits(directory: Path, info: BundleInfo, encoding: Encoding) -> None:
-    """Checks models against the encoding and the headers of their weights, before anything is built.
-
-    Raises:
-        UserError: if they do not fit.
-    """
+    info = parse(BundleInfo, load_json(directory / INFO), INFO)
+    increments = read_increments(directory, _exported(directory, info))
+    encoding = Encoding.load(directory / ENCODING)
+    # models, the encoding and the headers of the weights fit together, before anything is built
     try:
         encoded = encoding.features
     except (LookupError, ValueError) as error:
@@ -387,6 +382,7 @@ def _check_fits(directory: Path, info: BundleInfo, encoding: Encoding) -> None:
                 f"{directory / name}: has {stored:,} numbers, and the model in {INFO} needs {implied:,}; export "
                 "the bundle again."
             )
+    return Bundle(directory=directory, info=info, encoding=encoding, increments=increments)
 
 
 def _inputs(features: FeatureSchema) -> tuple[object, ...]:
@@ -427,21 +423,17 @@ def write_beside_weights(
     """
     encoding.save(building / ENCODING)
     model = _model(building, info)
-    _write_check(building, model, rows)
+    # a few examples, encoded, with the scores that the weights give them in fp32
+    few = rows.slice(0, min(CHECK_EXAMPLES, rows.rows))
+    arrays = {"ids": few.categorical, "numeric": few.numeric, "share": few.share, "keys": few.keys}
+    for index, bags in enumerate(few.bags):
+        arrays |= {f"bag{index}.ids": bags.ids, f"bag{index}.offsets": bags.offsets[:-1]}
+    tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items() if array is not None}
+    tensors["score"] = scores(model, few).contiguous()
+    save_file(tensors, building / CHECK)
     info = info.replace(forward=_forward_time(model, rows, serving))
     (building / INFO).write_text(json.dumps(info.to_dict(), indent=1), encoding="utf-8")
     write_manifest(building)
-
-
-def _write_check(building: Path, model: nn.Module, rows: EncodedRows) -> None:
-    """Writes a few examples, encoded, with the scores that the weights give them in fp32."""
-    rows = rows.slice(0, min(CHECK_EXAMPLES, rows.rows))
-    arrays = {"ids": rows.categorical, "numeric": rows.numeric, "share": rows.share, "keys": rows.keys}
-    for index, bags in enumerate(rows.bags):
-        arrays |= {f"bag{index}.ids": bags.ids, f"bag{index}.offsets": bags.offsets[:-1]}
-    tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items() if array is not None}
-    tensors["score"] = scores(model, rows).contiguous()
-    save_file(tensors, building / CHECK)
 
 
 def _model(
@@ -468,19 +460,6 @@ def _model(
         networks.append(compute_in(network, job.training.precision) if as_trained else network)
     model = networks[0] if info.job else MeanOfNetworks(networks, info.negative_sampling_rate)
     return model.eval()
-
-
-def _rows_of(stored: dict[str, Tensor]) -> EncodedRows:
-    arrays = {name: tensor.numpy() for name, tensor in stored.items()}
-    count = sum(name.endswith(".offsets") for name in arrays)
-    bags = [(arrays[f"bag{i}.ids"], arrays[f"bag{i}.offsets"]) for i in range(count)]
-    return EncodedRows(
-        categorical=arrays["ids"],
-        bags=tuple(Bags(ids=ids, offsets=np.append(starts, len(ids))) for ids, starts in bags),
-        numeric=arrays["numeric"],
-        share=arrays.get("share"),
-        keys=arrays.get("keys"),
-    )
 
 
 def _forward_time(model: nn.Module, rows: EncodedRows, serving: ServingConfig) -> ForwardTime | None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 from dhen.atomic_write import atomic_folder
 from dhen.errors import UserError, listed
@@ -122,24 +121,18 @@ def log_of(bundle: Bundle, data: Sequence[str], options: ReadOptions = READ_AS_F
     files = log_files(data)
     if len(files) == 1 and PreparedLog.is_prepared(files[0]):
         prepared = PreparedLog.open(files[0])
-        if not _in_encoding_of(bundle, prepared):
+        if prepared.encoding.fingerprint != bundle.encoding.fingerprint:
             raise UserError(
                 f"{files[0]}: this log was prepared in another encoding than that of {bundle.directory}; name "
                 "the raw files, and they are read in the bundle's."
             )
         return prepared
     log = prepare(files, schema=bundle.encoding.schema, of_another_log=True, options=options)
+    # one log may be fitted by other rules than it was
     same = log.fingerprint == bundle.info.log.fingerprint
-    return (
-        log
-        if same and _in_encoding_of(bundle, log)
-        else prepare(files, encoding=bundle.encoding, options=options)
-    )
-
-
-def _in_encoding_of(bundle: Bundle, log: PreparedLog) -> bool:
-    """Says whether ids name the same rows in both; one log may be fitted by other rules than it was."""
-    return log.encoding.fingerprint == bundle.encoding.fingerprint
+    if same and log.encoding.fingerprint == bundle.encoding.fingerprint:
+        return log
+    return prepare(files, encoding=bundle.encoding, options=options)
 
 
 # Whether the weights that a study keeps are still in its run directory, in sentences for its report.
@@ -155,7 +148,9 @@ def lost_weights(record: StudyRecord) -> tuple[str, ...]:
         trial.number
         for trial in record.trials
         if trial.number in record.exportable
-        and not all(_has_weights(directory, network) for network in record.exported_networks(trial))
+        and not all(
+            (folder_of(directory, network) / WEIGHTS).exists() for network in record.exported_networks(trial)
+        )
     ]
     if not lost:
         return ()
@@ -165,10 +160,6 @@ def lost_weights(record: StudyRecord) -> tuple[str, ...]:
         f"The weights of {of} {named} are gone from {directory}: they cannot be exported. "
         f"`dhen-search run --out {directory}` trains them again.",
     )
-
-
-def _has_weights(directory: Path, network: TrialRecord) -> bool:
-    return (folder_of(directory, network) / WEIGHTS).exists()
 
 
 # A bundle copied to another folder, with what its increments brought in the weights themselves.
@@ -232,12 +223,13 @@ def write_int8(bundle: Bundle, out: Path, log: PreparedLog) -> Int8Cost:
     fp32 = evaluate(trained.to(device()), log, split)
     del trained  # tables may take most of the memory
     model = bundle.model()
+    networks = [model] if bundle.info.job else list(model.networks)  # type: ignore[arg-type]
     with atomic_folder(out) as building:
-        for network, name in zip(_networks(bundle, model), weights_names(bundle.info), strict=True):
+        for network, name in zip(networks, weights_names(bundle.info), strict=True):
             use_int8_tables(network)
             save_weights(network.state_dict(), building / name)
         int8_bytes = sum(one.packed.nbytes for one in model.modules() if isinstance(one, Int8Tables))
-        for network, job in zip(_networks(bundle, model), bundle.info.jobs, strict=True):
+        for network, job in zip(networks, bundle.info.jobs, strict=True):
             assert job.training.precision != "auto"
             compute_in(network, job.training.precision)
         cost = Int8Cost(
@@ -251,8 +243,3 @@ def write_int8(bundle: Bundle, out: Path, log: PreparedLog) -> Int8Cost:
         info = bundle.info.replace(int8_tables=cost, version=None, converted=bundle.version)
         write_beside_weights(building, info, bundle.encoding, bundle.examples(), bundle.serving)
     return cost
-
-
-def _networks(bundle: Bundle, model: nn.Module) -> list[nn.Module]:
-    """Returns the network, or those of an average."""
-    return [model] if bundle.info.job else list(model.networks)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ from dhen.errors import UserError, unknown_name
 from dhen.inputs.growing import EMPTY, unfilled_tables
 from dhen.inputs.lift import held_schema, table_dims
 from dhen.model import build_model
-from dhen.schema import FeatureSchema, Growing
+from dhen.schema import Growing
 from dhen.values import parse
 from search.bundles.bundle import Bundle
 from trials.data.encoding import Encoding
@@ -38,7 +38,6 @@ from trials.data.vocabulary import (
     MISSING_ID,
     MISSING_KEY,
     UNKNOWN_ID,
-    Hashes,
     Vocabulary,
 )
 from trials.optim.adamw import embedding_tables
@@ -68,32 +67,26 @@ def with_growing_columns(bundle: Bundle, member: int | None, growing: GivenGrowi
     with unfilled_tables():
         old = build_model(job.model, job.features)
     adopt_weights(old, weights, mapped=False)
-    encoding = _encoding(bundle, old, job.model, growing)
-    _check_lengths(job.model, job.features, encoding.features)
-    new = build_model(job.model, encoding.features)
-    _move(old, new, bundle.encoding, encoding)
-    save_weights(new.state_dict(), file)
-    return encoding
-
-
-def _encoding(bundle: Bundle, network: nn.Module, model: ModelConfig, growing: GivenGrowing) -> Encoding:
-    """Returns the bundle's encoding with tables that grow as they are to."""
-    encoding, schema = bundle.encoding, bundle.encoding.schema
+    before, schema = bundle.encoding, bundle.encoding.schema
     wanted = growing.columns or ()
     for name in wanted:
         if name not in schema.tables:
             raise unknown_name("categorical or multi_hot column", name, schema.tables)
     columns: dict[str, Column] = dict(schema.columns)
-    vocabularies = dict(encoding.vocabularies)
+    vocabularies = dict(before.vocabularies)
     for name, column in schema.tables.items():
         rule = schema.growing(name)
         if name in wanted and rule is None:
-            rule = _rule(bundle, name, model, growing)
+            rule = _rule(bundle, name, job.model, growing)
             columns[name] = column.replace(table=TableKind(growing=rule), min_count=MIN_COUNT)
             del vocabularies[name]
         elif name not in wanted and rule is not None:
             columns[name] = column.replace(table=FIXED, min_count=rule.admit_after)
-            vocabularies[name] = Vocabulary(pa.table({HASH: _hashes(network, name)}))
+            # the hashes of values (ascending) that have a row
+            keys = _rows_of_keys(old, name)[0].numpy()
+            vocabularies[name] = Vocabulary(
+                pa.table({HASH: np.unique(keys[keys != MISSING_KEY].view(np.uint64))})
+            )
     if growing != GivenGrowing(columns=wanted) and all(map(schema.growing, wanted)):
         raise UserError(
             "growing: a capacity and rules are for columns that begin to grow, and none of growing.columns does; "
@@ -101,16 +94,27 @@ def _encoding(bundle: Bundle, network: nn.Module, model: ModelConfig, growing: G
         )
     data = {name: column.to_dict() for name, column in columns.items()}
     in_order = {name: vocabularies[name] for name in schema.tables if name in vocabularies}
-    return encoding.with_tables(parse(LogSchema, schema.to_dict() | {"columns": data}, "growing"), in_order)
+    after = before.with_tables(parse(LogSchema, schema.to_dict() | {"columns": data}, "growing"), in_order)
+    # embeddings keep their lengths, which may follow from numbers of rows
+    tables = held_schema(job.model, after.features).tables
+    lengths = (table_dims(job.model, features) for features in (job.features, after.features))
+    for table, old_length, length in zip(tables, *lengths, strict=True):
+        if old_length != length:
+            raise UserError(
+                f"with table_dim_exponent={job.model.table_dim_exponent} the length of embeddings follows from "
+                f"the numbers of rows, and that of {table.name} would be {length} in place of {old_length}: give "
+                "another growing.capacity, or other growing.columns."
+            )
+    new = build_model(job.model, after.features)
+    _move(old, new, before, after)
+    save_weights(new.state_dict(), file)
+    return after
 
 
 def _rule(bundle: Bundle, name: str, model: ModelConfig, growing: GivenGrowing) -> Growing:
     """Returns how the table of a vocabulary grows from now on."""
-    vocabulary, share, capacity = (
-        bundle.encoding.vocabularies.get(name),
-        model.capacity_share,
-        growing.capacity,
-    )
+    vocabulary = bundle.encoding.vocabularies.get(name)
+    share, capacity = model.capacity_share, growing.capacity
     if vocabulary is None:
         raise UserError(
             f"growing.columns: the values of {name} are hashed into buckets, so they cannot get rows of their "
@@ -140,29 +144,11 @@ def _rule(bundle: Bundle, name: str, model: ModelConfig, growing: GivenGrowing) 
     )
 
 
-def _hashes(network: nn.Module, name: str) -> Hashes:
-    """Returns the hashes of values (ascending) that have a row of a growing table."""
-    found = _rows_of_keys(network, name)[0].numpy()
-    return np.unique(found[found != MISSING_KEY].view(np.uint64))
-
-
 def _rows_of_keys(network: nn.Module, name: str) -> tuple[Tensor, Tensor]:
     """Returns the keys that have a row of a growing table, and their rows."""
     growing = growing_rows(network)
     assert growing is not None
     return growing.held([table.name for table in growing.tables].index(name))
-
-
-def _check_lengths(model: ModelConfig, old: FeatureSchema, new: FeatureSchema) -> None:
-    """Checks that embeddings keep their lengths, which may follow from numbers of rows."""
-    lengths = zip(held_schema(model, new).tables, table_dims(model, old), table_dims(model, new), strict=True)
-    for table, before, after in lengths:
-        if before != after:
-            raise UserError(
-                f"with table_dim_exponent={model.table_dim_exponent} the length of embeddings follows from the "
-                f"numbers of rows, and that of {table.name} would be {after} in place of {before}: give another "
-                "growing.capacity, or other growing.columns."
-            )
 
 
 @torch.no_grad()
@@ -175,46 +161,27 @@ def _move(old: nn.Module, new: nn.Module, before: Encoding, after: Encoding) -> 
         if name not in moved and name != KEYS:
             given[name].copy_(tensor)
     for name, weight_RD in _table_weights(new).items():
-        source_R = _sources(old, name, before, after)
-        if source_R is None:
+        grew, grows = (
+            name in encoding.schema.tables and encoding.schema.growing(name) for encoding in (before, after)
+        )
+        if bool(grew) == bool(grows):
             weight_RD.copy_(tables[name])
+            continue
+        # for the first rows of the new table, the old rows that they have the weights of
+        if grows:
+            values = torch.arange(FIRST_ID, FIRST_ID + len(before.vocabularies[name]))
+            source_R = torch.cat([torch.tensor([UNKNOWN_ID, MISSING_ID]), values])
         else:
-            weight_RD.zero_()
-            weight_RD[: len(source_R)] = tables[name][source_R]
-    _give_keys(old, new, before)
-
-
-def _table_weights(network: nn.Module) -> Mapping[str, Tensor]:
-    """Returns the weights of each table, as views."""
-    found: dict[str, Tensor] = {}
-    for matrix in embedding_tables(network):
-        parts = torch.split(matrix.weight.detach(), [table.rows for table in matrix.tables])
-        found |= {table.name: part for table, part in zip(matrix.tables, parts, strict=True)}
-    return found
-
-
-def _sources(old: nn.Module, name: str, before: Encoding, after: Encoding) -> Tensor | None:
-    """Returns for the first rows of a new table the old rows that they have the weights of; None if the table
-    is what it was."""
-    grew, grows = (
-        name in encoding.schema.tables and encoding.schema.growing(name) for encoding in (before, after)
-    )
-    if bool(grew) == bool(grows):
-        return None
-    if grows:
-        values = torch.arange(FIRST_ID, FIRST_ID + len(before.vocabularies[name]))
-        return torch.cat([torch.tensor([UNKNOWN_ID, MISSING_ID]), values])
-    key_N, row_N = _rows_of_keys(old, name)
-    wanted = torch.from_numpy(after.vocabularies[name].hashes.view(np.int64))
-    wanted = torch.cat([torch.tensor([MISSING_KEY, EMPTY]), wanted])
-    sorted_N, order_N = torch.cat([key_N, torch.tensor([EMPTY])]).sort()
-    row_N = torch.cat([row_N, torch.tensor([0])])[order_N]
-    place = torch.searchsorted(sorted_N, wanted).clamp_(max=len(sorted_N) - 1)
-    return torch.where(sorted_N[place] == wanted, row_N[place], 0)
-
-
-def _give_keys(old: nn.Module, new: nn.Module, before: Encoding) -> None:
-    """Gives the rows of growing tables to the keys whose weights they have."""
+            key_N, row_N = _rows_of_keys(old, name)
+            wanted = torch.from_numpy(after.vocabularies[name].hashes.view(np.int64))
+            wanted = torch.cat([torch.tensor([MISSING_KEY, EMPTY]), wanted])
+            sorted_N, order_N = torch.cat([key_N, torch.tensor([EMPTY])]).sort()
+            row_N = torch.cat([row_N, torch.tensor([0])])[order_N]
+            place = torch.searchsorted(sorted_N, wanted).clamp_(max=len(sorted_N) - 1)
+            source_R = torch.where(sorted_N[place] == wanted, row_N[place], 0)
+        weight_RD.zero_()
+        weight_RD[: len(source_R)] = tables[name][source_R]
+    # the rows of growing tables go to the keys whose weights they have
     growing, had = growing_rows(new), growing_rows(old)
     if growing is None:
         return
@@ -225,3 +192,12 @@ def _give_keys(old: nn.Module, new: nn.Module, before: Encoding) -> None:
         else:
             hashes = before.vocabularies[table.name].hashes.view(np.int64)
             growing.give(number, torch.from_numpy(np.concatenate(([MISSING_KEY], hashes))))
+
+
+def _table_weights(network: nn.Module) -> Mapping[str, Tensor]:
+    """Returns the weights of each table, as views."""
+    found: dict[str, Tensor] = {}
+    for matrix in embedding_tables(network):
+        parts = torch.split(matrix.weight.detach(), [table.rows for table in matrix.tables])
+        found |= {table.name: part for table, part in zip(matrix.tables, parts, strict=True)}
+    return found

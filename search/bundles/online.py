@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from dhen.atomic_write import write_atomically
 from dhen.errors import UserError, unknown_name
@@ -36,7 +36,6 @@ from trials.data.periods import Period, Periods
 from trials.data.prepared_log import PreparedLog
 from trials.data.read_options import DAY, parse_length
 from trials.records.job import Job, TablesConfig, TrainingConfig
-from trials.records.trial_record import Metrics
 from trials.store.weights import KEYS, Weights, apply_changes, read_optimizer_state, without_rows
 from trials.training.checkpointer import STEPS, Checkpoints, TrainingState, put_back
 from trials.training.evaluation import logit_metrics, split_logits
@@ -108,7 +107,22 @@ class OnlineTraining:
         self.optimizers_begin_anew = False
         """Says whether there is no optimizer state to go on with: neither the bundle's, if nothing was trained
         online so far, nor a checkpoint's."""
-        self._step, self._state = self._restored(learnt)
+        # what trains is as it was after the newest increment, or after a period whose increment was not written
+        # any more; optimizer state is the checkpoint's, else the bundle's, or fresh if there is none
+        exported = self._exported()
+        fresh = TrainingState(next_evaluation=0, steps=exported)
+        learnt = {} if self.increments else learnt
+        self._step = self._fresh(learnt)
+        put_back(self._step, learnt, ONE_RANK)
+        restored = self._checkpoints.restore(self._step)
+        self._state, _ = restored or (fresh, None)
+        self.optimizers_begin_anew = restored is None and (bool(self.increments) or not self._before)
+        if self._state.steps < exported:
+            LOG.warning("the checkpoint is older than the newest increment: optimizers begin anew")
+            self._step, self._state = self._fresh({}), fresh
+            self.optimizers_begin_anew = True
+        if self._state.steps == exported:
+            self._step.nothing_changed()
 
     def done(self, periods: Periods) -> int:
         """Returns how many periods of a log have been trained on already.
@@ -161,19 +175,32 @@ class OnlineTraining:
             exported = self._exported()
             for number in range(self.done(periods), len(periods)):
                 period = periods[number]
-                online, frozen = (
-                    self._metrics(net, period, periods.log) for net in (self._served, self._frozen)
-                )
+                with torch.no_grad():
+                    online, frozen = (
+                        logit_metrics(split_logits(network, period.rows), period.rows, periods.log)
+                        for network in (self._served, self._frozen)
+                    )
                 ahead = self._state.steps > exported  # it was trained on before a process ended
+                latest = {"steps": self._state.steps, "log": periods.log.fingerprint, "number": number}
                 if ahead:
-                    self._check_latest(periods.log, number)
+                    # the checkpoint must be ahead of the increments by this very period
+                    if json.loads((self._directory / CHECKPOINTS / LATEST).read_text()) != latest:
+                        raise UserError(
+                            f"{self._directory} was trained on a period of another log when its process ended, "
+                            "and has no increment of it: give that --data again first, or another --out."
+                        )
                 else:
                     try:
                         self._train(period)
                     except DivergenceError:
                         if writing is not None:
                             yield self._written(writing)
-                        raise self._diverged(period, number) from None
+                        begins = f"the period that begins at {time_of(period.first)}"
+                        raise UserError(
+                            f"training diverged in {begins if period.first is not None else f'period {number}'}; "
+                            f"{self._directory} stays at version {self._version.number}. Give a lower "
+                            "training.learning_rate= and another --out."
+                        ) from None
                 if writing is not None:
                     yield self._written(writing)
                 if not ahead:
@@ -199,25 +226,6 @@ class OnlineTraining:
         """Returns after how many steps the newest increment was made, those before online training included."""
         return self._before + (self.increments[-1].info.steps if self.increments else 0)
 
-    def _restored(self, learnt: Weights) -> tuple[Step, TrainingState]:
-        """Returns what trains, as it was after the newest increment, or after a period whose increment was not
-        written any more. Optimizer state is the checkpoint's, else the bundle's, or fresh if there is none."""
-        exported = self._exported()
-        fresh = TrainingState(next_evaluation=0, steps=exported)
-        learnt = {} if self.increments else learnt
-        step = self._fresh(learnt)
-        put_back(step, learnt, ONE_RANK)
-        restored = self._checkpoints.restore(step)
-        state, _ = restored or (fresh, None)
-        self.optimizers_begin_anew = restored is None and (bool(self.increments) or not self._before)
-        if state.steps < exported:
-            LOG.warning("the checkpoint is older than the newest increment: optimizers begin anew")
-            step, state = self._fresh({}), fresh
-            self.optimizers_begin_anew = True
-        if state.steps == exported:
-            step.nothing_changed()
-        return step, state
-
     def _fresh(self, learnt: Weights) -> Step:
         """Returns a step with the weights of the newest version; servers have optimizer state of tables too."""
         start = {name: tensor.cpu() for name, tensor in self._served.state_dict().items()}
@@ -234,31 +242,10 @@ class OnlineTraining:
         write_atomically(folder / LATEST, json.dumps(latest))
         self._checkpoints.save(self._step, self._state, None)
 
-    def _check_latest(self, log: PreparedLog, number: int) -> None:
-        """Checks that a checkpoint that is ahead of the increments is ahead by this period."""
-        latest = json.loads((self._directory / CHECKPOINTS / LATEST).read_text())
-        if latest != {"steps": self._state.steps, "log": log.fingerprint, "number": number}:
-            raise UserError(
-                f"{self._directory} was trained on a period of another log when its process ended, and has no "
-                "increment of it: give that --data again first, or another --out."
-            )
-
-    def _metrics(self, network: nn.Module, period: Period, log: PreparedLog) -> Metrics:
-        with torch.no_grad():
-            return logit_metrics(split_logits(network, period.rows), period.rows, log)
-
     def _train(self, period: Period) -> None:
         """Trains on a period's rows, once."""
         self._state.steps += train_once(self._step, period.rows, self._job, ONE_RANK)
         self._state.examples += period.rows.rows
-
-    def _diverged(self, period: Period, number: int) -> UserError:
-        begins = f"the period that begins at {time_of(period.first)}"
-        return UserError(
-            f"training diverged in {begins if period.first is not None else f'period {number}'}; "
-            f"{self._directory} stays at version {self._version.number}. Give a lower training.learning_rate= and "
-            "another --out."
-        )
 
     def _serve(self, trained: TrainedPeriod) -> tuple[IncrementInfo, Weights, Tensor]:
         """Gives the served network what training has changed; returns what makes an increment of it."""
@@ -360,24 +347,16 @@ def online_settings(bundle: Bundle, overrides: Sequence[str]) -> OnlineSettings:
     parse_length(data["period"])
     data["tables"] = parse(TablesConfig, tables, "training.tables")
     data["training"] = parse(TrainingConfig, training, "training")
-    _check_open(data["training"], {word.partition("=")[0] for word in overrides})
-    return parse(OnlineSettings, data, "online")
-
-
-def _check_open(training: TrainingConfig, given: set[str]) -> None:
-    """Checks that none of the keys given is settled by the order of time.
-
-    Raises:
-        UserError: naming the key, and what it is online.
-    """
-    settled = in_order_of_time(training)
-    for key in sorted(given):
+    # none of the keys given may be settled by the order of time
+    settled = in_order_of_time(data["training"])
+    for key in sorted({word.partition("=")[0] for word in overrides}):
         name = key.removeprefix("training.")
-        if name in FIXED and getattr(training, name) != getattr(settled, name):
+        if name in FIXED and getattr(data["training"], name) != getattr(settled, name):
             raise UserError(
                 f"{key}: rows come once, in the order of time, so that online training has {name}="
                 f"{getattr(settled, name)}; leave this key out."
             )
+    return parse(OnlineSettings, data, "online")
 
 
 def check_servers(job: Job, servers: int) -> None:

@@ -117,31 +117,10 @@ def write_pt2(bundle: Bundle, out: Path) -> PackageInfo:
         UserError: if tables grow or an operator is written in Python, which cannot be compiled; if there is
             no C++ compiler; or where the folder holds something else.
     """
-    _check_place(out)
-    _check(bundle)
-    rows = bundle.examples()
-    inputs = _inputs(rows)
-    package = Package(bundle.model(), list(inputs), bundle.info.negative_sampling_rate).eval()
-    with atomic_folder(out) as building, torch.no_grad():
-        _compile(package, _traced(rows), building / MODEL)
-        _compare(package, rows, building / MODEL)
-        info = _info(bundle, inputs)
-        (building / INPUTS).write_text(json.dumps(info.to_dict(), indent=1), encoding="utf-8")
-        shutil.copytree(bundle.directory / ENCODING, building / ENCODING)
-        examples = {name: tensor.contiguous() for name, tensor in inputs.items()}
-        save_file(examples | {PROBABILITY: package(*inputs.values())}, building / EXAMPLES)
-        write_manifest(building)
-    return info
-
-
-def _check_place(out: Path) -> None:
     check_named(out)
-    there = out.exists() and not (out / MODEL).is_file()
-    if there and (not out.is_dir() or any(out.iterdir())):
+    earlier = not out.exists() or (out / MODEL).is_file()
+    if not earlier and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists and is no earlier package; choose another --out.")
-
-
-def _check(bundle: Bundle) -> None:
     names = sorted({table.name for job in bundle.info.jobs for table in job.features.growing})
     if names:
         raise UserError(
@@ -151,6 +130,35 @@ def _check(bundle: Bundle) -> None:
         )
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         raise UserError("--format pt2 compiles machine code, and there is no g++ or clang++ on this machine.")
+    rows = bundle.examples()
+    inputs = _inputs(rows)
+    package = Package(bundle.model(), list(inputs), bundle.info.negative_sampling_rate).eval()
+    with atomic_folder(out) as building, torch.no_grad():
+        # sizes of 0 and 1 would be taken for constants
+        twice = _inputs(rows.take(np.tile(np.arange(rows.rows), 2)))
+        traced = tuple(
+            torch.cat([tensor, tensor.new_zeros(2)]) if name.endswith(".ids") else tensor
+            for name, tensor in twice.items()
+        )
+        _compile(package, traced, building / MODEL)
+        _compare(package, rows, building / MODEL)
+        info = PackageInfo(
+            inputs=tuple(
+                _described(name, tensor, bundle.encoding.features) for name, tensor in inputs.items()
+            ),
+            outputs=(Input(name=PROBABILITY, dtype="float64", shape=("B",)),),
+            bundle=bundle.version,
+            study=bundle.info.study,
+            trial=bundle.info.trial,
+            machine=machine_name(),
+            torch=torch.__version__,
+        )
+        (building / INPUTS).write_text(json.dumps(info.to_dict(), indent=1), encoding="utf-8")
+        shutil.copytree(bundle.directory / ENCODING, building / ENCODING)
+        examples = {name: tensor.contiguous() for name, tensor in inputs.items()}
+        save_file(examples | {PROBABILITY: package(*inputs.values())}, building / EXAMPLES)
+        write_manifest(building)
+    return info
 
 
 def _inputs(rows: EncodedRows) -> Inputs:
@@ -196,18 +204,6 @@ def _without_torchs_warnings() -> Iterator[None]:
         log.setLevel(before)
 
 
-def _traced(rows: EncodedRows) -> tuple[Tensor, ...]:
-    """Returns inputs to export with: sizes of 0 and 1 would be taken for constants."""
-    twice = np.tile(np.arange(rows.rows), 2)
-    inputs = _inputs(rows.take(twice))
-    return tuple(
-        torch.cat([tensor, tensor.new_zeros(2)])
-        if name.startswith("bag") and name.endswith(".ids")
-        else tensor
-        for name, tensor in inputs.items()
-    )
-
-
 def _compare(package: Package, rows: EncodedRows, path: Path) -> None:
     """Checks that what was compiled gives the package's probabilities: for all examples, for one, and for one
     whose bags are empty."""
@@ -221,19 +217,6 @@ def _compare(package: Package, rows: EncodedRows, path: Path) -> None:
         worst = float((compiled(*inputs) - package(*inputs)).abs().max())
         if worst > CHECK_TOLERANCE:
             raise RuntimeError(f"{path.name} gives other probabilities than the bundle, by up to {worst:.2g}")
-
-
-def _info(bundle: Bundle, inputs: Inputs) -> PackageInfo:
-    features = bundle.encoding.features
-    return PackageInfo(
-        inputs=tuple(_described(name, tensor, features) for name, tensor in inputs.items()),
-        outputs=(Input(name=PROBABILITY, dtype="float64", shape=("B",)),),
-        bundle=bundle.version,
-        study=bundle.info.study,
-        trial=bundle.info.trial,
-        machine=machine_name(),
-        torch=torch.__version__,
-    )
 
 
 def _described(name: str, tensor: Tensor, features: FeatureSchema) -> Input:

@@ -105,19 +105,15 @@ def _array(values: Iterable[Any]) -> pa.Array:
     try:
         column = pa.array(values, from_pandas=True)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        return _as_text(list(values))
+        # values of several types are text, or lists of text where all are lists
+        mixed = [None if _missing(value) else value for value in values]
+        if all(isinstance(value, list | tuple | np.ndarray) for value in mixed if value is not None):
+            bags = [bag if bag is None else [*map(_text, bag)] for bag in mixed]
+            return pa.array(bags, pa.list_(pa.string()))
+        return pa.array(map(_text, mixed), pa.string())
     column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     # pandas gives a column of missing values the type of text, which lists are not
     return pa.nulls(len(column)) if column.null_count == len(column) else column
-
-
-def _as_text(values: Sequence[Any]) -> pa.Array:
-    """Values of several types as text, or as lists of text where all are lists."""
-    known = [value for value in values if not _missing(value)]
-    if all(isinstance(value, list | tuple | np.ndarray) for value in known):
-        bags = [None if _missing(bag) else [_text(each) for each in bag] for bag in values]
-        return pa.array(bags, pa.list_(pa.string()))
-    return pa.array(map(_text, values), pa.string())
 
 
 def _text(value: Any) -> str | None:

@@ -88,7 +88,10 @@ class TableServers:
         """
         try:
             yield
-            self._leave()
+            if self._servers is not None:
+                # servers end by themselves, which writes how it went into their logs
+                self._servers.leave()
+                self._wait(all_gone=True)
         except LinkBrokenError as error:
             raise self._lost(error, stays()) from error
         finally:
@@ -100,12 +103,6 @@ class TableServers:
             process.kill()
         for process in self._processes.values():
             process.join()
-
-    def _leave(self) -> None:
-        """Has servers end by themselves, which writes how it went into their logs."""
-        if self._servers is not None:
-            self._servers.leave()
-            self._wait(all_gone=True)
 
     def _check(self) -> None:
         """Raises `LinkBrokenError` where a server is gone."""

@@ -12,12 +12,12 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from dashboards.names import trial_name
+from dashboards.rows import winner_reasons
 from dhen.values import dump_yaml
 from trials.records.study_record import StudyRecord, relative_ne_curve, relative_ne_percent
 from trials.records.trial_record import Attempt, Metrics, Outcome, TrialKind, TrialRecord
@@ -38,6 +38,7 @@ ATTEMPT_NUMBERS = sorted(set(Attempt.model_fields) - {*ATTEMPT_WORDS, "plan"})
 ORIGINS = ("tuned_from", "reused_from", "promoted_from", "distilled_from", "teacher")
 COSTS = ("flops", "parameters", "embedding_parameters", "weights_bytes", "table_bytes")
 PLANNED = ("peak_bytes", "step_seconds", "serving_ms", "serving_excess")
+JUDGED = ("close", "worse_periods", "percent", "standard_error")
 COMPARED = ("better", "difference_percent", "low_percent", "high_percent", "p_adjusted", "detectable_percent")
 
 
@@ -55,8 +56,7 @@ Series = dict[str, tuple[MetricValue, ...]]
 """Values by metric, by ascending step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunContents:
+class RunContents(NamedTuple):
     """All that one run holds beside its files."""
 
     name: str
@@ -89,16 +89,14 @@ def trial_contents(trial: TrialRecord, record: StudyRecord) -> RunContents:
     start = f"{what} seed {trial.job.seed}" if retrained else what
     tuned = any(each.number == trial.network_of and each.kind is TrialKind.BASELINE for each in record.trials)
     end = " baseline" if tuned else ""
-    name = f"{start} {_text(model, NAME_LENGTH - len(start) - len(end) - 1)}{end}"
-    ended = trial.result.outcome is not Outcome.RUNNING
     training = {"model": trial.job.model, "training": trial.job.training}
-    names = {"model": model, "configuration": f"{what} {model}"}
+    tags = _trial_tags(trial, record) | {"model": model, "configuration": f"{what} {model}"}
     return RunContents(
-        name=name,
+        name=f"{start} {_text(model, NAME_LENGTH - len(start) - len(end) - 1)}{end}",
         status=STATUS[trial.result.outcome],
         start_ms=_start_ms(trial),
-        end_ms=_end_ms(trial) if ended else None,
-        tags=_texts(_trial_tags(trial, record) | names, TAG_LENGTH),
+        end_ms=_end_ms(trial) if trial.result.outcome is not Outcome.RUNNING else None,
+        tags=_texts(tags, TAG_LENGTH),
         params=_texts({**trial.point, **dict(_flat(training))}, PARAM_LENGTH),
         series=_trial_series(trial, record),
     )
@@ -198,11 +196,9 @@ def _trial_tags(trial: TrialRecord, record: StudyRecord) -> dict[str, Any]:
     if origin.members or origin.retrained_members:
         tags["members"] = ", ".join(map(run_key, record.networks(trial)))
     if record.choice:
-        winner = next((winner for winner in record.choice.winners if winner.trial == number), None)
-        tags["winner"] = ", ".join(winner.reasons) if winner else None
+        tags["winner"] = ", ".join(winner_reasons(record).get(trial.number, ())) or None
         if judged := record.choice.of(trial.number):
-            judgement = ("close", "worse_periods", "percent", "standard_error")
-            tags |= {f"choice.{name}": getattr(judged, name) for name in judgement}
+            tags |= {f"choice.{name}": getattr(judged, name) for name in JUDGED}
     if comparison := record.comparison(trial.number):
         values = comparison.to_dict()
         tags |= {f"baseline.{name}": values[name] for name in COMPARED}
@@ -240,8 +236,26 @@ def _trial_series(trial: TrialRecord, record: StudyRecord) -> Series:
         **{f"plan/{name}": getattr(trial.plan, name) for name in PLANNED},
         **{f"measured/{name}": value for name, value in trial.result.measured.numbers.items()},
         "measured/seconds": trial.result.seconds,
-        **_over_seeds(trial, record),
     }
+    if trial.kind is not TrialKind.RETRAINING:
+        # mean and sample deviation over the seeds from which the whole network was trained again; the training
+        # that was chosen is not among them, because it was chosen for its luck too
+        refit = bool(record.refits)  # what learnt from validation too, and what did not, has no mean together
+        seeds = [
+            other.result
+            for other in record.retrainings
+            if other.origin.of == trial.number and other.result.outcome is Outcome.COMPLETED
+            if other.origin.removed is None
+            and other.job.origin is None
+            and (other.job.refit is not None) == refit
+        ]
+        at_end["seeds/count"] = len(seeds) or None
+        for name, values in (
+            ("seeds/best_ne", [seed.validation.ne for seed in seeds if seed.validation]),
+            ("seeds/test_ne", [seed.test.ne for seed in seeds if seed.test]),
+        ):
+            at_end[f"{name}.mean"] = mean(values) if values else None
+            at_end[f"{name}.std"] = stdev(values) if len(values) > 1 else None
     if validation and baseline and baseline.result.validation:
         at_end["best_ne_vs_baseline_percent"] = relative_ne_percent(
             validation.ne, baseline.result.validation.ne
@@ -249,29 +263,6 @@ def _trial_series(trial: TrialRecord, record: StudyRecord) -> Series:
     for index, attempt in enumerate(trial.attempts):
         at_end |= {f"attempts/{index}.{name}": getattr(attempt, name) for name in ATTEMPT_NUMBERS}
     return series | {key: (MetricValue(0, value, _end_ms(trial)),) for key, value in _numbers(at_end)}
-
-
-def _over_seeds(trial: TrialRecord, record: StudyRecord) -> dict[str, float]:
-    """Returns mean and sample deviation over the seeds from which the whole network was trained again; the
-    training that was chosen is not among them, because it was chosen for its luck too."""
-    if trial.kind is TrialKind.RETRAINING:
-        return {}
-    refit = bool(record.refits)  # what learnt from validation too, and what did not, has no mean together
-    seeds = [
-        other.result
-        for other in record.retrainings
-        if other.origin.of == trial.number and other.result.outcome is Outcome.COMPLETED
-        if other.origin.removed is None
-        and other.job.origin is None
-        and (other.job.refit is not None) == refit
-    ]
-    values = {
-        "seeds/best_ne": [seed.validation.ne for seed in seeds if seed.validation],
-        "seeds/test_ne": [seed.test.ne for seed in seeds if seed.test],
-    }
-    numbers: dict[str, float] = {"seeds/count": len(seeds)} if seeds else {}
-    numbers |= {f"{name}.mean": mean(over_seeds) for name, over_seeds in values.items() if over_seeds}
-    return numbers | {f"{name}.std": stdev(each) for name, each in values.items() if len(each) > 1}
 
 
 def _quality(metrics: Metrics | None, prefix: str) -> dict[str, float | None]:

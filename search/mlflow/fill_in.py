@@ -17,10 +17,9 @@ import math
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,6 +59,7 @@ from search.mlflow.store import (
 from search.run_directory import BEST, REPORT
 from trials.data.remote import is_url, shown_url
 from trials.records.study_record import LogSummary, StudyRecord
+from trials.records.trial_record import TrialRecord
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -155,7 +155,7 @@ class StudyRuns:
                 if self._study != record.name:
                     self._read(record)
                 contents = study_contents(record)
-                begun = replace(contents, status="RUNNING", end_ms=None)
+                begun = contents._replace(status="RUNNING", end_ms=None)
                 study = self._runs.get(STUDY) or self._log(STUDY, begun, {}, record)
                 for trial in (*record.trials, *record.retrainings):
                     if self._server and time.monotonic() > deadline:
@@ -164,9 +164,8 @@ class StudyRuns:
                             f"{SERVER_SECONDS:.0f} s follows later."
                         )
                     parent = self._runs.get(str(trial.origin.of), study)
-                    files = partial(trial_files, trial, record)
-                    above = {PARENT: parent.id}
-                    self._log(run_key(trial), trial_contents(trial, record), above, record, files)
+                    contents_of_trial = trial_contents(trial, record)
+                    self._log(run_key(trial), contents_of_trial, {PARENT: parent.id}, record, trial)
                 self._describe(record, study)
                 self._log(STUDY, contents, {}, record)  # its status last of all: see `is_behind`
         except UserError:
@@ -211,7 +210,8 @@ class StudyRuns:
         location = None
         if is_database(self._uri):  # of which MLflow would put the files into the working directory
             location = artifacts(self._directory).absolute().as_uri()
-        known_by = (record.name, record.seed, record.log.fingerprint, record.created_at or _began(record))
+        began = min((trial.origin.started_at or "" for trial in record.trials), default="")
+        known_by = (record.name, record.seed, record.log.fingerprint, record.created_at or began)
         identity = sha256(repr(known_by).encode()).hexdigest()[:16]
         experiment = named = client.get_experiment_by_name(record.name)
         if self._server:  # others use it too, so that names say nothing
@@ -256,7 +256,7 @@ class StudyRuns:
         contents: RunContents,
         tags: dict[str, str],
         record: StudyRecord,
-        files: Callable[[], Iterable[tuple[str, str]]] = tuple,
+        trial: TrialRecord | None = None,
     ) -> _Run:
         """Logs what one run lacks, its status last of all: what breaks off is missing next time."""
         from mlflow.entities import Metric, Param, RunTag
@@ -292,7 +292,7 @@ class StudyRuns:
             if contents.end_ms is None:
                 client.update_run(run.id, contents.status)
             else:
-                for name, text in files():
+                for name, text in trial_files(trial, record) if trial is not None else ():
                     client.log_text(run.id, text, name)
                 client.set_terminated(run.id, contents.status, contents.end_ms)
             run.status = contents.status
@@ -351,10 +351,6 @@ def _missing(values: tuple[MetricValue, ...], last: MetricValue | None) -> Itera
     if math.isclose(same_step, last.value, rel_tol=SAME):
         return [each for each in values if each.step > last.step]
     return [each._replace(time_ms=max(each.time_ms, last.time_ms + 1)) for each in values]
-
-
-def _began(record: StudyRecord) -> str:
-    return min((trial.origin.started_at or "" for trial in record.trials), default="")
 
 
 def _dataset(log: LogSummary, config: StudyConfig) -> DatasetInput:

@@ -32,7 +32,6 @@ from search.mlflow.store import (
     open_client,
     store_uri,
 )
-from trials.data.encoding import Encoding
 from trials.records.study_record import relative_ne_percent
 
 if TYPE_CHECKING:
@@ -174,11 +173,24 @@ def write_model(bundle: Bundle, folder: Path) -> None:
     from mlflow.models import ModelSignature
     from mlflow.types.schema import AnyType, ColSpec, Schema, TensorSpec
 
-    schema, any_value = bundle.encoding.schema, AnyType()  # type: ignore[no-untyped-call]
+    encoding, schema = bundle.encoding, bundle.encoding.schema
+    any_value = AnyType()  # type: ignore[no-untyped-call]
     # numbers as such; any value elsewhere, since an id may be a number or text, a multi-hot value a list or text
     columns: list[ColSpec | TensorSpec] = [
         ColSpec("double" if name in schema.numeric else any_value, name) for name in schema.inputs
     ]
+    # two rows, usual values and none: the mean of a numeric column, the most frequent value of another
+    example: dict[str, list[Any]] = {}
+    for name in schema.inputs:
+        usual: Any = None
+        vocabulary, column = encoding.vocabularies.get(name), schema.multi_hot.get(name)
+        if name in schema.numeric:
+            at_mean = np.zeros((1, len(encoding.features.numeric)), dtype=np.float32)
+            usual = float(encoding.numbers(name, at_mean)[0])
+        elif vocabulary is not None and vocabulary.values is not None and len(vocabulary):
+            value = vocabulary.values[0].as_py()
+            usual = value if column is None or column.separator is not None else [value]
+        example[name] = [usual, None]
     with warnings.catch_warnings(), tempfile.TemporaryDirectory(dir=folder.parent) as copies:
         copy = Path(copies) / bundle.directory.resolve().name
         shutil.copytree(bundle.directory, copy, ignore=shutil.ignore_patterns(".*"))
@@ -187,13 +199,12 @@ def write_model(bundle: Bundle, folder: Path) -> None:
         import mlflow.pyfunc
         import pandas as pd
 
-        # two rows, usual values and none, as objects: a missing number is null in the example's JSON too
-        example = {name: [_usual_value(bundle.encoding, name), None] for name in schema.inputs}
         mlflow.pyfunc.save_model(
             str(folder),
             python_model=str(CODE),
             artifacts={ARTIFACT: str(copy)},
             signature=ModelSignature(inputs=Schema(columns), outputs=Schema([ColSpec("double")])),
+            # as objects: a missing number is null in the example's JSON too
             input_example=pd.DataFrame(example, dtype=object),
             pip_requirements=requirements(),
         )
@@ -202,16 +213,3 @@ def write_model(bundle: Bundle, folder: Path) -> None:
 def requirements() -> list[str]:
     """Returns what serving needs, pinned; without what a version has of its build, such as `+cpu`."""
     return [f"{name}=={metadata.version(name).partition('+')[0]}" for name in REQUIREMENTS]
-
-
-def _usual_value(encoding: Encoding, name: str) -> Any:
-    """Returns the mean of a numeric column, the most frequent value of another; None if none is kept."""
-    schema = encoding.schema
-    if name in schema.numeric:
-        at_mean = np.zeros((1, len(encoding.features.numeric)), dtype=np.float32)
-        return float(encoding.numbers(name, at_mean)[0])
-    vocabulary = encoding.vocabularies.get(name)
-    if vocabulary is None or vocabulary.values is None or not len(vocabulary):
-        return None
-    value, column = vocabulary.values[0].as_py(), schema.multi_hot.get(name)
-    return value if column is None or column.separator is not None else [value]

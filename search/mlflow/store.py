@@ -290,7 +290,11 @@ def _make_store(path: Path) -> None:
     for leftover in path.parent.glob(f".{path.name}.*"):  # journals, too
         leftover.unlink()
     empty = user_cache() / "mlflow" / f"empty-{version('mlflow')}.db"
-    if _is_whole(empty):
+    is_whole = False
+    if empty.exists():
+        with suppress(sqlite3.Error), closing(sqlite3.connect(empty)) as connection:
+            is_whole = connection.execute("PRAGMA quick_check").fetchone() == ("ok",)
+    if is_whole:
         _copy(empty, path)
         return
     _client(f"sqlite:///{making.absolute()}")
@@ -299,16 +303,6 @@ def _make_store(path: Path) -> None:
         _copy(making, empty)
     _copy(making, path)
     making.unlink()
-
-
-def _is_whole(store: Path) -> bool:
-    if not store.exists():
-        return False
-    try:
-        with closing(sqlite3.connect(store)) as connection:
-            return bool(connection.execute("PRAGMA quick_check").fetchone() == ("ok",))
-    except sqlite3.Error:
-        return False
 
 
 def _copy(store: Path, path: Path) -> None:

@@ -18,7 +18,6 @@ from search.bundles.scorer import Scorer
 from search.config import HELD_KEYS, LOG_KEYS, StudyConfig, held_config
 from search.execution.attempts import plan_options
 from search.execution.plan_trial import declared_clusters
-from search.execution.step_correction import StepCorrections
 from search.plan_request import in_least_shape, log_to_read, read_request
 from trials.cluster.this_machine import THIS
 from trials.planner.plan import Plan
@@ -137,8 +136,7 @@ def plan(
     )
     config = held_config(settings, request.training, "plan")
     shapes = declared_clusters(str(cluster), config.shapes, config.hbm)
-    found = in_least_shape(request, shapes, plan_options(config))
-    return PlanView(StepCorrections.here(shapes).of_plan(found) if found.cluster == THIS else found)
+    return PlanView(in_least_shape(request, shapes, plan_options(config)))
 
 
 class PlanView:

@@ -52,6 +52,7 @@ def run_study(
     clock = StudyClock()
     given = {**(settings or {}), **more_settings}
     words = tuple(f"{key}={_written(value)}" for key, value in _flat(given))
+    log = () if data is None else (data,) if isinstance(data, str | Path) else data
     show_logs(0)
     launcher = Launcher(several_ranks=given.get("ranks") is not None)
     launcher.warm_up()
@@ -59,33 +60,20 @@ def run_study(
         run_session,
     )  # torch is imported here and in the fork server side by side
 
+    # a notebook's kernel calls its output a terminal, and cannot redraw: it gets lines of text
+    on_terminal = isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.isatty()
+    console = Console(force_jupyter=False, force_terminal=on_terminal)
     file = (str(study),) if study is not None else ()
+    directory = None if out is None else Path(out)
     try:
-        record = run_session((*file, *words), _log(data), _path(out), launcher, clock, console=_console())
+        record = run_session(
+            (*file, *words), tuple(map(str, log)), directory, launcher, clock, console=console
+        )
     except SystemExit as ended:
         if ended.code == INTERRUPTED:
             raise KeyboardInterrupt from None
         raise
     return Study(Path(record.directory))
-
-
-def _console() -> Console:
-    """Lines of text, which a notebook keeps as they are; a table that is redrawn in a terminal alone.
-
-    A notebook's kernel calls its output a terminal, and cannot redraw.
-    """
-    on_terminal = isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.isatty()
-    return Console(force_jupyter=False, force_terminal=on_terminal)
-
-
-def _log(data: Log | None) -> tuple[str, ...]:
-    if data is None:
-        return ()
-    return (str(data),) if isinstance(data, str | Path) else tuple(str(name) for name in data)
-
-
-def _path(out: str | Path | None) -> Path | None:
-    return None if out is None else Path(out)
 
 
 def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -99,18 +87,18 @@ def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
 
 def _written(value: Any) -> str:
     """A value as a word of the command line has it."""
+
+    def plain(value: Any) -> Any:
+        """What JSON does not know: a path is its text, a number of NumPy's is Python's."""
+        if isinstance(value, Path):
+            return str(value)
+        if hasattr(value, "item"):
+            return value.item()
+        raise TypeError
+
     try:
-        return json.dumps(value, default=_plain)
+        return json.dumps(value, default=plain)
     except (TypeError, ValueError):
         raise UserError(
             f"{value!r} is no value of a setting; give text, a number, a list, a mapping or None."
         ) from None
-
-
-def _plain(value: Any) -> Any:
-    """What JSON does not know: a path is its text, a number of NumPy's is Python's."""
-    if isinstance(value, Path):
-        return str(value)
-    if hasattr(value, "item"):
-        return value.item()
-    raise TypeError

@@ -23,17 +23,16 @@ from trials.store.database import masked
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from trials.records.study_record import StudyRecord
-
 SHORT = ["model", "ne", "ne_vs_baseline_percent", "flops", "outcome", "marks"]
 """Columns of the front that a study shows of itself."""
-METRICS = tuple(Metrics.model_fields)
+METRICS = tuple(Metrics.model_fields)[:-1]
 COMPARED = (
     *("trial", "ne", "baseline_ne", "difference_percent", "low_percent", "high_percent"),
     *("p", "p_adjusted", "better", "seeds", "detectable_percent"),
 )
+JOB = ("flops", "parameters", "table_bytes", "weights_bytes")
 ATTEMPT = tuple(name for name in Attempt.model_fields if name != "plan")
-CURVE = ("trial", "examples", "epoch", "seconds", "train_loss", "learning_rate", *METRICS[:-1])
+CURVE = ("trial", "examples", "epoch", "seconds", "train_loss", "learning_rate", *METRICS)
 
 
 def open_study(where: str | Path, name: str | None = None) -> Study:
@@ -95,7 +94,7 @@ class Study:
     @cached_property
     def trials(self) -> pd.DataFrame:
         """A row per trial, by number, the baseline's own among them."""
-        return trials_frame(self.record)
+        return pd.DataFrame(map(_trial, trial_rows(self.record))).set_index("number")
 
     @property
     def front(self) -> pd.DataFrame:
@@ -105,23 +104,46 @@ class Study:
     @cached_property
     def points(self) -> pd.DataFrame:
         """What the sampler chose: a row per candidate, a column per axis of the space."""
-        return points_frame(self.record)
+        points = {trial.number: dict(trial.point or {}) for trial in self.record.candidates}
+        return pd.DataFrame.from_dict(points, orient="index").rename_axis("number")
 
     @cached_property
     def curves(self) -> pd.DataFrame:
         """A row per evaluation on validation."""
-        return curves_frame(self.record)
+        rows = [
+            {name: getattr(point, name) for name in CURVE[1:6]}
+            | {name: getattr(point.validation, name) for name in METRICS}
+            | {"trial": trial.number}
+            for trial in self.record.trials
+            for point in trial.result.curve
+        ]
+        return pd.DataFrame(rows, columns=list(CURVE))
 
     @cached_property
     def attempts(self) -> pd.DataFrame:
         """A row per attempt to train a trial: memory technique, predicted and measured bytes and times."""
-        return attempts_frame(self.record)
+        rows = [
+            {"trial": trial.number, "attempt": index}
+            | {name: _plain(getattr(attempt, name)) for name in ATTEMPT}
+            for trial in self.record.trials
+            for index, attempt in enumerate(trial.attempts)
+        ]
+        return pd.DataFrame(rows, columns=["trial", "attempt", *ATTEMPT])
 
     @cached_property
     def winners(self) -> pd.DataFrame:
-        """A row per winner that was compared with the baseline on test, with a 95 % interval; empty before
-        `dhen-search confirm`."""
-        return winners_frame(self.record)
+        """A row per winner that was compared with the baseline on test, with its 95 % interval, by FLOPs; empty
+        before `dhen-search confirm`."""
+        trials = {row.trial.number: row for row in trial_rows(self.record)}
+        rows = [
+            {
+                **{name: _plain(getattr(comparison, name)) for name in COMPARED},
+                "model": trials[comparison.trial].name,
+                "flops": trials[comparison.trial].trial.job.flops,
+            }
+            for comparison in self.record.comparisons
+        ]
+        return pd.DataFrame(rows, columns=["trial", "model", "flops", *COMPARED[1:]]).set_index("trial")
 
     @property
     def summary(self) -> tuple[str, ...]:
@@ -147,61 +169,9 @@ class Study:
         return f"<h3>{heading}</h3><p>{state}</p><ul>{said}</ul>{front}"
 
 
-def trials_frame(record: StudyRecord) -> pd.DataFrame:
-    """A row per trial, by its number."""
-    rows = [_trial(row) for row in trial_rows(record)]
-    return pd.DataFrame(rows).set_index("number")
-
-
-def points_frame(record: StudyRecord) -> pd.DataFrame:
-    """A row per candidate with a column for each axis of the space that its point has, by number."""
-    points = {trial.number: dict(trial.point or {}) for trial in record.candidates}
-    return pd.DataFrame.from_dict(points, orient="index").rename_axis("number")
-
-
-def curves_frame(record: StudyRecord) -> pd.DataFrame:
-    """A row per evaluation of each trial."""
-    rows = [
-        {name: getattr(point, name) for name in CURVE[1:6]}
-        | _metrics(point.validation)
-        | {"trial": trial.number}
-        for trial in record.trials
-        for point in trial.result.curve
-    ]
-    return pd.DataFrame(rows, columns=list(CURVE))
-
-
-def attempts_frame(record: StudyRecord) -> pd.DataFrame:
-    """A row per attempt to train a trial: what was predicted, and what was measured."""
-    rows = [
-        {"trial": trial.number, "attempt": index} | {name: _plain(getattr(attempt, name)) for name in ATTEMPT}
-        for trial in record.trials
-        for index, attempt in enumerate(trial.attempts)
-    ]
-    return pd.DataFrame(rows, columns=["trial", "attempt", *ATTEMPT])
-
-
-def winners_frame(record: StudyRecord) -> pd.DataFrame:
-    """A row per winner that was compared with the baseline on test, with its interval; by FLOPs.
-
-    It is empty if winners were not confirmed (`confirm=`, `dhen-search confirm`).
-    """
-    names = {row.trial.number: row.name for row in trial_rows(record)}
-    flops = {trial.number: trial.job.flops for trial in record.trials}
-    rows = [
-        {
-            **{name: _plain(getattr(comparison, name)) for name in COMPARED},
-            "model": names.get(comparison.trial),
-            "flops": flops.get(comparison.trial),
-        }
-        for comparison in record.comparisons
-    ]
-    return pd.DataFrame(rows, columns=["trial", "model", "flops", *COMPARED[1:]]).set_index("trial")
-
-
 def _trial(row: TrialRow) -> dict[str, Any]:
-    trial = row.trial
-    job, plan, result = trial.job, trial.plan, trial.result
+    trial, quality = row.trial, row.quality
+    plan, result = trial.plan, trial.result
     return {
         "number": trial.number,
         "kind": trial.kind.value,
@@ -209,13 +179,9 @@ def _trial(row: TrialRow) -> dict[str, Any]:
         "model": row.name,
         "ne": row.ne,
         "ne_vs_baseline_percent": row.relative_percent,
-        "auc": row.quality.auc if row.quality else None,
-        "calibration": row.quality.calibration if row.quality else None,
+        **{name: getattr(quality, name, None) for name in ("auc", "calibration")},
         "test_ne": result.test.ne if result.test else None,
-        "flops": job.flops,
-        "parameters": job.parameters,
-        "table_bytes": job.table_bytes,
-        "weights_bytes": job.weights_bytes,
+        **{name: getattr(trial.job, name) for name in JOB},
         "serving_ms": plan.serving_ms,
         "planned_technique": plan.technique,
         "predicted_peak_bytes": plan.peak_bytes,
@@ -226,10 +192,6 @@ def _trial(row: TrialRow) -> dict[str, Any]:
         "marks": ", ".join(row.marks),
         "remark": row.remark,
     }
-
-
-def _metrics(metrics: Metrics) -> dict[str, float]:
-    return {name: getattr(metrics, name) for name in METRICS[:-1]}
 
 
 def _plain(value: Any) -> Any:

@@ -107,7 +107,13 @@ class LiveModel:
         for _ in range(SETTLE_TRIES):
             state = _state(self._directory)
             try:
-                served = self._once(before)
+                bundle = read_bundle(self._directory)
+                if before is not None and bundle.version == before.version:
+                    served = before
+                else:
+                    scorer = Scorer(bundle, mapped=self._mapped)
+                    bundle.check(scorer.model)
+                    served = Served(scorer, bundle.version)
             except (UserError, OSError):
                 if _state(self._directory) == state:
                     raise
@@ -116,14 +122,6 @@ class LiveModel:
                     return state, served
             time.sleep(SETTLE_SECONDS)
         raise UserError(f"{self._directory} changes all the time; put a bundle in its place by a rename.")
-
-    def _once(self, before: Served | None) -> Served:
-        bundle = read_bundle(self._directory)
-        if before is not None and bundle.version == before.version:
-            return before
-        scorer = Scorer(bundle, mapped=self._mapped)
-        bundle.check(scorer.model)
-        return Served(scorer, bundle.version)
 
 
 def _state(directory: Path) -> State:
@@ -185,7 +183,7 @@ def make_app(model: LiveModel, *, max_body_bytes: int, token: str | None) -> Sta
     async def version(request: Request) -> Response:
         if not shows_token(request):
             return _unauthenticated(model.served)
-        return Response(metadata.version("mlflow"), headers=_headers(model.served), media_type="text/plain")
+        return _answer(metadata.version("mlflow"), model.served, media_type="text/plain")
 
     async def invocations(request: Request) -> Response:
         served = model.served  # one version for all of the request
@@ -287,12 +285,8 @@ class _Bodies:
             self._bytes -= kept
 
 
-def _headers(served: Served) -> dict[str, str]:
-    return {VERSION_HEADER: served.name}
-
-
-def _answer(text: str, served: Served) -> Response:
-    return Response(text, headers=_headers(served), media_type="application/json")
+def _answer(text: str, served: Served, status: int = 200, media_type: str = "application/json") -> Response:
+    return Response(text, status, headers={VERSION_HEADER: served.name}, media_type=media_type)
 
 
 def _unauthenticated(served: Served) -> Response:
@@ -303,5 +297,4 @@ def _unauthenticated(served: Served) -> Response:
 
 def _error(status: int, message: str, served: Served) -> Response:
     code = {401: UNAUTHENTICATED, 503: BUSY}.get(status, INTERNAL_ERROR if status >= 500 else BAD_REQUEST)
-    text = json.dumps({"error_code": code, "message": message})
-    return Response(text, status, headers=_headers(served), media_type="application/json")
+    return _answer(json.dumps({"error_code": code, "message": message}), served, status)

@@ -90,31 +90,22 @@ def _json(text: str, schema: LogSchema) -> pa.RecordBatch | None:
 
 def _checked(name: str, values: Sequence[Any], schema: LogSchema) -> Sequence[Any]:
     """Returns a column's values, lists throughout where some are; what its role does not allow is refused."""
-    column, kinds = schema.columns[name], set(map(type, values))
-    if not isinstance(column, MultiHotColumn):
-        _refuse(
-            name,
-            values,
-            [type(value) in SINGLE for value in values] if kinds - SINGLE else [],
-            "single value",
-        )
-        return values
-    separator = column.separator
-    if separator is not None and list in kinds:
-        values = [value.split(separator) if isinstance(value, str) else value for value in values]
-    text = {str} if separator is not None else set()
-    good = [
-        type(value) in {type(None), *text} or (isinstance(value, list) and set(map(type, value)) <= SINGLE)
-        for value in values
-    ]
-    _refuse(name, values, good, f"list of values{' or text' if text else ''}")
-    return values
-
-
-def _refuse(name: str, values: Sequence[Any], good: Sequence[bool], kind: str) -> None:
+    column, kinds, wanted = schema.columns[name], set(map(type, values)), "single value"
+    good = [type(value) in SINGLE for value in values] if kinds - SINGLE else []
+    if isinstance(column, MultiHotColumn):
+        separator, wanted = column.separator, "list of values"
+        if separator is not None and list in kinds:
+            values = [value.split(separator) if isinstance(value, str) else value for value in values]
+        allowed = {type(None)} if separator is None else {type(None), str}
+        wanted += "" if separator is None else " or text"
+        good = [
+            type(value) in allowed or (isinstance(value, list) and set(map(type, value)) <= SINGLE)
+            for value in values
+        ]
     if not all(good):
         row = good.index(False)
-        raise UserError(f"row {row + 1}: column {name!r} holds {values[row]!r}, which is no {kind}.")
+        raise UserError(f"row {row + 1}: column {name!r} holds {values[row]!r}, which is no {wanted}.")
+    return values
 
 
 def _records(rows: Any, name: str, inputs: Sequence[str]) -> tuple[Table, int]:

@@ -10,7 +10,7 @@ from dhen.errors import UserError
 from search.bundles.bundle import read_bundle
 from search.bundles.export import copy_whole
 from search.bundles.increments import only_trainer, take_increments
-from search.verbs.output import AppliedBundle, json_option, print_json
+from search.verbs.output import PATH, AppliedBundle, json_option, print_json
 
 OUTPUT = AppliedBundle
 
@@ -23,11 +23,9 @@ Examples:
   dhen-search apply live --out whole
 """
 )
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.argument("increments", nargs=-1, type=click.Path(path_type=Path), metavar="[INCREMENT ...]")
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Write a bundle with all increments in its weights."
-)
+@click.argument("bundle", type=PATH)
+@click.argument("increments", nargs=-1, type=PATH, metavar="[INCREMENT ...]")
+@click.option("--out", type=PATH, help="Write a bundle with all increments in its weights.")
 @json_option("Its version as JSON.")
 def command(bundle: Path, increments: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     """Bring increments into a bundle, in the order given; --out writes the newest version as a whole bundle.

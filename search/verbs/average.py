@@ -11,7 +11,7 @@ from search.config import DEFAULT_AVERAGED, written_config
 from search.read_study import read_finished_study, read_study
 from search.study.run_session import run_session
 from search.verbs.finished_run import finished_run
-from search.verbs.output import FinishedRun, json_option, print_json
+from search.verbs.output import PATH, FinishedRun, json_option, print_json
 from trials.runtime.launcher import Launcher
 
 OUTPUT = FinishedRun
@@ -24,7 +24,7 @@ Examples:
   dhen-search average runs/demo --most 5 --seeds 3
 """
 )
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=PATH)
 @click.option("--most", default=DEFAULT_AVERAGED, show_default=True, help="Networks in an average.")
 @click.option(
     "--seeds",

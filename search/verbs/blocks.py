@@ -13,7 +13,7 @@ from dhen.blocks import BLOCKS, BlockShape
 from dhen.cost import dense_parameters, headline_flops
 from dhen.errors import unknown_name
 from search.log_config import field_docs
-from search.verbs.output import BlockFacts, BlockSetting, print_json
+from search.verbs.output import BlockFacts, BlockSetting, json_option, print_json
 
 OUTPUT = list[BlockFacts]
 
@@ -23,7 +23,7 @@ REFERENCE = BlockShape(embeddings=32, dim=16, out=8)
 
 @click.command(epilog="Example: dhen-search blocks attention")
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Settings and costs as JSON.")
+@json_option("Settings and costs as JSON.")
 def command(name: str | None, as_json: bool) -> None:
     """List the interaction modules with their defaults' cost, or show the settings of one."""
     if name is not None and name not in BLOCKS:

@@ -11,7 +11,7 @@ import click
 from dhen.errors import UserError, unknown_name
 from search.verbs.output import CacheFacts, KeptEntry, json_option, print_json
 from trials.cluster.cluster import byte_words
-from trials.store.user_cache import LIMIT, CacheEntry, cache_limit, entries, remove, user_cache
+from trials.store.user_cache import LIMIT, cache_limit, entries, remove, user_cache
 
 OUTPUT = CacheFacts
 
@@ -33,26 +33,29 @@ def command(names: tuple[str, ...], clear: bool, as_json: bool) -> None:
             raise unknown_name("entry of the cache", name, kept)
     chosen = {name: kept[name] for name in names or kept}
     cleared = tuple(name for name, entry in chosen.items() if clear and remove(entry.path))
-    left = tuple(_facts(name, entry) for name, entry in chosen.items() if name not in cleared)
-    facts = CacheFacts(directory=str(user_cache()), limit_bytes=cache_limit(), entries=left, cleared=cleared)
+    left = []
+    for name, entry in chosen.items():
+        if name in cleared:
+            continue
+        what, last_used = entry.what, datetime.datetime.fromtimestamp(entry.used, datetime.UTC)
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            manifest = json.loads((entry.path / "manifest.json").read_text(encoding="utf-8"))
+            what += f" {manifest['name']!r}"
+        iso = last_used.isoformat(timespec="seconds")
+        left.append(KeptEntry(name=name, what=what, bytes=entry.bytes, last_used=iso))
+    facts = CacheFacts(
+        directory=str(user_cache()), limit_bytes=cache_limit(), entries=tuple(left), cleared=cleared
+    )
     if as_json:
         print_json(facts)
     elif clear:
         freed = byte_words(sum(kept[name].bytes for name in cleared))
         click.echo(f"cleared: {len(cleared)} entries, {freed}")
     else:
-        for entry in left:
-            click.echo(f"{byte_words(entry.bytes):>10}  {entry.last_used}  {entry.name}  {entry.what}")
-        total, limit = sum(entry.bytes for entry in left), byte_words(facts.limit_bytes)
+        for each in left:
+            click.echo(f"{byte_words(each.bytes):>10}  {each.last_used}  {each.name}  {each.what}")
+        total, limit = sum(each.bytes for each in left), byte_words(facts.limit_bytes)
         click.echo(f"{facts.directory}: {byte_words(total)}; the limit is {limit} (${LIMIT})")
     if clear and left:
-        used = ", ".join(entry.name for entry in left)
+        used = ", ".join(each.name for each in left)
         raise UserError(f"a process uses {used}: not cleared. End it, then run the same command.")
-
-
-def _facts(name: str, entry: CacheEntry) -> KeptEntry:
-    what, used = entry.what, datetime.datetime.fromtimestamp(entry.used, datetime.UTC)
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        manifest = json.loads((entry.path / "manifest.json").read_text(encoding="utf-8"))
-        what += f" {manifest['name']!r}"
-    return KeptEntry(name=name, what=what, bytes=entry.bytes, last_used=used.isoformat(timespec="seconds"))

@@ -7,16 +7,13 @@ Without, the row `this` has `null` for whatever would have to be measured: `clus
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 from rich.console import Console
 from rich.table import Column, Table
 
 from dashboards.names import MISSING, byte_size, si
 from dhen.values import parse
-from search.verbs.output import ClusterFacts, print_json
-from trials.cluster.cluster import Cluster, Link
+from search.verbs.output import ClusterFacts, json_option, print_json
 from trials.cluster.this_machine import DESCRIPTION, THIS, catalog, host_memory_bytes, load_cluster
 
 OUTPUT = list[ClusterFacts]
@@ -26,7 +23,7 @@ UNVERIFIED = f"Unverified: from data sheets, or not all of it measured. {DIRECTI
 
 @click.command(epilog="Example: dhen-search clusters zionex")
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Plain numbers and their sources.")
+@json_option("Plain numbers and their sources.")
 def command(name: str | None, as_json: bool) -> None:
     """List the clusters plans can be made for, or show one with the source of each number.
 
@@ -36,49 +33,40 @@ def command(name: str | None, as_json: bool) -> None:
     clusters = [load_cluster(name)] if name else list(catalog().values())
     if as_json:
         facts = [parse(ClusterFacts, cluster.to_dict(), cluster.name) for cluster in clusters]
-        print_json(facts if name else [*facts, unmeasured()])
+        if not name:
+            # this machine, as far as it is known without torch
+            known = {
+                "name": THIS,
+                "description": DESCRIPTION,
+                "hosts": 1,
+                "host_memory_bytes": host_memory_bytes(),
+                "verified": False,
+                "sources": {},
+            }
+            facts.append(ClusterFacts(**dict.fromkeys(ClusterFacts.model_fields) | known))
+        print_json(facts)
     elif name:
-        _show(clusters[0])
+        (cluster,), console = clusters, Console()
+        console.print(f"{cluster.name}: {cluster.description}", markup=False, soft_wrap=True)
+        table = Table("number", "value", Column("source", overflow="fold"), box=None)
+        for key, number in cluster.numbers().items():
+            table.add_row(key, in_words(key, number), cluster.sources[key])
+        console.print(table)
+        console.print(DIRECTIONS if cluster.verified else UNVERIFIED, markup=False, soft_wrap=True)
     else:
-        _list(clusters)
-
-
-def unmeasured() -> ClusterFacts:
-    """This machine, as far as it is known without torch."""
-    known_values: dict[str, Any] = {
-        "name": THIS,
-        "description": DESCRIPTION,
-        "hosts": 1,
-        "host_memory_bytes": host_memory_bytes(),
-    }
-    fields = dict.fromkeys(ClusterFacts.model_fields)
-    return ClusterFacts(**fields | {"verified": False, "sources": {}} | known_values)
-
-
-def _list(clusters: list[Cluster]) -> None:
-    columns = ("cluster", "hosts x GPUs", "HBM per GPU", "peak bf16", "NVLink", "network")
-    caption = f"{UNVERIFIED} `clusters {THIS}` measures this machine."
-    table = Table(*columns, box=None, caption=caption, caption_justify="left")
-    for cluster in clusters:
-        sizes = (f"{cluster.hosts} x {cluster.gpus_per_host}", byte_size(cluster.hbm))
-        peak = f"{si(cluster.peak_flops.bf16)}FLOP/s"
-        table.add_row(cluster.name, *sizes, peak, _bandwidth(cluster.nvlink), _bandwidth(cluster.network))
-    table.add_row(THIS, *[MISSING] * (len(columns) - 1))
-    Console().print(table)
-
-
-def _show(cluster: Cluster) -> None:
-    console = Console()
-    console.print(f"{cluster.name}: {cluster.description}", markup=False, soft_wrap=True)
-    table = Table("number", "value", Column("source", overflow="fold"), box=None)
-    for key, number in cluster.numbers().items():
-        table.add_row(key, in_words(key, number), cluster.sources[key])
-    console.print(table)
-    console.print(DIRECTIONS if cluster.verified else UNVERIFIED, markup=False, soft_wrap=True)
-
-
-def _bandwidth(link: Link | None) -> str:
-    return in_words("bandwidth", link.bandwidth) if link else MISSING
+        columns = ("cluster", "hosts x GPUs", "HBM per GPU", "peak bf16", "NVLink", "network")
+        caption = f"{UNVERIFIED} `clusters {THIS}` measures this machine."
+        table = Table(*columns, box=None, caption=caption, caption_justify="left")
+        for cluster in clusters:
+            sizes = (f"{cluster.hosts} x {cluster.gpus_per_host}", byte_size(cluster.hbm))
+            peak = f"{si(cluster.peak_flops.bf16)}FLOP/s"
+            bandwidths = (
+                in_words("bandwidth", link.bandwidth) if link else MISSING
+                for link in (cluster.nvlink, cluster.network)
+            )
+            table.add_row(cluster.name, *sizes, peak, *bandwidths)
+        table.add_row(THIS, *[MISSING] * (len(columns) - 1))
+        Console().print(table)
 
 
 def in_words(key: str, number: float) -> str:

@@ -14,7 +14,8 @@ from search.analysis.confirm import SEEDS, confirm, fresh_seeds
 from search.read_study import read_study
 from search.run_directory import REPORT
 from search.study.run_session import finished_study
-from search.terminal import print_table
+from search.terminal import print_line, print_table
+from search.verbs.output import PATH, json_option
 from trials.records.study_record import Comparison
 
 OUTPUT = list[Comparison]
@@ -27,7 +28,7 @@ Examples:
   dhen-search confirm runs/demo --seeds 10 --block-by user_id --json
 """
 )
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=PATH)
 @click.option(
     "--seeds", default=SEEDS, show_default=True, help="Trainings of each winner and of the baseline."
 )
@@ -36,12 +37,7 @@ Examples:
     help="A categorical column whose rows are resampled together, such as a user's id; `time`: rows that lie "
     "together in time. By default the study's block_by.",
 )
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="The comparisons as JSON (trials.records.study_record.Comparison).",
-)
+@json_option("The comparisons as JSON (trials.records.study_record.Comparison).")
 def command(directory: Path, seeds: int, block_by: str | None, as_json: bool) -> None:
     """Retrain the winners of the finished study in DIRECTORY and its baseline from several seeds; compare on test.
 
@@ -72,5 +68,5 @@ def command(directory: Path, seeds: int, block_by: str | None, as_json: bool) ->
     best = record.comparison(record.best)
     print_table(plain_table(*winners_table(record)))
     for sentence in (explanation(record), verdict(best) if best else None):
-        console.print(sentence or "", soft_wrap=True, markup=False, highlight=False)
+        print_line(console, sentence or "")
     console.print(f"report: {directory / REPORT}", soft_wrap=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -11,13 +10,11 @@ import click
 from dashboards.names import byte_size, short_name
 from dashboards.sentences.winners import better_line
 from dhen.errors import UserError
-from search.bundles.bundle import Bundle, BundleInfo, is_bundle, read_bundle
-from search.bundles.export import export, log_of, study_log
-from search.bundles.int8_cost import Int8Cost
+from search.bundles.bundle import is_bundle, read_bundle
+from search.bundles.export import export, log_of, study_log, write_int8
 from search.log_config import data_option
 from search.read_study import read_study
-from search.verbs.output import ExportedBundle, json_option, print_json
-from trials.data.prepared_log import PreparedLog
+from search.verbs.output import PATH, ExportedBundle, json_option, print_json
 
 OUTPUT = ExportedBundle
 PICK = "best"
@@ -32,7 +29,7 @@ Examples:
   dhen-search export cheap --int8-tables --data log.csv --out small
 """
 )
-@click.argument("directory", type=click.Path(path_type=Path), metavar="DIRECTORY|BUNDLE")
+@click.argument("directory", type=PATH, metavar="DIRECTORY|BUNDLE")
 @click.option(
     "--pick",
     help="best, lowest, knee, 'flops<=X', 'ms<=X', 'table_bytes<=X', or a trial number. Default: best.",
@@ -47,7 +44,7 @@ Examples:
 )
 @click.option("--int8-tables", is_flag=True, help="Store embedding tables with 8 bits per value.")
 @data_option("For --int8-tables of a BUNDLE: the log on which its cost is measured.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder to write.")
+@click.option("--out", type=PATH, required=True, help="The folder to write.")
 @json_option("What was exported, as JSON.")
 def command(
     directory: Path,
@@ -84,71 +81,46 @@ def command(
         bundle = read_bundle(directory) if source else None
         if bundle is None:
             plain = form == "bundle" and not int8_tables
-            bundle = _exported(directory, pick or PICK, out if plain else steps[0], say, named=out)
+            record, place = read_study(directory), out if plain else steps[0]
+            trial = export(record, study_log(directory), pick or PICK, place)
+            assert trial.result.validation is not None
+            say(
+                f"{out}: trial {trial.number}, NE {trial.result.validation.ne:.5f} on validation, "
+                f"{trial.job.flops:,.0f} FLOPs per example"
+            )
+            say(better_line(record, trial))
+            bundle = read_bundle(place)
+            say(f"forward: {bundle.info.forward or 'not measured: this device cannot hold it'}")
         if int8_tables:
             log = log_of(bundle, data) if source else study_log(directory)
-            bundle = _with_int8_tables(bundle, out if form == "bundle" else steps[1], log, say, named=out)
+            say("tables of 8 bits: the network is scored twice, this takes a while ...")
+            int8 = out if form == "bundle" else steps[1]
+            cost = write_int8(bundle, int8, log)
+            say(
+                f"{out}: tables of 8 bits, {byte_size(cost.table_bytes)} in place of "
+                f"{byte_size(cost.fp32_table_bytes)}; NE on {cost.split} {cost.int8.ne:.5f}, "
+                f"{cost.ne_percent:+.4f} % beside {cost.fp32.ne:.5f}"
+            )
+            bundle = read_bundle(int8)
         if form == "pt2":
-            _compiled(bundle, out, say)
+            from search.bundles.pt2 import INPUTS, MODEL, write_pt2
+
+            say("AOTInductor compiles the model, this takes half a minute or more ...")
+            package = write_pt2(bundle, out)
+            compiled = f"{out / MODEL}: compiled for {package.machine}"
+            say(f"{compiled}; its probabilities of the stored examples are the bundle's")
+            say(f"{out / INPUTS}: inputs {', '.join(one.name for one in package.inputs)}")
     if as_json:
-        print_json(_described(bundle.info, out, form))
-
-
-def _exported(directory: Path, pick: str, out: Path, say: Callable[[str], None], *, named: Path) -> Bundle:
-    """Writes the bundle of a trial of a study, and says what it is; `named` is what becomes of it."""
-    record = read_study(directory)
-    trial = export(record, study_log(directory), pick, out)
-    assert trial.result.validation is not None
-    say(
-        f"{named}: trial {trial.number}, NE {trial.result.validation.ne:.5f} on validation, "
-        f"{trial.job.flops:,.0f} FLOPs per example"
-    )
-    say(better_line(record, trial))
-    bundle = read_bundle(out)
-    say(f"forward: {bundle.info.forward or 'not measured: this device cannot hold it'}")
-    return bundle
-
-
-def _with_int8_tables(
-    bundle: Bundle, out: Path, log: PreparedLog, say: Callable[[str], None], *, named: Path
-) -> Bundle:
-    from search.bundles.export import write_int8
-
-    say("tables of 8 bits: the network is scored twice, this takes a while ...")
-    say(f"{named}: {_int8_line(write_int8(bundle, out, log))}")
-    return read_bundle(out)
-
-
-def _int8_line(cost: Int8Cost) -> str:
-    """What tables of 8 bits cost and save, in words."""
-    return (
-        f"tables of 8 bits, {byte_size(cost.table_bytes)} in place of {byte_size(cost.fp32_table_bytes)}; NE on "
-        f"{cost.split} {cost.int8.ne:.5f}, {cost.ne_percent:+.4f} % beside {cost.fp32.ne:.5f}"
-    )
-
-
-def _compiled(bundle: Bundle, out: Path, say: Callable[[str], None]) -> None:
-    from search.bundles.pt2 import INPUTS, MODEL, write_pt2
-
-    say("AOTInductor compiles the model, this takes half a minute or more ...")
-    info = write_pt2(bundle, out)
-    names = ", ".join(one.name for one in info.inputs)
-    say(
-        f"{out / MODEL}: compiled for {info.machine}; its probabilities of the stored examples are the bundle's"
-    )
-    say(f"{out / INPUTS}: inputs {names}")
-
-
-def _described(info: BundleInfo, out: Path, form: str) -> ExportedBundle:
-    """What was written, as a value."""
-    return ExportedBundle(
-        bundle=str(out),
-        format=form,
-        trial=info.trial,
-        architectures=tuple(short_name(job.model.to_dict()) for job in info.jobs),
-        ne=info.validation.ne,
-        flops=info.flops,
-        comparison=info.comparison,
-        forward=info.forward,
-        int8_tables=info.int8_tables,
-    )
+        info = bundle.info
+        exported = ExportedBundle(
+            bundle=str(out),
+            format=form,
+            trial=info.trial,
+            architectures=tuple(short_name(job.model.to_dict()) for job in info.jobs),
+            ne=info.validation.ne,
+            flops=info.flops,
+            comparison=info.comparison,
+            forward=info.forward,
+            int8_tables=info.int8_tables,
+        )
+        print_json(exported)

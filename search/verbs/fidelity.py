@@ -10,6 +10,7 @@ from rich.console import Console
 from dhen.errors import UserError
 from search.dataset import log_name
 from search.log_config import data_option
+from search.verbs.output import PATH, json_option
 from trials.runtime.launcher import Launcher
 
 OUTPUT = "search.analysis.fidelity_result:FidelityResult"
@@ -26,16 +27,14 @@ Examples:
 )
 @click.argument("overrides", nargs=-1, metavar="[key=value ...]")
 @data_option()
-@click.option(
-    "--from", "directory", type=click.Path(path_type=Path), help="A finished study, whose candidates to take."
-)
+@click.option("--from", "directory", type=PATH, help="A finished study, whose candidates to take.")
 @click.option("--space", help="Where candidates are drawn from (default `default`).")
 @click.option("--fractions", help="Of the training rows (default 0.05,0.1,0.25,0.5).")
 @click.option("--candidates", help="How many are drawn (default 20).")
 @click.option("--seed", help="Of the draw and of trainings (default 0).")
 @click.option("--tau", help="Kendall's, that is to be kept (default 0.8).")
-@click.option("--out", type=click.Path(path_type=Path), help="The folder (default runs/fidelity-NAME).")
-@click.option("--json", "as_json", is_flag=True, help="The audit as JSON (search.analysis.fidelity_result).")
+@click.option("--out", type=PATH, help="The folder (default runs/fidelity-NAME).")
+@json_option("The audit as JSON (search.analysis.fidelity_result).")
 def command(
     overrides: tuple[str, ...],
     data: tuple[str, ...],
@@ -59,11 +58,11 @@ def command(
     from search.analysis.fidelity_result import (
         key,
         read_fidelity_config,  # torch is imported here and there side by side
-        remarks,
+        remark,
         table,
         verdict,
     )
-    from search.terminal import resumable
+    from search.terminal import print_line, resumable
 
     study = studied(directory) if directory else None
     config = read_fidelity_config(overrides, study.config if study else None, data=data or None, **options)
@@ -76,6 +75,5 @@ def command(
         click.echo(result.model_dump_json(indent=1))
         return
     console.print(table(result))
-    for line in (*remarks(result), verdict(result), key(result)):
-        if line is not None:
-            console.print(line, soft_wrap=True, markup=False, highlight=False)
+    for line in filter(None, (remark(result), verdict(result), key(result))):
+        print_line(console, line)

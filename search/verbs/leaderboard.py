@@ -12,7 +12,8 @@ from rich.console import Console
 from dashboards.leaderboard import KEYS, By, Leaderboard, leaderboard, leaderboard_table
 from dashboards.sentences.winners import confirm_command
 from search.read_study import read_study
-from trials.records.study_record import StudyRecord
+from search.terminal import print_line
+from search.verbs.output import PATH, json_option
 
 OUTPUT = Leaderboard
 WIDTH = 100
@@ -26,7 +27,7 @@ Examples:
   dhen-search leaderboard runs/demo --all --by flops
 """
 )
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=PATH)
 @click.option(
     "--all", "everything", is_flag=True, help="Every finished trial, after the winners and the front."
 )
@@ -37,7 +38,7 @@ Examples:
     show_default=True,
     help="ms: forward time; test: NE on test.",
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON (dashboards.leaderboard.Leaderboard).")
+@json_option("As JSON (dashboards.leaderboard.Leaderboard).")
 def command(directory: Path, everything: bool, by: str, as_json: bool) -> None:
     """The study in DIRECTORY, finished or not: baseline and winners, then the rest of the front, lowest NE first.
 
@@ -61,10 +62,6 @@ def command(directory: Path, everything: bool, by: str, as_json: bool) -> None:
         running = "its first trainings are under way" if record.running else "its command goes on"
         console.print(f"no trial of the study in {directory} has ended yet; {running}.", soft_wrap=True)
         return
-    _show(console, board, record)
-
-
-def _show(console: Console, board: Leaderboard, record: StudyRecord) -> None:
     table, no_room = leaderboard_table(board, console.width)
     console.print(table)
     shown = f"{len(board.rows)} of {board.finished_trials} finished trials"
@@ -72,23 +69,13 @@ def _show(console: Console, board: Leaderboard, record: StudyRecord) -> None:
     state = "" if record.finished else "; still running" if record.running else "; not finished"
     no_times = board.by == "ms" and all(row.forward_ms is None for row in board.rows)
     by_ne = "no forward time is known (serving.max_ms=): in the order of NE" if no_times else None
-    for line in (more + state, by_ne, no_room):
-        if line is not None:
-            console.print(line, style="dim", soft_wrap=True, markup=False, highlight=False)
+    for line in filter(None, (more + state, by_ne, no_room)):
+        print_line(console, line, "dim")
     for row in board.rows:
         if row.export is not None and {"best", "knee", "winner", "baseline"} & set(row.marks):
-            console.print(
-                f"take trial {row.trial} away: {row.export}", soft_wrap=True, markup=False, highlight=False
-            )
+            print_line(console, f"take trial {row.trial} away: {row.export}")
     if any(row.export is not None and row.marks == ("front",) for row in board.rows):
-        console.print(
-            f"take another of the front away: dhen-search export {shlex.quote(record.directory)} --pick TRIAL "
-            "--out BUNDLE",
-            soft_wrap=True,
-            markup=False,
-            highlight=False,
-        )
+        export = f"dhen-search export {shlex.quote(record.directory)} --pick TRIAL --out BUNDLE"
+        print_line(console, f"take another of the front away: {export}")
     if record.finished and not record.comparisons and record.front:
-        console.print(
-            f"no intervals yet: {confirm_command(record)}", soft_wrap=True, markup=False, highlight=False
-        )
+        print_line(console, f"no intervals yet: {confirm_command(record)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -29,11 +28,9 @@ from search.bundles.table_servers import SERVERS, TableServers
 from search.dataset import log_files
 from search.log_config import data_option, read_options
 from search.terminal import print_notes, resumable, step_progress
-from search.verbs.output import OnlineBundle, OnlineIncrement, json_option, print_json
+from search.verbs.output import PATH, OnlineBundle, OnlineIncrement, json_option, print_json
 from trials.data.periods import Periods
 from trials.data.prepare.prepare_log import prepare
-from trials.data.prepared_log import PreparedLog
-from trials.records.job import TrainingConfig
 
 OUTPUT = OnlineBundle
 FIGURE = "online.html"
@@ -56,10 +53,10 @@ Examples:
   dhen-search online best --data log.csv --out live servers=2 training.tables.synchrony=sync
 """
 )
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[key=value ...]")
 @data_option("Rows that came after those the bundle was trained on: files or a folder.", required=True)
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="The bundle that is trained.")
+@click.option("--out", type=PATH, required=True, help="The bundle that is trained.")
 @click.option("--format", "log_format", help="csv, tsv, parquet, criteo or avazu; found out if not given.")
 @click.option("--skip-bad-rows", is_flag=True, help="Leave out rows that cannot be read.")
 @json_option("Its version and the increments of these rows, as JSON.")
@@ -97,12 +94,25 @@ def command(
         )
         periods = Periods.of(log, settings.period)
         opened_bundle = opened(source, out)
-        notes = _notes(log, periods, settings.training)
+        notes = list(log.notes)
+        if periods.left_out:
+            notes.append(f"rows without a time stamp are left out: {periods.left_out:,}")
+        if settings.training.frequency_decay:
+            notes.append("training.frequency_decay is 0 online: how often an id will occur is not known")
+        if settings.training.table_decay:
+            notes.append(
+                "training.table_decay changes every row of every table: increments are as large as bundles"
+            )
         job = settings.job(opened_bundle)
         servers = None
         if settings.servers is not None:
             servers = TableServers(job, settings.servers, log.directory, out / CHECKPOINTS / SERVERS)
-        with servers.watched(lambda: _stays(out)) if servers is not None else nullcontext():
+
+        def stays() -> str:
+            number = read_bundle(out).version.number
+            return f"{out} stays at version {number}; the same command goes on from there."
+
+        with servers.watched(stays) if servers is not None else nullcontext():
             online = OnlineTraining(opened_bundle, job, servers)
             if online.optimizers_begin_anew:
                 notes.append(NO_CHECKPOINT if online.increments else NO_STATE)
@@ -115,7 +125,7 @@ def command(
                 for increment in online.train(periods, lambda done: progress("training", done, rows)):
                     console.print(_line(increment), soft_wrap=True, highlight=False)
             finally:
-                write_figure(periods_figure(_points(online.increments)), out / FIGURE)
+                write_figure(periods_figure([*map(_point, online.increments)]), out / FIGURE)
     if as_json:
         print_json(
             OnlineBundle(
@@ -123,41 +133,22 @@ def command(
                 version=online.version,
                 figure=str(out / FIGURE),
                 notes=tuple(notes),
-                increments=tuple(map(_as_value, online.of(log))),
+                increments=tuple(
+                    OnlineIncrement(
+                        period=_name(increment),
+                        increment=increment.info.number,
+                        online=increment.info.period.online,
+                        frozen=increment.info.period.frozen,
+                        begun=increment.info.begun,
+                        gone=increment.info.gone,
+                        size_bytes=increment.bytes,
+                    )
+                    for increment in online.of(log)
+                ),
             )
         )
         return
     console.print(f"{out}: version {online.version}; figure: {out / FIGURE}", soft_wrap=True)
-
-
-def _stays(out: Path) -> str:
-    return f"{out} stays at version {read_bundle(out).version.number}; the same command goes on from there."
-
-
-def _notes(log: PreparedLog, periods: Periods, training: TrainingConfig) -> list[str]:
-    notes = list(log.notes)
-    if periods.left_out:
-        notes.append(f"rows without a time stamp are left out: {periods.left_out:,}")
-    if training.frequency_decay:
-        notes.append("training.frequency_decay is 0 online: how often an id will occur is not known")
-    if training.table_decay:
-        notes.append(
-            "training.table_decay changes every row of every table: increments are as large as bundles"
-        )
-    return notes
-
-
-def _as_value(increment: Increment) -> OnlineIncrement:
-    info = increment.info
-    return OnlineIncrement(
-        period=_name(increment),
-        increment=info.number,
-        online=info.period.online,
-        frozen=info.period.frozen,
-        begun=info.begun,
-        gone=info.gone,
-        size_bytes=increment.bytes,
-    )
 
 
 def _line(increment: Increment) -> str:
@@ -182,14 +173,12 @@ def _name(increment: Increment) -> str:
     return f"period {period.number}" if period.first is None else time_of(period.first)
 
 
-def _points(increments: Sequence[Increment]) -> list[PeriodPoint]:
-    return [
-        PeriodPoint(
-            name=_name(one),
-            examples=one.info.period.online.examples,
-            online=one.info.period.online.ne,
-            frozen=one.info.period.frozen.ne,
-            ne_floor=one.info.period.ne_floor,
-        )
-        for one in increments
-    ]
+def _point(increment: Increment) -> PeriodPoint:
+    period = increment.info.period
+    return PeriodPoint(
+        name=_name(increment),
+        examples=period.online.examples,
+        online=period.online.ne,
+        frozen=period.frozen.ne,
+        ne_floor=period.ne_floor,
+    )

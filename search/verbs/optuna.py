@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from search.study.optuna_storage import WrittenStudy
-from search.verbs.output import json_option, print_json
+from search.verbs.output import PATH, json_option, print_json
 
 OUTPUT = WrittenStudy
 
@@ -21,7 +21,7 @@ Examples:
   dhen-search optuna runs/demo --storage postgresql://me@host/optuna --name demo-july
 """
 )
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=PATH)
 @click.option(
     "--storage", required=True, help="A SQLAlchemy URL (SQLite, PostgreSQL), or the path of a journal file."
 )

@@ -7,6 +7,7 @@ holds that alone, and messages go to stderr.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -20,6 +21,8 @@ from trials.records.study_record import ColumnFinding, Comparison
 from trials.records.trial_record import NAN_AS_WORD, Metrics
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+PATH = click.Path(path_type=Path)
+"""Type of arguments and options that are paths."""
 
 
 def json_option(help_text: str) -> Callable[[Command], Command]:

@@ -11,23 +11,21 @@ Each strategy has `name`, `techniques`, `memory` (bytes by item and `total`), `s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
-from dashboards.figures.depth import deepest_that_fit, sweep_figure
+from dashboards.figures.curves import deepest_that_fit, sweep_figure
 from dashboards.names import byte_size, short_name
 from dashboards.report.page import write_figure
 from dashboards.terminal.plan_ladder import ladder_table, parts_table, reasons, selection
-from dhen.config import DhenConfig, ModelConfig
+from dhen.config import DhenConfig
 from dhen.errors import UserError
 from search.config import HELD_KEYS, LOG_KEYS, held_config
 from search.execution.attempts import plan_options
 from search.execution.plan_trial import declared_clusters
-from search.execution.step_correction import StepCorrections
 from search.log_config import data_option, set_override
 from search.plan_request import (
     PlanRequest,
@@ -37,65 +35,15 @@ from search.plan_request import (
     log_to_read,
     read_request,
 )
-from search.verbs.output import PlannedCluster, StrategyPrice, print_json
+from search.verbs.output import PATH, PlannedCluster, StrategyPrice, json_option, print_json
 from trials.cluster.cluster import Cluster, parse_bytes
 from trials.cluster.this_machine import THIS
-from trials.planner.estimates import PlanOptions, PricedStrategy
+from trials.planner.estimates import PlanOptions
 from trials.planner.plan import Plan, plan
 from trials.records.strategy import Prefer
 
-# A model at other depths, priced at each: its last layer repeated, or its last layers left out.
-
 DEPTHS = re.compile(r"depth=([0-9]+)\.\.([0-9]+)")
 DEEPEST = 1000
-
-
-def depths(text: str) -> range:
-    """The depths of `depth=1..40`, both ends included.
-
-    Raises:
-        UserError: for anything else.
-    """
-    match = DEPTHS.fullmatch(text.strip())
-    first, last = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 1 <= first <= last <= DEEPEST:
-        raise UserError(
-            f"--sweep {text!r}: expected depth=FIRST..LAST from 1 to {DEEPEST}, such as depth=1..40."
-        )
-    return range(first, last + 1)
-
-
-def at_depth(model: ModelConfig, depth: int) -> DhenConfig:
-    """The model with so many layers.
-
-    Raises:
-        UserError: for a family without layers.
-    """
-    if not isinstance(model, DhenConfig):
-        raise UserError(f"--sweep: a model of the family {model.family!r} has no layers; give a dhen model.")
-    layers = model.layers[:depth]
-    return model.replace(layers=layers + layers[-1:] * (depth - len(layers)))
-
-
-def sweep(
-    request: PlanRequest, cluster: Cluster, depths: Iterable[int], options: PlanOptions
-) -> dict[int, tuple[PricedStrategy, ...]]:
-    """The priced ladder by depth.
-
-    Raises:
-        UserError: see `at_depth` and `trials.planner.plan.plan`.
-    """
-    training = for_cluster(request.training, cluster)
-    return {
-        depth: tuple(
-            plan(
-                at_depth(request.model, depth), request.schema, training, cluster, options=options
-            ).strategies
-        )
-        for depth in depths
-    }
-
-
 OUTPUT = list[PlannedCluster]
 WIDTH = 120
 """Width in columns of output that does not go to a terminal, which has a width of its own."""
@@ -138,9 +86,9 @@ Examples:
 @click.option("--prefer", type=click.Choice(["least", "fastest"]), help="least is the default.")
 @data_option("A log that gives the inputs, in place of a schema in CONFIG.")
 @click.option("--all", "everything", is_flag=True, help="Every strategy of the ladder.")
-@click.option("--json", "as_json", is_flag=True, help="All of it, in bytes and seconds.")
+@json_option("All of it, in bytes and seconds.")
 @click.option("--sweep", "swept", metavar="depth=A..B", help="Throughput and memory against depth, a figure.")
-@click.option("--out", type=click.Path(path_type=Path), help="The figure's HTML file.")
+@click.option("--out", type=PATH, help="The figure's HTML file.")
 @click.option("--member", type=int, help="Which network of a bundle that is an average: 0, 1 ...")
 def command(
     what: str,
@@ -167,9 +115,16 @@ def command(
         raise UserError("--sweep and --out go together: --sweep depth=1..40 --out depth.html.")
     if swept is not None and as_json:
         raise UserError("--json prints plans, and --sweep draws a figure: give one of them.")
-    held = {"ranks": ranks, "hbm": hbm, "prefer": prefer}
-    given, words = _of_a_study({key: value for key, value in held.items() if value is not None}, overrides)
-    request = read_request(what, log_to_read(data, given), words, member)
+    given: dict[str, Any] = {"ranks": ranks, "hbm": hbm, "prefer": prefer}
+    given = {key: value for key, value in given.items() if value is not None}
+    # keys of a study say how the model is to be held and the log to be read; other words are of the configuration
+    words = []
+    for word in overrides:
+        if word.partition("=")[0].partition(".")[0] in (*HELD_KEYS, *LOG_KEYS):
+            set_override(given, word)
+        else:
+            words.append(word)
+    request = read_request(what, log_to_read(data, given), tuple(words), member)
     config = held_config(given, request.training, "plan")
     options = plan_options(config)
     declared = [declared_clusters(name, config.shapes, config.hbm) for name in clusters or (THIS,)]
@@ -179,11 +134,6 @@ def command(
         _sweep(request, [shape for (shape,) in declared], options, swept, out)
         return
     plans = [in_least_shape(request, shapes, options) for shapes in declared]
-    # the choice is made; what is shown is corrected
-    plans = [
-        StepCorrections.here(shapes).of_plan(found) if found.cluster == THIS else found
-        for found, shapes in zip(plans, declared, strict=True)
-    ]
     if all(fits_nowhere(request, *pair, options) for pair in zip(declared, plans, strict=True)):
         layer = "not even one layer with one example a rank would fit. " if plans[0].strategies else ""
         raise UserError(f"{what}: {layer}{plans[0].remedy}")
@@ -197,93 +147,60 @@ def command(
         _show(console, cluster_plan, everything=everything)
 
 
-def _of_a_study(given: dict[str, Any], overrides: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Keys of a study, from options and words: how the model is to be held and the log to be read; and the words
-    that are left."""
-    left = []
-    for word in overrides:
-        if word.partition("=")[0].partition(".")[0] in (*HELD_KEYS, *LOG_KEYS):
-            set_override(given, word)
-        else:
-            left.append(word)
-    return given, tuple(left)
-
-
 def as_data(cluster_plan: Plan) -> PlannedCluster:
     """A plan as `--json` gives it."""
-    return PlannedCluster(
-        cluster=cluster_plan.cluster,
-        hosts=cluster_plan.hosts,
-        gpus_per_host=cluster_plan.gpus_per_host,
-        hbm=cluster_plan.hbm,
-        verified=cluster_plan.verified,
-        examples_per_rank=cluster_plan.examples_per_rank,
-        batch_size=cluster_plan.batch_size,
-        precision=cluster_plan.precision,
-        chosen=cluster_plan.chosen.name if cluster_plan.chosen else None,
-        strategies=tuple(_strategy(priced, cluster_plan.batch_size) for priced in cluster_plan.strategies),
-        remedy=cluster_plan.remedy,
-        other_shapes=cluster_plan.other_shapes,
-        faster=cluster_plan.faster,
-        notes=cluster_plan.notes,
+    chosen = cluster_plan.chosen
+    strategies = tuple(
+        StrategyPrice(
+            name=priced.strategy.name,
+            techniques=tuple(priced.strategy.techniques),
+            memory=priced.memory.to_dict() | {"total": priced.memory.total},
+            step=priced.time.to_dict(),
+            examples_per_second=cluster_plan.batch_size / priced.seconds_per_batch,
+            fits=priced.fits,
+            lacking_bytes=priced.lacking_bytes,
+            reason=priced.reason,
+        )
+        for priced in cluster_plan.strategies
     )
-
-
-def _strategy(priced: PricedStrategy, batch_size: int) -> StrategyPrice:
-    return StrategyPrice(
-        name=priced.strategy.name,
-        techniques=tuple(priced.strategy.techniques),
-        memory=priced.memory.to_dict() | {"total": priced.memory.total},
-        step=priced.time.to_dict(),
-        examples_per_second=batch_size / priced.seconds_per_batch,
-        fits=priced.fits,
-        lacking_bytes=priced.lacking_bytes,
-        reason=priced.reason,
-    )
+    fields = {name: getattr(cluster_plan, name) for name in PlannedCluster.model_fields}
+    return PlannedCluster(**fields | {"chosen": chosen.name if chosen else None, "strategies": strategies})
 
 
 def _show(console: Console, cluster_plan: Plan, *, everything: bool) -> None:
     """Prints the ladder, the reasons, the items of the chosen strategy, and what else would do."""
+    heading = (
+        f"{cluster_plan.cluster}: {cluster_plan.hosts} x {cluster_plan.gpus_per_host} ranks of "
+        f"{byte_size(cluster_plan.hbm)}, "
+        f"batch {cluster_plan.batch_size:,} ({cluster_plan.examples_per_rank:,} per rank), "
+        f"{cluster_plan.precision}"
+    )
     console.print()
-    console.print(_heading(cluster_plan), style="bold", markup=False, soft_wrap=True)
-    if cluster_plan.strategies:
-        _show_ladder(console, cluster_plan, everything=everything)
+    console.print(heading, style="bold", markup=False, soft_wrap=True)
+    ladder, best = cluster_plan.strategies, cluster_plan.best
+    if ladder:
+        shown = list(ladder) if everything else selection(ladder, best)
+        console.print(ladder_table(shown, best, cluster_plan.batch_size))
+        if len(shown) < len(ladder):
+            left_out = f"{len(ladder) - len(shown)} more strategies: --all"
+            console.print(left_out, style="dim", soft_wrap=True)
+        console.print()
     sentences = (
         cluster_plan.remedy,
         *(cluster_plan.other_shapes if cluster_plan.chosen else ()),
-        *reasons(cluster_plan.strategies, cluster_plan.best),
+        *reasons(ladder, best),
         cluster_plan.faster,
         *cluster_plan.notes,
     )
     for sentence in filter(None, sentences):
         console.print(sentence, markup=False, soft_wrap=True)
     if cluster_plan.closest is not None:
-        how = "by item" if cluster_plan.best else "which comes closest, by item"
+        how = "by item" if best else "which comes closest, by item"
         console.print(f"\n{cluster_plan.closest.strategy.name}, {how}:", markup=False, soft_wrap=True)
         console.print(parts_table(cluster_plan.closest))
     if not cluster_plan.verified:
         text = f"Unverified: the numbers of {cluster_plan.cluster} have not been measured on it."
         console.print(text, style="yellow", soft_wrap=True)
-
-
-def _show_ladder(console: Console, cluster_plan: Plan, *, everything: bool) -> None:
-    shown = (
-        list(cluster_plan.strategies) if everything else selection(cluster_plan.strategies, cluster_plan.best)
-    )
-    console.print(ladder_table(shown, cluster_plan.best, cluster_plan.batch_size))
-    if len(shown) < len(cluster_plan.strategies):
-        left_out = f"{len(cluster_plan.strategies) - len(shown)} more strategies: --all"
-        console.print(left_out, style="dim", soft_wrap=True)
-    console.print()
-
-
-def _heading(cluster_plan: Plan) -> str:
-    return (
-        f"{cluster_plan.cluster}: {cluster_plan.hosts} x {cluster_plan.gpus_per_host} ranks of "
-        f"{byte_size(cluster_plan.hbm)}, "
-        f"batch {cluster_plan.batch_size:,} ({cluster_plan.examples_per_rank:,} per rank), "
-        f"{cluster_plan.precision}"
-    )
 
 
 def _sweep(
@@ -299,7 +216,21 @@ def _sweep(
             f"--sweep draws ways to hold the dense state without other techniques, so that nothing would be drawn "
             f"for technique={forced.name}; give technique={forced.dense}, or none for all of them."
         )
-    ladders = sweep(request, cluster, depths(swept), options)
+    match = DEPTHS.fullmatch(swept.strip())
+    first, last = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= first <= last <= DEEPEST:
+        raise UserError(
+            f"--sweep {swept!r}: expected depth=FIRST..LAST from 1 to {DEEPEST}, such as depth=1..40."
+        )
+    model, training = request.model, for_cluster(request.training, cluster)
+    if not isinstance(model, DhenConfig):
+        raise UserError(f"--sweep: a model of the family {model.family!r} has no layers; give a dhen model.")
+    ladders = {}
+    for depth in range(first, last + 1):
+        # at other depths the last layer is repeated, or the last layers are left out
+        layers = model.layers[:depth]
+        deep = model.replace(layers=layers + layers[-1:] * (depth - len(layers)))
+        ladders[depth] = tuple(plan(deep, request.schema, training, cluster, options=options).strategies)
     assert request.training.batch_size is not None
     figure = sweep_figure(
         ladders,

@@ -13,18 +13,18 @@ from search.bundles.scorer import score_rows
 from search.dataset import log_files
 from search.log_config import data_option, read_options
 from search.terminal import step_progress
-from search.verbs.output import ScoredRows, json_option, print_json
+from search.verbs.output import PATH, ScoredRows, json_option, print_json
 from trials.data.prepared_log import PreparedLog
 
 OUTPUT = ScoredRows
 
 
 @click.command(epilog="Example: dhen-search predict runs/demo/best --data new.csv --out scores.csv")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=PATH)
 @click.argument("words", nargs=-1, metavar="[csv.KEY=value ...]")
 @data_option("Raw rows, files or a folder; no label needed.", required=True)
 @click.option("--format", "log_format", help="csv, tsv, parquet, criteo or avazu; found out if not given.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="CSV of row,score.")
+@click.option("--out", type=PATH, required=True, help="CSV of row,score.")
 @json_option("File and rows as JSON.")
 def command(
     bundle: Path,

@@ -11,7 +11,7 @@ from dhen.errors import UserError
 from search.dataset import log_files
 from search.log_config import read_options
 from search.terminal import print_columns, print_notes, step_progress
-from search.verbs.output import PreparedSummary, json_option, print_json
+from search.verbs.output import PATH, PreparedSummary, json_option, print_json
 from trials.data.prepare.prepare_log import prepare
 from trials.data.raw.sources import open_log
 from trials.data.remote import is_url
@@ -31,8 +31,8 @@ Examples:
 )
 @click.argument("sources", nargs=-1, required=True, metavar="LOG ... [key=value ...]")
 @click.option("--format", "log_format", help="csv, tsv, parquet, criteo or avazu; found out if not given.")
-@click.option("--out", type=click.Path(path_type=Path), help="The prepared log's folder (default: a cache).")
-@click.option("--schema", type=click.Path(path_type=Path), help="A schema.yaml that you edited.")
+@click.option("--out", type=PATH, help="The prepared log's folder (default: a cache).")
+@click.option("--schema", type=PATH, help="A schema.yaml that you edited.")
 @click.option("--label", help="The label: a column, or such as 'rating>=4' or clicks/impressions.")
 @click.option("--weight", help="The column of the example's weight, such as the impressions of a rate.")
 @click.option("--skip-bad-rows", is_flag=True, help="Leave out rows that cannot be read, and count them.")
@@ -56,7 +56,8 @@ def command(
     Keys: label, weight, columns.NAME, format, csv.KEY, split.KEY, growing.KEY, skip_bad_rows.
     """
     console = Console(stderr=as_json)
-    words = [word for word in sources if _is_key(word)]
+    # `label=y` is a key; a URL, and a folder such as `dt=2026-11-02`, are not
+    words = [word for word in sources if "=" in word and not is_url(word) and not Path(word).exists()]
     given = {"format": log_format, "label": label, "weight": weight, "skip_bad_rows": skip_bad_rows or None}
     options = read_options(words, **given)
     named = [source for source in sources if source not in words]
@@ -119,25 +120,16 @@ def _check(inferred: InferredSchema, console: Console, *, as_json: bool) -> None
             "rows are split by position, or at random if the log turns out to be sorted (split.by=...)"
         )
     if as_json:
-        print_json(
-            PreparedSummary(
-                directory=None,
-                fingerprint=None,
-                rows=None,
-                base_rate=None,
-                tables=len(schema.tables),
-                table_rows=None,
-                numeric=len(schema.numeric),
-                notes=inferred.sentences,
-                columns=inferred.findings,
-                unknown=tuple(unknown),
-            )
+        whole = dict.fromkeys(("directory", "fingerprint", "rows", "base_rate", "table_rows"))
+        summary = PreparedSummary(
+            **whole,
+            tables=len(schema.tables),
+            numeric=len(schema.numeric),
+            notes=inferred.sentences,
+            columns=inferred.findings,
+            unknown=tuple(unknown),
         )
+        print_json(summary)
         return
     print_columns(console, inferred.findings)
     print_notes(console, (*inferred.sentences, *unknown))
-
-
-def _is_key(word: str) -> bool:
-    """Tells `label=y` from a URL, and from a folder such as `dt=2026-11-02`."""
-    return "=" in word and not is_url(word) and not Path(word).exists()

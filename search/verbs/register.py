@@ -8,7 +8,7 @@ import click
 
 from search.mlflow.model import ALIAS, register_bundle, registry
 from search.run_directory import BEST
-from search.verbs.output import RegisteredModel, json_option, print_json
+from search.verbs.output import PATH, RegisteredModel, json_option, print_json
 
 OUTPUT = RegisteredModel
 
@@ -20,7 +20,7 @@ Examples:
   dhen-search register cheap --name ads-ranker --tracking http://tracking.example:5000
 """
 )
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=PATH)
 @click.option("--name", help="Name of the registered model. Default: that of the bundle's study.")
 @click.option(
     "--tracking",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import webbrowser
+from functools import partial
 from pathlib import Path
 
 import click
 from rich.console import Console
 
 from dashboards.plans import accuracy_table
-from dashboards.report.comparison import write_comparison
-from dashboards.report.page import write_report
+from dashboards.report.comparison import render_comparison
+from dashboards.report.page import write_page, write_report
 from dashboards.sentences.summary import sentences
 from dashboards.sentences.winners import winners_table
 from dashboards.terminal.tables import plain_table
@@ -20,7 +21,7 @@ from search.mlflow.store import LOCAL, database, server_of
 from search.read_study import read_study
 from search.run_directory import REPORT, STUDY_FILE
 from search.terminal import print_table
-from search.verbs.output import WrittenReport, json_option, print_json
+from search.verbs.output import PATH, WrittenReport, json_option, print_json
 from trials.records.study_record import StudyRecord
 
 OUTPUT = WrittenReport
@@ -28,15 +29,13 @@ COMPARISON = "comparison.html"
 
 
 @click.command(epilog="Example: dhen-search report runs/demo --open")
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.option(
-    "--out", type=click.Path(path_type=Path), help=f"Default: report.html, or {COMPARISON}, in DIRECTORY."
-)
+@click.argument("directory", type=PATH)
+@click.option("--out", type=PATH, help=f"Default: report.html, or {COMPARISON}, in DIRECTORY.")
 @click.option(
     "--compare",
     "other",
     metavar="DIRECTORY2",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Write a report of two studies: both fronts, the best of each, what differs.",
 )
 @click.option("--open", "opens", is_flag=True, help="Open it in the browser.")
@@ -51,7 +50,7 @@ def command(directory: Path, out: Path | None, other: Path | None, opens: bool, 
     notes: tuple[str, ...] = ()
     if other is not None:
         path = out or directory / COMPARISON
-        write_comparison(record, read_study(other, or_empty=True), path)
+        write_page(path, partial(render_comparison, record, read_study(other, or_empty=True)))
     else:
         path = out or directory / REPORT
         from search.bundles.export import lost_weights
@@ -66,8 +65,10 @@ def command(directory: Path, out: Path | None, other: Path | None, opens: bool, 
             _print(record, notes)
         click.echo(f"report: {path}")
     _catch_up(directory, record, json_on_stdout=as_json)
-    if opens:
-        _open(path)
+    address = path.absolute().as_uri()
+    if opens and not webbrowser.open(address):
+        said = f"no browser could be started here; open {address}, or copy the file to where there is one."
+        click.echo(said, err=True)
 
 
 def _print(record: StudyRecord, notes: tuple[str, ...]) -> None:
@@ -102,10 +103,3 @@ def _catch_up(directory: Path, record: StudyRecord, *, json_on_stdout: bool) -> 
     if runs.follow(record):
         runs.register_best(record)
         click.echo(f"MLflow: {server or database(directory)} is up to date", err=json_on_stdout)
-
-
-def _open(path: Path) -> None:
-    address = path.absolute().as_uri()
-    if not webbrowser.open(address):
-        said = f"no browser could be started here; open {address}, or copy the file to where there is one."
-        click.echo(said, err=True)

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from search.dataset import log_name
 from search.log_config import data_option
+from search.verbs.output import PATH, json_option
 from trials.runtime.launcher import Launcher
 
 OUTPUT = "search.analysis.reproduce:TableResult"
@@ -26,8 +27,8 @@ Examples:
 @click.argument("table", metavar="table1|table2|table3")
 @click.argument("overrides", nargs=-1, metavar="[key=value ...]")
 @data_option(required=True)
-@click.option("--out", type=click.Path(path_type=Path), help="The folder (default runs/reproduce-NAME).")
-@click.option("--json", "as_json", is_flag=True, help="The table as JSON (search.analysis.reproduce).")
+@click.option("--out", type=PATH, help="The folder (default runs/reproduce-NAME).")
+@json_option("The table as JSON (search.analysis.reproduce).")
 def command(
     table: str, overrides: tuple[str, ...], data: tuple[str, ...], out: Path | None, as_json: bool
 ) -> None:
@@ -51,7 +52,7 @@ def command(
     from search.analysis.reproduce_tables import (
         read_table_config,  # torch is imported here and there side by side
     )
-    from search.terminal import resumable
+    from search.terminal import print_line, resumable
 
     config = read_table_config(table, overrides, data)
     directory = out or Path("runs") / f"reproduce-{log_name(data)}"
@@ -66,5 +67,5 @@ def command(
         return
     console.print(rich_table(result, console.width))
     for line in (*remarks(result), findings_heading(result), *findings(result)):
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+        print_line(console, line)
     console.print(f"written: {directory / table}.md, .json, .html", soft_wrap=True)

@@ -8,7 +8,7 @@ import click
 
 from search.execution.clock import StudyClock
 from search.log_config import data_option
-from search.verbs.output import FinishedRun, json_option, print_json
+from search.verbs.output import PATH, FinishedRun, json_option, print_json
 from trials.runtime.launcher import Launcher
 
 OUTPUT = FinishedRun
@@ -29,7 +29,7 @@ Examples:
 )
 @click.argument("words", nargs=-1, metavar="[STUDY.yaml|RUN] [key=value ...]")
 @data_option()
-@click.option("--out", type=click.Path(path_type=Path), help="The run directory (default runs/NAME).")
+@click.option("--out", type=PATH, help="The run directory (default runs/NAME).")
 @json_option("What the study has come to, as JSON.")
 def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None, as_json: bool) -> None:
     """Search for the DHEN with the best NE for its FLOPs; the same command resumes it.

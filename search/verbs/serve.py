@@ -8,8 +8,8 @@ import click
 
 from dhen.errors import UserError
 from search.http import LOCAL, LOOPBACK, TOKEN_VARIABLE, listening, needed_token, shown_address
-from search.serving.worker import ServeSettings
-from search.serving.workers import Workers
+from search.serving.workers import ServeSettings, Workers
+from search.verbs.output import PATH
 from trials.cluster.cluster import parse_bytes
 
 MAX_BODY = "16MiB"
@@ -24,7 +24,7 @@ Examples:
     -d '{"dataframe_records": [{"site": "a", "price": 3.5}]}'
 """
 )
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=PATH)
 @click.option("--port", type=click.IntRange(0, 65535), help="Default: 5000, or a free one if that is taken.")
 @click.option(
     "--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes that answer."
@@ -70,12 +70,16 @@ def command(
     from search.bundles.increments import check_is_bundle
 
     check_is_bundle(bundle)
+    try:
+        max_body_bytes = parse_bytes(max_body)
+    except ValueError as error:
+        raise UserError(f"--max-body {max_body}: {error}.") from None
     clients_token = needed_token(token, made=host not in LOCAL)
     settings = ServeSettings(
         bundle=bundle,
         mapped=mapped,
         threads=threads,
-        max_body_bytes=_bytes(max_body),
+        max_body_bytes=max_body_bytes,
         token=clients_token,
     )
     with listening(host, port) as listener:
@@ -98,10 +102,3 @@ def command(
             if pool is not None:
                 pool.end()
     click.echo("ended.")
-
-
-def _bytes(words: str) -> int:
-    try:
-        return parse_bytes(words)
-    except ValueError as error:
-        raise UserError(f"--max-body {words}: {error}.") from None

@@ -19,7 +19,8 @@ from search.read_study import read_study
 from search.run_directory import database_url, study_name
 from search.selection import picked
 from search.terminal import print_table
-from trials.records.findings import Better, Slice, Slices
+from search.verbs.output import PATH, json_option
+from trials.records.findings import Better, Slices
 from trials.store.ledger import Ledger
 
 OUTPUT = Slices
@@ -47,7 +48,7 @@ Examples:
   dhen-search slices runs/demo/best --data log.csv --column site
 """
 )
-@click.argument("what", metavar="DIR|BUNDLE", type=click.Path(path_type=Path))
+@click.argument("what", metavar="DIR|BUNDLE", type=PATH)
 @data_option("Of a bundle: the log on whose test split it is scored.")
 @click.option("--column", required=True, help="Categorical: its values; numeric: ten slices of equal size.")
 @click.option(
@@ -61,7 +62,7 @@ Examples:
 @click.option(
     "--block-by", help="Of a study: as in `dhen-search confirm`; by default what that has compared with."
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON (trials.records.findings.Slices).")
+@json_option("As JSON (trials.records.findings.Slices).")
 def command(
     what: Path,
     data: tuple[str, ...],
@@ -78,7 +79,15 @@ def command(
     which `dhen-search report` writes anew. Of a bundle its NE and calibration alone.
     """
     if is_bundle(what):
-        _check_of_bundle(what, data, how, block_by)
+        # it is one model, and has no retrainings to draw intervals from
+        for option, value in (("--pick", how), ("--block-by", block_by)):
+            if value is not None:
+                raise UserError(
+                    f"{option} {value!r} goes with a study; {what} is a bundle, of one model and without intervals"
+                    f": leave {option} out."
+                )
+        if not data:
+            raise UserError(f"{what} is a bundle: --data names the log on whose test split it is scored.")
         bundle = read_bundle(what)
         column_slices = bundle_slices(bundle, log_of(bundle, data), column, most=top)
     elif data:
@@ -87,7 +96,14 @@ def command(
         record = read_study(what)
         trial = picked(record, how or PICK)
         column_slices = slices(record, trial.number, study_log(what), column, most=top, block_by=block_by)
-        _keep(what, column_slices)
+        # for the report; where the ledger cannot be written they are only shown
+        config = written_config(what)
+        try:
+            url, name = database_url(what, config.storage), study_name(what, config.name)
+            with contextlib.closing(Ledger(url, name)) as ledger:
+                ledger.keep_analysis(column_slices)
+        except UserError as error:
+            click.echo(f"The slices are not kept for the report: {error}", err=True)
     if as_json:
         click.echo(column_slices.model_dump_json(indent=1))
         return
@@ -95,48 +111,24 @@ def command(
         "" if column_slices.baseline is None else f" against the baseline, trial {column_slices.baseline},"
     )
     click.echo(f"trial {column_slices.trial}{against} on test by {column}; seeds: {len(column_slices.seeds)}")
-    print_table(plain_table(COLUMNS, map(_row, column_slices.slices), LEFT))
+    rows = [
+        (
+            each.value,
+            f"{each.rows:,}",
+            f"{decimals(100 * each.base_rate, 2)} %",
+            decimals(each.ne, 5),
+            decimals(each.baseline_ne, 5),
+            percent(each.difference_percent),
+            percent_range(each.low_percent, each.high_percent) if each.low_percent is not None else MISSING,
+            f"{decimals(each.calibration, 3)} ({decimals(each.baseline_calibration, 3)})",
+            WORDS[each.better],
+        )
+        for each in column_slices.slices
+    ]
+    print_table(plain_table(COLUMNS, rows, LEFT))
     worse = [row.value for row in column_slices.slices if row.better is Better.NO]
     if column_slices.baseline is not None:
         click.echo(
             f"worse than the baseline on: {', '.join(worse)}" if worse else "worse on no slice for sure"
         )
         click.echo(f"intervals: over seeds and blocks of rows by {column_slices.blocked_by}")
-
-
-def _keep(directory: Path, column_slices: Slices) -> None:
-    """Keeps the slices in the study's ledger, for the report; where that cannot be written they are only shown."""
-    config = written_config(directory)
-    try:
-        url, name = database_url(directory, config.storage), study_name(directory, config.name)
-        with contextlib.closing(Ledger(url, name)) as ledger:
-            ledger.keep_analysis(column_slices)
-    except UserError as error:
-        click.echo(f"The slices are not kept for the report: {error}", err=True)
-
-
-def _check_of_bundle(what: Path, data: tuple[str, ...], how: str | None, block_by: str | None) -> None:
-    """Checks the options that go with a bundle: it is one model, and has no retrainings to draw intervals from."""
-    for option, value in (("--pick", how), ("--block-by", block_by)):
-        if value is not None:
-            raise UserError(
-                f"{option} {value!r} goes with a study; {what} is a bundle, of one model and without intervals: "
-                f"leave {option} out."
-            )
-    if not data:
-        raise UserError(f"{what} is a bundle: --data names the log on whose test split it is scored.")
-
-
-def _row(row_slice: Slice) -> tuple[str, ...]:
-    between = percent_range(row_slice.low_percent, row_slice.high_percent)
-    return (
-        row_slice.value,
-        f"{row_slice.rows:,}",
-        f"{decimals(100 * row_slice.base_rate, 2)} %",
-        decimals(row_slice.ne, 5),
-        decimals(row_slice.baseline_ne, 5),
-        percent(row_slice.difference_percent),
-        between if row_slice.low_percent is not None else MISSING,
-        f"{decimals(row_slice.calibration, 3)} ({decimals(row_slice.baseline_calibration, 3)})",
-        WORDS[row_slice.better],
-    )

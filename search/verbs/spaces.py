@@ -6,7 +6,7 @@ import click
 from rich.console import Console
 
 from dhen.values import dump_yaml
-from search.verbs.output import SpaceFacts, SpaceSizes, print_json
+from search.verbs.output import SpaceFacts, SpaceSizes, json_option, print_json
 from spaces.nearest import space_size
 from spaces.space import catalog, load_space
 
@@ -15,7 +15,7 @@ OUTPUT = list[SpaceFacts]
 
 @click.command(epilog="Example: dhen-search spaces default")
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Sizes (and with NAME the space) as JSON.")
+@json_option("Sizes (and with NAME the space) as JSON.")
 def command(name: str | None, as_json: bool) -> None:
     """List the search spaces, or show one (a NAME, or a YAML file of your own) as YAML to start from."""
     spaces = [load_space(space_name) for space_name in ([name] if name else catalog())]

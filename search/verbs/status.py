@@ -12,6 +12,7 @@ from dashboards.sentences.summary import sentences
 from dashboards.terminal.tables import trial_table
 from search.read_study import read_progress, read_study
 from search.terminal import progress_lines
+from search.verbs.output import PATH, json_option
 from trials.records.study_record import StudyRecord
 from trials.store.garbage import no_garbage_collection
 
@@ -21,13 +22,8 @@ ROWS = 50
 
 
 @click.command(epilog="Example: dhen-search status runs/demo --json")
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="The study's whole record as JSON (trials.records.study_record.StudyRecord).",
-)
+@click.argument("directory", type=PATH)
+@json_option("The study's whole record as JSON (trials.records.study_record.StudyRecord).")
 def command(directory: Path, as_json: bool) -> None:
     """The study in DIRECTORY: its trials, its front, its best against the baseline, what runs now."""
     with no_garbage_collection():

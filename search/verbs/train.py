@@ -39,8 +39,8 @@ from search.execution.train_list import train_one
 from search.execution.trainer import Trainer, job_on, new_record, refit_job
 from search.log_config import data_option, set_override
 from search.study.tuning import read_configuration
-from search.terminal import print_notes, step_progress
-from search.verbs.output import TrainedBundle, json_option, print_json
+from search.terminal import print_line, print_notes, step_progress
+from search.verbs.output import PATH, TrainedBundle, json_option, print_json
 from trials.cluster.machine import preferred_precision
 from trials.data.encoding import Encoding
 from trials.data.periods import check_periods
@@ -73,7 +73,7 @@ Examples:
 @click.argument("what", metavar="BUNDLE|CONFIG.yaml|MODEL")
 @click.argument("overrides", nargs=-1, metavar="[key=value ...]")
 @data_option(required=True)
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="The new bundle's folder.")
+@click.option("--out", type=PATH, required=True, help="The new bundle's folder.")
 @click.option("--from-weights", is_flag=True, help="Go on from the bundle's weights, in its encoding.")
 @click.option("--member", type=int, help="Which network of a bundle that is an average: 0, 1 ...")
 @json_option("The bundle and its metrics as JSON.")
@@ -120,15 +120,21 @@ def command(
     print_notes(console, log.notes)
     if config.next_period is not None:
         check_periods(log, config.next_period, most_ranks(config))
+
+    def folder_of(job: Job) -> Path:
+        """The folder of a training, whose name tells it from others that were cut short."""
+        begins_at = [str(source.absolute()), source.stat().st_mtime_ns] if source else []
+        identity = fingerprint([job.fingerprint, *begins_at])[:FOLDER_DIGITS]
+        return out.absolute().parent / f".{out.name}.training.{identity}"
+
     trained: list[_Trained] = []
     folders: list[Path] = []
     while (settings := _next(training, trained, len(folders))) is not None:
         job = job_on(log, model, settings, config.seed, preferred_precision())
         job = job.replace(period=config.next_period)
-        folder = out.absolute().parent / f".{out.name}.training.{_identity(job, source)}"
-        folders.append(folder)
+        folders.append(folder_of(job))
         try:
-            trained.append(_train(job, folder, launcher, log, config, start, console))
+            trained.append(_train(job, folders[-1], launcher, log, config, start, console))
         except UserError as error:
             if not trained:
                 raise
@@ -145,7 +151,7 @@ def command(
             console.print(decay_left_out(technique), soft_wrap=True)
     if config.refit is True:
         again = refit_job(record, log)
-        folders.append(out.absolute().parent / f".{out.name}.training.{_identity(again, source)}")
+        folders.append(folder_of(again))
         rows = log.manifest.rows["train"] + log.manifest.rows["validation"]
         console.print(f"once more, on the {rows:,} rows of training and validation together")
         job, after, trainer = _train(again, folders[-1], launcher, log, config, start, console)
@@ -157,7 +163,19 @@ def command(
         shutil.rmtree(folder, ignore_errors=True)
     assert record.result.test is not None
     if as_json:
-        print_json(_as_value(best, record, out, len(trained)))
+        assert record.result.validation is not None
+        assert best.job.training.epochs != "auto"
+        bundle_value = TrainedBundle(
+            bundle=str(out),
+            architecture=trial_name(record),
+            epochs=best.job.training.epochs,
+            trainings=len(trained),
+            seed=best.job.seed,
+            refit=record.job.refit is not None,
+            validation=record.result.validation,
+            test=record.result.test,
+        )
+        print_json(bundle_value)
         return
     before = " before it was trained on" if config.refit is True else ""
     console.print(f"validation NE {best.ne:.5f}{before}, test NE {record.result.test.ne:.5f}")
@@ -176,23 +194,6 @@ class _Trained(NamedTuple):
         """NE on validation."""
         assert self.record.result.validation is not None
         return self.record.result.validation.ne
-
-
-def _as_value(best: _Trained, record: TrialRecord, out: Path, trainings: int) -> TrainedBundle:
-    """What is printed with `--json`; `record` is that of the best training, scored on test."""
-    assert record.result.validation is not None
-    assert record.result.test is not None
-    assert best.job.training.epochs != "auto"
-    return TrainedBundle(
-        bundle=str(out),
-        architecture=trial_name(record),
-        epochs=best.job.training.epochs,
-        trainings=trainings,
-        seed=best.job.seed,
-        refit=record.job.refit is not None,
-        validation=record.result.validation,
-        test=record.result.test,
-    )
 
 
 def _next(training: TrainingConfig, trained: Sequence[_Trained], tried: int) -> TrainingConfig | None:
@@ -232,41 +233,37 @@ def _train(
     console: Console,
 ) -> _Trained:
     """Trains a job in a folder, unless an earlier command has."""
-    trainer, record = _begun(launcher, log, folder, job, config)
+    trainer, record = Trainer(launcher, log, folder), new_record(0, TrialKind.CANDIDATE, {}, job)
+    if any(getattr(config, key) != StudyConfig.model_fields[key].default for key in HELD_KEYS):
+        # planned where ranks or their memory are declared
+        clusters = declared_clusters(LOCAL, config.shapes, config.hbm)
+        executed = execution(config, *clusters)
+        record = executed.corrected(planned(record, job, clusters, plan_options(config)))
+        if record.result.outcome is Outcome.INFEASIBLE:
+            raise UserError(record.result.error or "no memory technique fits.")
+        trainer = Trainer(launcher, log, folder, execution=executed)
     done = folder / RECORD
     if done.exists():
         return _Trained(job, TrialRecord.model_validate_json(done.read_text()), trainer)
 
-    def say(sentence: str) -> None:
-        console.print(sentence, soft_wrap=True, markup=False, highlight=False)
+    shown = 0
 
-    record = train_one(record, job, trainer, _Printer(console), start_from=start, say=say)
+    def show(record: TrialRecord) -> None:
+        """Prints each evaluation as a line."""
+        nonlocal shown
+        for point in record.result.curve[shown:]:
+            metrics = point.validation
+            console.print(
+                f"{point.examples:>12,} examples  train loss {point.train_loss:.5f}  "
+                f"validation NE {metrics.ne:.5f}  AUC {metrics.auc:.5f}  {point.seconds:.1f} s"
+            )
+        shown = len(record.result.curve)
+
+    record = train_one(record, job, trainer, show, start_from=start, say=partial(print_line, console))
     if record.result.outcome is not Outcome.COMPLETED:
         raise UserError(f"training ended as {record.result.outcome}: {record.result.error}")
     write_atomically(done, record.model_dump_json())
     return _Trained(job, record, trainer)
-
-
-def _identity(job: Job, source: Path | None) -> str:
-    """A name that tells one training from others that were cut short; `source` has the bundle's weights that it
-    begins with."""
-    begins_at = [str(source.absolute()), source.stat().st_mtime_ns] if source else []
-    return fingerprint([job.fingerprint, *begins_at])[:FOLDER_DIGITS]
-
-
-def _begun(
-    launcher: Launcher, log: PreparedLog, folder: Path, job: Job, config: StudyConfig
-) -> tuple[Trainer, TrialRecord]:
-    """The trainer of a job and its record; planned where ranks or their memory are declared."""
-    record = new_record(0, TrialKind.CANDIDATE, {}, job)
-    if all(getattr(config, key) == StudyConfig.model_fields[key].default for key in HELD_KEYS):
-        return Trainer(launcher, log, folder), record
-    clusters = declared_clusters(LOCAL, config.shapes, config.hbm)
-    executed = execution(config, *clusters)
-    record = executed.corrected(planned(record, job, clusters, plan_options(config)))
-    if record.result.outcome is Outcome.INFEASIBLE:
-        raise UserError(record.result.error or "no memory technique fits.")
-    return Trainer(launcher, log, folder, execution=executed), record
 
 
 def _configuration(
@@ -322,19 +319,3 @@ def _open(what: str, config: StudyConfig, progress: Any, encoding: Encoding | No
         return prepare(sources, options=config, progress=progress, encoding=encoding)
     schema = read_bundle(Path(what)).encoding.schema
     return prepare(sources, options=config, progress=progress, schema=schema, of_another_log=True)
-
-
-class _Printer:
-    """Prints each evaluation as a line."""
-
-    def __init__(self, console: Console) -> None:
-        self._console, self._shown = console, 0
-
-    def __call__(self, record: TrialRecord) -> None:
-        for point in record.result.curve[self._shown :]:
-            metrics = point.validation
-            self._console.print(
-                f"{point.examples:>12,} examples  train loss {point.train_loss:.5f}  "
-                f"validation NE {metrics.ne:.5f}  AUC {metrics.auc:.5f}  {point.seconds:.1f} s"
-            )
-        self._shown = len(record.result.curve)

@@ -21,6 +21,7 @@ from search.http import LOCAL, LOOPBACK, TOKEN_VARIABLE, listening, needed_token
 from search.mlflow.contents import VIEW, view_link
 from search.mlflow.store import check_store, database
 from search.run_directory import STUDY_FILE, is_driven
+from search.verbs.output import PATH
 
 if TYPE_CHECKING:
     from search.live.app import MlflowPages
@@ -37,7 +38,7 @@ Example: dhen-search ui runs/demo --port 5001
          dhen-search ui runs/demo --host 0.0.0.0
          dhen-search ui --study postgresql://user@host/studies --name ads"""
 )
-@click.argument("directory", required=False, type=click.Path(path_type=Path))
+@click.argument("directory", required=False, type=PATH)
 @click.option("--study", metavar="URL", help="A study's database, as storage= has it, in place of DIRECTORY.")
 @click.option("--name", help="The study of the database to show; by default all that it has.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Default: 5000, or a free one if that is taken.")

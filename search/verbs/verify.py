@@ -18,11 +18,9 @@ from dhen.members import mean_of_logits
 from dhen.model import model_cost
 from search.bundles.bundle import Bundle, read_bundle
 from search.bundles.export import log_of
-from search.bundles.int8_cost import Int8Cost
 from search.log_config import data_option, read_options
-from search.verbs.output import VerifiedBundle, VerifiedSplit, json_option, print_json
+from search.verbs.output import PATH, VerifiedBundle, VerifiedSplit, json_option, print_json
 from trials.data.prepared_log import PreparedLog
-from trials.records.serving_limits import ForwardTime
 from trials.records.trial_record import Metrics
 from trials.training.evaluation import evaluate, logit_metrics
 from trials.training.scoring import score
@@ -35,7 +33,7 @@ bits, or each period is trained on; and in bf16."""
 
 
 @click.command(epilog="Example: dhen-search verify runs/demo/best --data log.csv")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=PATH)
 @click.argument("words", nargs=-1, metavar="[csv.KEY=value ...]")
 @data_option("The log, to evaluate again: files, a folder, `demo`.")
 @click.option("--format", "log_format", help="csv, tsv, parquet, criteo or avazu; found out if not given.")
@@ -73,7 +71,10 @@ def command(
     for note in log.notes if log else ():
         say(f"note: {note}")
     forward = opened.forward_time(log)
-    say(_forward(opened, forward, log))
+    # another machine, or a busy one, is no mistake of the bundle's
+    rows = "validation rows" if log else "stored examples, repeated"
+    measured = f"{forward}, {rows}" if forward else "not measured: this device cannot hold it"
+    say(f"forward: {measured}; at export {opened.info.forward or 'not measured'}")
     splits = _evaluate(opened, log, say) if log is not None else {}
     ne_off = max((ne_gap(split.now, split.exported) for split in splits.values()), default=0.0)
     tolerance = tolerance_of(opened)
@@ -114,14 +115,6 @@ def ne_gap(now: Metrics, exported: Metrics | None) -> float:
     return math.inf if math.isnan(off) else off
 
 
-def _forward(bundle: Bundle, now: ForwardTime | None, log: PreparedLog | None) -> str:
-    """The forward time now and at export; another machine, or a busy one, is no mistake of the bundle's."""
-    before = bundle.info.forward
-    rows = "validation rows" if log else "stored examples, repeated"
-    measured = f"{now}, {rows}" if now else "not measured: this device cannot hold it"
-    return f"forward: {measured}; at export {before or 'not measured'}"
-
-
 def _is_own_log(bundle: Bundle, log: PreparedLog) -> bool:
     """Whether metrics on a log can be compared with those that the bundle has; those of tables of 8 bits may have
     been measured on another log than it was trained on."""
@@ -131,43 +124,34 @@ def _is_own_log(bundle: Bundle, log: PreparedLog) -> bool:
 
 
 def _evaluate(bundle: Bundle, log: PreparedLog, say: Callable[[str], None]) -> dict[str, VerifiedSplit]:
-    """Says metrics on the log, compared where it is the log of the bundle, and returns them by split."""
-    if bundle.info.int8_tables is not None:
-        return _evaluate_int8(bundle, bundle.info.int8_tables, log, say)
-    same = _is_own_log(bundle, log)
-    say("log: the one it was trained on" if same else f"log: {_other(bundle)}; nothing to compare with")
-    model, period = bundle.model(as_trained=True), bundle.info.jobs[0].period
+    """Says metrics on the log, compared where it is the log of the bundle, and returns them by split; of tables of
+    8 bits on the split that they were measured on."""
+    info, same, int8 = bundle.info, _is_own_log(bundle, log), bundle.info.int8_tables
+    own, other = "the one it was trained on", "another one"
+    if int8 is not None:
+        own = "the one that its tables were measured on"
+    elif bundle.version.number:
+        other = f"the bundle has learnt since its export (version {bundle.version.number})"
+    say(f"log: {own if same else f'{other}; nothing to compare with'}")
+    model, period = bundle.model(as_trained=True), None if int8 is not None else info.jobs[0].period
     if period is not None:
         learnt = (
             f"periods of {period}, each scored before it is trained on" if same else "the bundle as it is"
         )
         say(f"NE is of {learnt}")
+    at_export = {"validation": info.validation, "test": info.test}
+    if int8 is not None:
+        at_export = {int8.split: int8.int8}
+    elif info.has_seen_validation:
+        at_export["validation"] = None
+        if same:
+            say("the network was trained on the rows of validation too: only NE on test compares")
     splits = {}
-    seen = bundle.info.has_seen_validation
-    if seen and same:
-        say("the network was trained on the rows of validation too: only NE on test compares")
-    for split, exported in (
-        ("validation", None if seen else bundle.info.validation),
-        ("test", bundle.info.test),
-    ):
+    for split, exported in at_export.items():
         now = _ahead(bundle, log, split) if same and period is not None else evaluate(model, log, split)
         splits[split] = VerifiedSplit(now=now, exported=exported if same else None)
         say(split_line(split, now, splits[split].exported, tolerance_of(bundle)))
     return splits
-
-
-def _evaluate_int8(
-    bundle: Bundle, cost: Int8Cost, log: PreparedLog, say: Callable[[str], None]
-) -> dict[str, VerifiedSplit]:
-    """Says metrics of tables of 8 bits on the split that they were measured on, compared where it is of this
-    log."""
-    same = _is_own_log(bundle, log)
-    which = "the one that its tables were measured on" if same else "another one; nothing to compare with"
-    say(f"log: {which}")
-    now = evaluate(bundle.model(as_trained=True), log, cost.split)
-    verified = VerifiedSplit(now=now, exported=cost.int8 if same else None)
-    say(split_line(cost.split, now, verified.exported, tolerance_of(bundle)))
-    return {cost.split: verified}
 
 
 def _ahead(bundle: Bundle, log: PreparedLog, split_name: str) -> Metrics:
@@ -186,12 +170,6 @@ def _ahead(bundle: Bundle, log: PreparedLog, split_name: str) -> Metrics:
         )
     rate = log.schema.negative_sampling_rate
     return logit_metrics(torch.from_numpy(mean_of_logits(logits, rate)), log.split(split_name), log)
-
-
-def _other(bundle: Bundle) -> str:
-    """Why metrics on a log are not those at export."""
-    number = bundle.version.number
-    return f"the bundle has learnt since its export (version {number})" if number else "another one"
 
 
 def split_line(split: str, now: Metrics, exported: Metrics | None, tolerance: float) -> str:

@@ -8,7 +8,7 @@ import click
 
 from search.execution.clock import StudyClock
 from search.log_config import data_option
-from search.verbs.output import FinishedRun, json_option, print_json
+from search.verbs.output import PATH, FinishedRun, json_option, print_json
 from trials.runtime.launcher import Launcher
 
 OUTPUT = FinishedRun
@@ -27,7 +27,7 @@ Examples:
 @data_option()
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="The run directory (default: the study's own where it is on this machine, else runs/NAME).",
 )
 @json_option("What the study has come to, as JSON.")

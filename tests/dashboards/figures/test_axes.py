@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import pytest
 from records import judged, metrics, study, trial
 
-from dashboards.figures.axes import axes_figure
+from dashboards.figures.modules import axes_figure
 from trials.records.findings import OrderedAxis
 from trials.records.study_record import relative_ne_percent
 from trials.records.trial_record import Outcome, TrialKind

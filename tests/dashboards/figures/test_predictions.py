@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from records import bare, judged, study
 
-from dashboards.figures.depth import depth_figure
+from dashboards.figures.curves import depth_figure
 from dashboards.figures.memory import predictions_figure
 from dashboards.plans import overall_accuracy, share
 from trials.records.study_record import StudyRecord

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 import pytest
 from priced import BATCH_SIZE, GIB, priced_ladder
 
-from dashboards.figures.depth import deepest_that_fit, sweep_figure
+from dashboards.figures.curves import deepest_that_fit, sweep_figure
 from dashboards.report.page import write_figure
 from dhen.errors import UserError
 

@@ -15,8 +15,8 @@ from reports.planned import HBM, confirmed, planned, planned_study
 from tools import needs
 
 from dashboards.names import byte_size, percent, si
-from dashboards.report.comparison import write_comparison
-from dashboards.report.page import write_report
+from dashboards.report.comparison import render_comparison
+from dashboards.report.page import write_page, write_report
 from dashboards.rows import columns_of
 from trials.records.study_record import StudyRecord
 from trials.records.trial_record import TrialKind
@@ -254,7 +254,7 @@ def test_axe_finds_nothing_serious(
     browser: Chromium, page: str, record: StudyRecord, theme: str, tmp_path: Path
 ) -> None:
     browser.prefer(theme)
-    write_comparison(record, study(), tmp_path / "two.html")
+    write_page(tmp_path / "two.html", lambda: render_comparison(record, study()))
     two = "!!document.querySelector('#figure-fronts .main-svg')"
     details = "[...document.querySelectorAll('dialog details, #figure-front details')]"
     openings = f"{details}.forEach(d => {{ d.open = true; }})"

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import uvicorn
 
-from search.serving import app, worker
+from search.serving import app, workers
 from search.serving.app import make_app
-from search.serving.worker import ClientConnection
+from search.serving.workers import ClientConnection
 
 LIMIT, HALF_OPEN = 8, 40
 TIMEOUT_SECONDS = 120
@@ -68,8 +68,8 @@ def ask(client: HTTPConnection, method: str, path: str, body: str | None = None)
 
 @pytest.mark.parametrize("sent", [b"", HALF_HEADER, HALF_BODY])
 def test_half_open_connections_give_way_to_clients(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "MOST_CONNECTIONS", LIMIT)
-    monkeypatch.setattr(worker, "REQUEST_SECONDS", 1e6)
+    monkeypatch.setattr(workers, "MOST_CONNECTIONS", LIMIT)
+    monkeypatch.setattr(workers, "REQUEST_SECONDS", 1e6)
     with serving() as port:
         client = HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_SECONDS)
         assert ask(client, "POST", "/invocations", BODY) == 200
@@ -88,7 +88,7 @@ def test_half_open_connections_give_way_to_clients(sent: bytes, monkeypatch: pyt
 def test_a_request_that_is_not_whole_in_time_ends_its_connection(
     sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr(workers, "REQUEST_SECONDS", 0.1)
     with serving() as port, half_open(port, 3, sent) as clients:
         for client in clients:
             wait_for_end(client)
