@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -73,73 +73,37 @@ class TrainingList:
         done = self.finished(unique.values())
         for name in done:  # of one that ended as Ctrl-C came, before its folder was removed
             shutil.rmtree(self._folder / name, ignore_errors=True)
+        seen = 0
+
+        def start(record: TrialRecord, job: Job) -> Training:
+            return self._trainer.below(f"{TRAININGS}/{job.fingerprint}").start(record, job)
+
+        def ended(training: Training) -> Iterable[Training]:
+            nonlocal seen
+            next_attempt = self._trainer.execution.next_attempt(training.record, training.job)
+            if next_attempt is not None:
+                return [start(next_attempt, training.job)]
+            seen += training.examples
+            observer.ended(training.record)
+            result, name = training.record.result, training.job.fingerprint
+            if not result.outcome.is_final:
+                raise UserError(
+                    f"a training ended as {result.outcome}: {result.error} "
+                    "What is finished is safe; the same command goes on."
+                )
+            write_atomically(self._path(name), training.record.model_dump_json(indent=1))
+            shutil.rmtree(self._folder / name)
+            return []
+
+        def looked() -> None:
+            observer.progress(seen + sum(training.examples for training in self._scheduler.running))
+
         waiting = [job for name, job in unique.items() if name not in done]
-        self._scheduler.run(_ListWork(waiting, self, observer, self._scheduler))
-
-    def start(self, record: TrialRecord, job: Job) -> Training:
-        """Begins an attempt of a job, in a folder of its own."""
-        return self._trainer.below(f"{TRAININGS}/{job.fingerprint}").start(record, job)
-
-    def start_again(self, training: Training) -> Training | None:
-        """Begins the next attempt of a training that was killed from outside, or None."""
-        record = self._trainer.execution.next_attempt(training.record, training.job)
-        return None if record is None else self.start(record, training.job)
-
-    def keep(self, record: TrialRecord) -> None:
-        """Keeps a result, and removes the folder of its training.
-
-        Raises:
-            UserError: if the training ended without a result that stands.
-        """
-        result, name = record.result, record.job.fingerprint
-        if not result.outcome.is_final:
-            raise UserError(
-                f"a training ended as {result.outcome}: {result.error} "
-                "What is finished is safe; the same command goes on."
-            )
-        write_atomically(self._path(name), record.model_dump_json(indent=1))
-        shutil.rmtree(self._folder / name)
+        upcoming = (start(new_record(0, TrialKind.CANDIDATE, {}, job), job) for job in waiting)
+        self._scheduler.run(upcoming, ended, looked=looked)
 
     def _path(self, fingerprint: str) -> Path:
         return self._folder / f"{fingerprint}.json"
-
-
-class _ListWork:
-    """The `search.execution.scheduler.Work` of a list of trainings."""
-
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        trainings: TrainingList,
-        observer: TrainingObserver,
-        scheduler: Scheduler[Training],
-    ) -> None:
-        self._jobs, self._trainings, self._observer = jobs, trainings, observer
-        self._scheduler, self._examples = scheduler, 0
-
-    def begin(self) -> Iterator[Training]:
-        for job in self._jobs:
-            yield self._trainings.start(new_record(0, TrialKind.CANDIDATE, {}, job), job)
-
-    def has_room(self) -> bool:
-        return True
-
-    def heard(self, activity: Training) -> bool:
-        return False
-
-    def ended(self, activity: Training) -> Iterable[Training]:
-        next_attempt = self._trainings.start_again(activity)
-        if next_attempt is not None:
-            return [next_attempt]
-        self._examples += activity.examples
-        self._observer.ended(activity.record)
-        self._trainings.keep(activity.record)
-        return []
-
-    def looked(self) -> None:
-        self._observer.progress(
-            self._examples + sum(training.examples for training in self._scheduler.running)
-        )
 
 
 def _read(path: Path) -> TrialRecord:
@@ -179,48 +143,23 @@ def train_one(
     Raises:
         UserError: if this machine lacks what the strategy needs.
     """
-    work = _OneTraining(record, job, trainer, on_change, start_from, say)
-    Scheduler[Training](1).run(work)
-    return work.record
 
+    def start(attempt: TrialRecord) -> Training:
+        return trainer.start(attempt, job, start_from=start_from)
 
-class _OneTraining:
-    """The `search.execution.scheduler.Work` of one training."""
-
-    def __init__(
-        self,
-        record: TrialRecord,
-        job: Job,
-        trainer: Trainer,
-        on_change: OnChange,
-        start_from: Path | None,
-        say: Callable[[str], None],
-    ) -> None:
-        self.record, self._job, self._trainer = record, job, trainer
-        self._on_change, self._start_from, self._say = on_change, start_from, say
-
-    def begin(self) -> Iterator[Training]:
-        yield self._start(self.record)
-
-    def has_room(self) -> bool:
-        return True
-
-    def heard(self, activity: Training) -> bool:
-        self._on_change(activity.record)
-        for notice in activity.take_notices():
-            self._say(notice)
+    def heard(training: Training) -> bool:
+        on_change(training.record)
+        for notice in training.take_notices():
+            say(notice)
         return False
 
-    def ended(self, activity: Training) -> Iterable[Training]:
-        record = self._trainer.execution.next_attempt(activity.record, self._job)
-        if record is None:
-            self.record = self._trainer.execution.ended(activity.record, self._job)
+    def ended(training: Training) -> Iterable[Training]:
+        nonlocal record
+        next_attempt = trainer.execution.next_attempt(training.record, job)
+        if next_attempt is None:
+            record = trainer.execution.ended(training.record, job)
             return []
-        self.record = activity.record
-        return [self._start(record)]
+        return [start(next_attempt)]
 
-    def looked(self) -> None:
-        pass
-
-    def _start(self, record: TrialRecord) -> Training:
-        return self._trainer.start(record, self._job, start_from=self._start_from)
+    Scheduler[Training](1).run(iter([start(record)]), ended, heard=heard)
+    return record

@@ -11,21 +11,23 @@ from typing import Any
 
 from dhen.config import DhenConfig, ModelConfig
 from dhen.cost import dense_parameters, embedding_parameters, headline_flops
+from dhen.errors import UserError
 from dhen.model import model_cost, parse_model
 from dhen.values import parse
 from search.execution.attempts import Execution
 from search.execution.reduce_events import AttemptContext
-from search.execution.running import LateRun, Scoring, Timing, Training, look
+from search.execution.running import LateRun, Scoring, Training, new_events, reasons
 from search.run_directory import CHECKPOINTS, TEACHERS, folder_of
 from spaces.space import Candidate, Point, Space
 from trials.cluster.machine import Precision, cores, fastest_threads, preferred_precision
 from trials.data.prepared_log import PreparedLog
+from trials.records.events import Event, Timed
 from trials.records.job import Job, TrainingConfig, check_order
 from trials.records.serving_limits import ServingConfig, weights_bytes
 from trials.records.strategy import named
 from trials.records.task import Task
 from trials.records.trial_record import JobSummary, Origin, Refit, TrialKind, TrialRecord
-from trials.runtime.launcher import POLL_SECONDS, AnyLauncher
+from trials.runtime.launcher import POLL_SECONDS, AnyLauncher, wait_for
 
 # From models to jobs, and from jobs to the records of trials that are about to start.
 
@@ -248,15 +250,18 @@ class Trainer:
         folder = self._directory / SERVING
         folder.mkdir(parents=True, exist_ok=True)
         task = self._task(job).replace(threads=serving.threads, serving=serving)
-        timing = Timing(LateRun(lambda: self._launcher.start(task, folder)))
-        timing.run.begin()
+        run, said = self._launcher.start(task, folder), list[Event]()
         try:
-            while not timing.run.ended:
-                look([timing], POLL_SECONDS)
+            while not run.ended:
+                wait_for([run], POLL_SECONDS)
+                said += new_events(run)
         except BaseException:
-            timing.run.kill()
+            run.kill()
             raise
-        return timing.forward.ms
+        for event in said:
+            if isinstance(event, Timed):
+                return event.forward.ms
+        raise UserError(f"its forward time could not be measured: {reasons(said)}")
 
     def _late(self, task: Task, folder: Path, record: TrialRecord) -> LateRun:
         return LateRun(lambda: self._launcher.start(task, folder), self.execution.ranks(record))

@@ -75,7 +75,7 @@ time may be over."""
 
 
 class TrialRunner:
-    """Runs the trials of one study: `search.execution.scheduler.Work` in each of its stages."""
+    """Runs the trials of one study, in each of its stages."""
 
     def __init__(
         self,
@@ -122,7 +122,6 @@ class TrialRunner:
         """Numbers of the trainings whose processes were ended because their time is over."""
         self._waiting: list[tuple[TrialRecord, Job]] = []
         """Trials that wait for the result of an equal job, which trains now."""
-        self._upcoming: Iterator[AdmittedTrial] = iter(())
         self._in_turns: Callable[[], Iterator[AdmittedTrial]] | None = None
         """What makes the trials that come up, anew at each of this driver's turns; None if nobody shares
         them."""
@@ -139,9 +138,8 @@ class TrialRunner:
         `decisions` has the sampler and the stopping rule, while the study searches; without it selection is
         frozen, and results of other studies do not count, since weights are wanted.
         """
-        self._upcoming, self._in_turns, self._decisions = upcoming, None, decisions
-        self._training.clear()
-        self._scheduler.run(self)
+        self._in_turns, self._decisions = None, decisions
+        self._run(self._begin(upcoming))
 
     def train_in_turns(
         self,
@@ -162,8 +160,7 @@ class TrialRunner:
             return
         self._in_turns, self._decisions, self._awaited = upcoming, decisions, awaited
         self._asked_for = (-1, 0.0)
-        self._training.clear()
-        self._scheduler.run(self)
+        self._run(self._begin_in_turns())
 
     def take_over(self, record: TrialRecord) -> None:
         """Knows of a trial that another driver has ended: equal jobs share its result here too."""
@@ -204,23 +201,23 @@ class TrialRunner:
             for record in mine:
                 self.note(cut_short(record))
 
-    # what follows is `Work`
+    def _run(self, upcoming: Iterator[Training | NotNow | None]) -> None:
+        self._training.clear()
+        self._scheduler.run(
+            upcoming, self._ended, heard=self._heard, looked=self._looked, has_room=self._has_room
+        )
 
-    def begin(self) -> Iterator[Training | NotNow | None]:
-        """Begins the trials that come up."""
-        if self._in_turns is not None:
-            yield from self._begin_in_turns()
-            return
-        for record, job in self._upcoming:
+    def _begin(self, upcoming: Iterator[AdmittedTrial]) -> Iterator[Training | None]:
+        for record, job in upcoming:
             self.fruitless += 1
             yield self._place(record, job)
 
-    def has_room(self) -> bool:
+    def _has_room(self) -> bool:
         """Whether more trials may begin; waiting ones count, or a sampler could propose equal ones without end."""
         # what waits for another driver's training can only be begun where this driver is asked for more
         return self._in_turns is not None or len(self._waiting) < self._side_by_side
 
-    def heard(self, activity: Training) -> bool:
+    def _heard(self, activity: Training) -> bool:
         """Takes in a curve that has grown; says whether the stopping rule gives the trial up."""
         record, before = activity.record, self._state.trials[activity.record.number]
         if activity.progress is not None:
@@ -242,7 +239,7 @@ class TrialRunner:
                 self._decisions.note(record)
         return False
 
-    def ended(self, activity: Training) -> Iterator[Training]:
+    def _ended(self, activity: Training) -> Iterator[Training]:
         """Begins the trial's next attempt, or takes it in; then what has waited for it need not wait."""
         record = activity.record
         self._state.progress.pop(record.number, None)
@@ -261,7 +258,7 @@ class TrialRunner:
         self.take_in(self._admission.ended(record, activity.job))
         yield from self._begin_waiting(record.job.fingerprint)
 
-    def looked(self) -> None:
+    def _looked(self) -> None:
         """Calls all observers, and takes in what other drivers have done."""
         if self._sharing is not None:
             self._sharing.sync()
