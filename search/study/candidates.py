@@ -7,47 +7,28 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from dhen.errors import UserError
 from dhen.model import parse_model
 from dhen.values import parse
-from search.config import StudyConfig
-from search.execution.admission import Admission, AdmittedTrial
-from search.execution.budget import TUNED_ARCHITECTURES, Budget, untuned
+from search.execution.admission import AdmittedTrial
+from search.execution.budget import TUNED_ARCHITECTURES, untuned
 from search.execution.growth import Growth
-from search.execution.passes import EPOCHS, OF_TABLES, Passes, has_decay
+from search.execution.passes import EPOCHS, OF_TABLES, has_decay
 from search.execution.proposals import OutsideProposals
-from search.execution.trainer import candidate_of, candidate_training, new_record, now
-from search.samplers.ask_tell import Proposals
-from search.study.reuse import WarmStart, next_point
-from search.study.tuning import Architecture, Baseline, best_architectures, least_tuned
-from search.study_state import StudyState
+from search.execution.trainer import candidate_of, new_record, now
+from search.study.parts import StudyParts
+from search.study.reuse import next_point
+from search.study.tuning import Architecture, best_architectures, least_tuned
 from spaces.nearest import nearest_label, nearest_point
-from spaces.space import Candidate, Point, Space
-from trials.records.job import Job, TrainingConfig
+from spaces.space import Candidate, Point
+from trials.records.job import TrainingConfig
 from trials.records.trial_record import Origin, Outcome, TrialKind, TrialRecord
 
 LOG = logging.getLogger(__name__)
-JobOf = Callable[[Any, TrainingConfig, int], Job]
-"""A function that makes the job of a model, its training with what is left open, and a seed: `Trainer.job`."""
-
-
 MOST_TOO_LONG = 3
 """Number of proposals in a row that would outlast the search after which the sampler is asked no more: it may
 plan hundreds of points for each. An assumption."""
-
-
-class CandidateJobs:
-    """Makes jobs of a space's candidates."""
-
-    def __init__(self, config: StudyConfig, passes: Passes, job_of: JobOf) -> None:
-        self._config, self._passes, self._job_of = config, passes, job_of
-
-    def __call__(self, candidate: Candidate) -> Job:
-        """The job of training a candidate as this study trains candidates."""
-        training = candidate_training(self._passes.decayed(self._config.training), candidate)
-        return self._job_of(candidate.model, training, self._config.seed)
 
 
 class CandidateSource:
@@ -56,36 +37,26 @@ class CandidateSource:
 
     def __init__(
         self,
+        parts: StudyParts,
         *,
-        config: StudyConfig,
-        space: Space,
-        baseline: Baseline,
-        state: StudyState,
-        budget: Budget,
-        proposals: Proposals,
-        admission: Admission,
-        job_of: JobOf,
-        candidate_job: CandidateJobs,
-        warm_start: WarmStart,
         starts: Sequence[Point],
         growth: Growth,
         outside: OutsideProposals | None = None,
     ) -> None:
-        self._config, self._space, self._baseline = config, space, baseline
-        self._state, self._budget, self._proposals = state, budget, proposals
-        self._admission, self._job_of, self._warm_start = admission, job_of, warm_start
-        self._candidate_job, self._outside = candidate_job, outside
-        self._starts, self._growth = starts, growth
+        """The trials of one study.
+
+        Args:
+            parts: the study's parts.
+            starts: start points of earlier studies of other logs.
+            growth: widens the space.
+            outside: proposals from outside; None if there are none.
+        """
+        self._config, self._space, self._jobs = parts.config, parts.space, parts.jobs
+        self._state, self._budget, self._proposals = parts.state, parts.budget, parts.proposals
+        self._admission, self._warm_start = parts.admission, parts.warm_start
+        self._starts, self._growth, self._outside = starts, growth, outside
         self._too_long = 0
         """Number of the sampler's proposals in a row that would have outlasted the search."""
-
-    def check_baseline(self) -> None:
-        """Checks that the cluster's ranks can share the baseline's batch, before anything trains.
-
-        Raises:
-            UserError: for a batch smaller than the number of ranks.
-        """
-        self._admission.plan(self._baseline_job({}))
 
     def baseline_trials(self) -> Iterator[AdmittedTrial]:
         """The baseline as given and tuned, as far as its trials have not ended.
@@ -127,13 +98,13 @@ class CandidateSource:
         earlier = self._state.trials.get(number)
         cut_short = earlier is not None and earlier.result.outcome is Outcome.INTERRUPTED
         if earlier is None or (earlier.kind is TrialKind.BASELINE and cut_short):
-            job = self._baseline_job(point)
+            job = self._jobs.of_baseline(point)
             yield self._admission.admit(new_record(number, TrialKind.BASELINE, point, job), job, earlier)
 
     def _tuned_point(self, index: int) -> Point:
         """The baseline's point of this index; its embeddings decay as where several passes helped."""
-        point = self._baseline.point(index, self._config.seed)
-        if has_decay(self._baseline.training):
+        point = self._jobs.baseline.point(index, self._config.seed)
+        if has_decay(self._jobs.baseline.training):
             return point
         return {f"training.{key}": value for key, value in self._decays().items()} | point
 
@@ -225,7 +196,7 @@ class CandidateSource:
         """Returns the fastest of the candidates that were not begun. None can end in time, so it trains until it
         is stopped."""
         refused = [one for one in self._state.candidates if one.result.not_begun and not one.outside_space]
-        fastest = min(refused, key=lambda trial: self._admission.step_seconds(trial) or math.inf)
+        fastest = min(refused, key=lambda trial: self._admission.execution.step_seconds(trial) or math.inf)
         self._too_long, number = 0, len(self._state.trials)
         _, notes = self._proposals.ask(number, fastest.point)
         return self._admitted(number, fastest.point, Origin(started_at=now(), sampler_notes=notes))
@@ -277,9 +248,6 @@ class CandidateSource:
         start = start or self._warm_start.start_point(candidates)
         return start or next_point(self._starts, candidates)
 
-    def _baseline_job(self, point: Point) -> Job:
-        return self._job_of(*self._baseline.at(point), self._config.seed)
-
     def _admitted(
         self,
         number: int,
@@ -294,7 +262,7 @@ class CandidateSource:
         try:
             if candidate is None:
                 candidate = candidate_of(earlier, self._space) if earlier else self._space.decode(point)
-            job = self._candidate_job(candidate)
+            job = self._jobs.of_candidate(candidate)
         except UserError as error:
             record = TrialRecord(number=number, kind=TrialKind.CANDIDATE, point=point, origin=origin)
             seconds = time.monotonic() - began

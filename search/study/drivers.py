@@ -23,98 +23,16 @@ from typing import Any, NamedTuple, Protocol
 from sqlalchemy.exc import ArgumentError
 
 from dhen.errors import UserError
-from dhen.values import compact, parse
+from dhen.values import parse
 from search.config import ADDRESSES, StudyConfig, written_config
-from search.execution.admission import Admission
-from search.execution.growth import ordered_axes, widen_again
 from search.execution.reduce_events import cut_short
 from search.log_config import set_override
 from search.read_study import HEAD, run_directory_of, stored_studies
-from search.samplers.ask_tell import Proposals
-from search.study.reuse import KeptWeights
-from search.study_state import StudyState
-from spaces.space import Space
 from trials.records.places import LOCAL
-from trials.records.study_record import StudyRecord
-from trials.records.trial_record import TrialKind, TrialRecord
+from trials.records.trial_record import TrialRecord
 from trials.store.database import PATIENCE_SECONDS, masked, parsed_url
 from trials.store.leases import BEAT_SECONDS, LEAD, REPORT, TRIAL, TURN, Leases
 from trials.store.ledger import Changes, Ledger
-
-# Brings what one driver holds up to date with what the study's other drivers have committed.
-
-SHARED = (
-    "passes",
-    "refused",
-    "grown",
-    "choice",
-    "refits",
-    "expected_gain",
-    "finished",
-    "finished_at",
-    "stage",
-)
-"""Facts of a study's head that any of its drivers may change."""
-
-
-class Follower:
-    """Takes in commits of other drivers, where this driver's parts have to know of them."""
-
-    def __init__(
-        self,
-        *,
-        state: StudyState,
-        space: Space,
-        proposals: Proposals,
-        admission: Admission,
-        weights: KeptWeights,
-        ended: Callable[[TrialRecord], None],
-        head: Callable[[dict[str, Any]], None],
-    ) -> None:
-        """What follows the other drivers of one study.
-
-        Args:
-            state: state of the study, and other parts of this driver.
-            ended: is called with each trial that another driver has ended.
-            head: is called with what has changed in the study's head.
-        """
-        self._state, self._space, self._proposals = state, space, proposals
-        self._admission, self._weights = admission, weights
-        self._ended, self._head = ended, head
-
-    def __call__(self, changes: Changes) -> None:
-        """Takes in changes."""
-        noted = changes.facts.get(HEAD)
-        if noted is not None:
-            self._take_head(StudyRecord.model_validate(noted))
-        for trial in changes.trials:
-            self._take(trial)
-
-    def _take_head(self, head: StudyRecord) -> None:
-        steps = head.grown[len(self._state.head.grown) :]
-        if steps:  # before trials that lie beyond the ends so far
-            widen_again(self._space, steps)
-            self._proposals.take_wider_space()
-        changed = {name: getattr(head, name) for name in SHARED} | {"axes": ordered_axes(self._space)}
-        if changed != {name: getattr(self._state.head, name) for name in changed}:
-            self._head(changed)
-
-    def _take(self, trial: TrialRecord) -> None:
-        trial = compact(trial)
-        before = self._state.trials.get(trial.number)
-        self._state.note(trial)
-        searched = trial.kind is TrialKind.CANDIDATE and trial.origin.promoted_from is None
-        if searched and not trial.outside_space:
-            if before is None:
-                self._proposals.remember([trial])
-            else:
-                self._proposals.tell(trial)
-        if not trial.result.outcome.unfinished and (before is None or before.result.outcome.unfinished):
-            self._admission.learn(trial)
-            self._weights.note(trial)
-            self._ended(trial)
-            self._state.ended.append(trial.number)
-
 
 # How a further driver joins a study: it finds the study in its database, its settings, and a run directory.
 

@@ -40,9 +40,8 @@ from search.analysis.choice import (
     with_earlier_periods,
 )
 from search.analysis.confirm import confirm, confirming, most_important_first
-from search.config import StudyConfig
-from search.execution.admission import Admission, AdmittedTrial
-from search.execution.budget import Budget, SeedBySeed
+from search.execution.admission import AdmittedTrial
+from search.execution.budget import SeedBySeed
 from search.execution.later_stages import LaterStages
 from search.execution.retraining import (
     RetrainingRequest,
@@ -51,17 +50,14 @@ from search.execution.retraining import (
     Watcher,
     score_networks,
 )
-from search.execution.trainer import Trainer, new_record, refit_job, trained_job
-from search.study.reuse import KeptWeights
+from search.execution.trainer import new_record, refit_job, trained_job
+from search.study.parts import StudyParts
 from search.study.trial_runner import TrialRunner
-from search.study_state import StudyState
 from trials.data.log_views import JOINED, origins_of, save_teacher
-from trials.data.prepared_log import PreparedLog
 from trials.records.events import Progress
 from trials.records.findings import Choice
-from trials.records.study_record import Refitted, StageName, StudyRecord
+from trials.records.study_record import Refitted, StudyRecord
 from trials.records.trial_record import Metrics, Outcome, TrialKind, TrialRecord
-from trials.store.ledger import Ledger
 
 SEED_STRIDE = 1000
 """Distance between the seeds of one network's trainings for averages: more than what `confirm` draws its seeds
@@ -75,44 +71,30 @@ LOG = logging.getLogger(__name__)
 class Finals:
     """The end of one study."""
 
-    def __init__(
-        self,
-        *,
-        config: StudyConfig,
-        log: PreparedLog,
-        ledger: Ledger,
-        state: StudyState,
-        trainer: Trainer,
-        admission: Admission,
-        weights: KeptWeights,
-        runner: TrialRunner,
-        side_by_side: int,
-        average_seeds: int,
-        budget: Budget,
-        later: LaterStages | None,
-        enter: Callable[[StudyState, StageName, int, int], None],
-    ) -> None:
+    def __init__(self, parts: StudyParts, runner: TrialRunner, *, average_seeds: int) -> None:
         """The end of a study that is opened.
 
         Args:
-            config: the study's settings, and its other parts, as `search.study.open_study` puts them together.
+            parts: the study's parts.
+            runner: trains its trials.
             average_seeds: trainings of the best network that may be members of averages, each from its own seed;
                 1 is the search's own.
-            later: what stages behind the search are expected to take; None without minutes.
-            enter: notes of a stage how many retrainings it has, and how many of them are done.
         """
-        self._enter = enter
-        self._budget, self._later = budget, later
-        self._config, self._log, self._ledger, self._state = config, log, ledger, state
-        self._trainer, self._admission, self._weights, self._runner = trainer, admission, weights, runner
-        self._side_by_side, self._average_seeds = side_by_side, average_seeds
+        self._config, self._log, self._ledger = parts.config, parts.log, parts.ledger
+        self._state, self._settings, self._trainer = parts.state, parts.settings, parts.trainer
+        self._admission, self._weights, self._budget = parts.admission, parts.weights, parts.budget
+        self._later, self._side_by_side = parts.later, parts.side_by_side
+        self._runner, self._average_seeds = runner, average_seeds
         self.retrainings = Retrainings(
-            ledger,
-            trainer,
-            side_by_side=side_by_side,
+            parts.ledger,
+            parts.trainer,
+            side_by_side=parts.side_by_side,
             on_change=self._note_retraining,
             watcher=Watcher(
-                wanted=self._note_wanted, progress=self._note_progress, looked=state.tell, say=state.say
+                wanted=self._note_wanted,
+                progress=self._note_progress,
+                looked=self._state.tell,
+                say=self._state.say,
             ),
         )
 
@@ -501,7 +483,7 @@ class Finals:
     def _note_wanted(self, total: int, done: int) -> None:
         stage = self._state.head.stage
         if stage is not None:
-            self._enter(self._state, stage.name, total, done)
+            self._settings.enter(self._state, stage.name, total, done)
 
     def _note_progress(self, record: TrialRecord, progress: Progress) -> None:
         self._state.retraining_progress[record.number] = progress

@@ -105,7 +105,7 @@ class TrialRunner:
             seconds_left: how long a training of the search may take; None for no limit.
             sharing: this driver's share in the study; None if it is the only one.
         """
-        self._sharing = sharing
+        self.sharing = sharing
         self._cuts_short, self._seconds_left = cuts_short, seconds_left
         self._ledger, self._state, self._trainer, self._admission = ledger, state, trainer, admission
         self._weights, self._warm_start, self._side_by_side = weights, warm_start, side_by_side
@@ -155,16 +155,12 @@ class TrialRunner:
             decisions: the sampler and the stopping rule.
             awaited: says which of the trials that other drivers run have to end before this returns.
         """
-        if self._sharing is None:
+        if self.sharing is None:
             self.train(upcoming(), decisions)
             return
         self._in_turns, self._decisions, self._awaited = upcoming, decisions, awaited
         self._asked_for = (-1, 0.0)
         self._run(self._begin_in_turns())
-
-    def take_over(self, record: TrialRecord) -> None:
-        """Knows of a trial that another driver has ended: equal jobs share its result here too."""
-        self._know(record)
 
     def take_in(self, record: TrialRecord) -> None:
         """Takes in a trial that has ended: equal jobs share its result, weights that nobody wants are dropped."""
@@ -173,7 +169,7 @@ class TrialRunner:
         LOG.info("trial %d: %s%s", record.number, record.result.outcome, _why(record))
         if self._decisions is not None:
             self._decisions.tell(record)
-        self._know(record)
+        self.know(record)
         if self._decisions is None:
             self._renew_shared(record)
         self._weights.keep(record)
@@ -189,15 +185,15 @@ class TrialRunner:
 
     def break_off(self, *, resumable: bool) -> None:
         """Notes an interruption, whose processes are gone, in the ledger, where that can be relied on."""
-        if self._sharing is not None:
-            self._sharing.lose_patience()
+        if self.sharing is not None:
+            self.sharing.lose_patience()
         if resumable:
             for training in self._scheduler.running:
                 # an attempt may have ended before the interruption: the trial is cut short in its next one
                 self.note(cut_short(self._next_attempt(training) or training.record))
             # trials that wait, and what the interruption found between its first commit and its place among the
             # running ones, or between that place and its last commit: only the ledger has all of them
-            mine = self._ledger.running() if self._sharing is None else self._sharing.running()
+            mine = self._ledger.running() if self.sharing is None else self.sharing.running()
             for record in mine:
                 self.note(cut_short(record))
 
@@ -255,13 +251,13 @@ class TrialRunner:
             yield self._start(next_record, activity.job)
             return
         self._training.discard(record.job.fingerprint)
-        self.take_in(self._admission.ended(record, activity.job))
+        self.take_in(self._admission.execution.ended(record, activity.job))
         yield from self._begin_waiting(record.job.fingerprint)
 
     def _looked(self) -> None:
         """Calls all observers, and takes in what other drivers have done."""
-        if self._sharing is not None:
-            self._sharing.sync()
+        if self.sharing is not None:
+            self.sharing.sync()
         self._state.tell()
 
     def _begin_in_turns(self) -> Iterator[Training | NotNow | None]:
@@ -282,24 +278,24 @@ class TrialRunner:
 
     def _begin_at_turn(self) -> tuple[Training | NotNow | None, bool]:
         """What this driver begins at its turn, if it has the turn; whether there is nothing more to begin."""
-        assert self._sharing is not None
+        assert self.sharing is not None
         assert self._in_turns is not None
-        with self._sharing.turn() as mine:
+        with self.sharing.turn() as mine:
             if not mine:
                 return NOT_NOW, False
-            if self._sharing.led_elsewhere:
+            if self.sharing.led_elsewhere:
                 return NOT_NOW, True
             admitted = next(self._in_turns(), None)
             if admitted is None:
                 self._asked_for = (self._state.changes, time.monotonic())
-                elsewhere = (self._state.trials[number] for number in self._sharing.run_elsewhere)
+                elsewhere = (self._state.trials[number] for number in self.sharing.run_elsewhere)
                 return NOT_NOW, not self._waiting and not any(map(self._awaited, elsewhere))
             self.fruitless += 1
             # committed before the turn is another driver's
             return self._place(*admitted), False
 
-    def _know(self, record: TrialRecord) -> None:
-        """Knows of a result that equal jobs share."""
+    def know(self, record: TrialRecord) -> None:
+        """Takes in a result that equal jobs share, whichever driver has trained it."""
         if record.result.outcome.holds_for_equal_jobs:
             self._known.setdefault(record.job.fingerprint, record)
 
@@ -316,7 +312,7 @@ class TrialRunner:
     def _trains_elsewhere(self, record: TrialRecord) -> bool:
         """Whether another driver runs a trial of an equal job that began earlier: of two that wait for each other
         one has to begin."""
-        if self._sharing is None:
+        if self.sharing is None:
             return False
         here = {training.record.number for training in self._scheduler.running}
         here |= {waiting.number for waiting, _ in self._waiting}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,12 +28,19 @@ from search.config import CONFIGURATION_KEYS, StudyConfig
 from search.execution.budget import untuned
 from search.execution.passes import Passes
 from search.execution.retraining import ScoringRequest, score_networks
-from search.execution.trainer import Trainer, candidate_of, new_record, on_all_rows, trained_job
+from search.execution.trainer import (
+    Trainer,
+    candidate_of,
+    candidate_training,
+    new_record,
+    on_all_rows,
+    trained_job,
+)
 from search.selection import eligible, knee, ne_of, pareto_front
 from search.study.reuse import KeptWeights
 from search.study_state import StudyState
 from spaces.axes import Axis, random_value, read_axis
-from spaces.space import Point, Space
+from spaces.space import Candidate, Point, Space
 from trials.data.prepared_log import PreparedLog
 from trials.records.job import Job, TrainingConfig
 from trials.records.trial_record import TrialKind, TrialRecord
@@ -78,6 +85,42 @@ class Baseline:
         axes |= {} if self.incumbent else MODEL_AXES
         axes |= BUCKETS if self.bucketed else {}
         return {key: random_value(read_axis(key, spec), rng) for key, spec in axes.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyJobs:
+    """Makes the jobs of one study; of a model and its training with what is left open, as is known by now."""
+
+    config: StudyConfig
+    trainer: Trainer
+    space: Space
+    baseline: Baseline
+    passes: Passes
+    """The number of passes that trainings have, or what finds it."""
+
+    def of_model(self, model: ModelConfig, training: TrainingConfig) -> Job:
+        """The job of training a model as this study trains, from its seed."""
+        job = self.trainer.job(model, self.passes.applied(training), self.config.seed)
+        return job.replace(period=self.config.next_period)
+
+    def of_baseline(self, point: Point) -> Job:
+        """The job of training the baseline at a point."""
+        return self.of_model(*self.baseline.at(point))
+
+    def of_candidate(self, candidate: Candidate) -> Job:
+        """The job of training a candidate as this study trains candidates."""
+        training = candidate_training(self.passes.decayed(self.config.training), candidate)
+        return self.of_model(candidate.model, training)
+
+    def on_all_rows(self, trial: TrialRecord) -> Job:
+        """The job of a trial's configuration, not of its record: what was left open is decided anew for all
+        rows."""
+        if trial.kind is TrialKind.BASELINE:
+            model, training = self.baseline.at(trial.point)
+            return self.of_model(model, training.replace(train_fraction=1.0))
+        candidate = candidate_of(trial, self.space)
+        training = on_all_rows(self.passes.decayed(self.config.training), candidate)
+        return self.of_model(candidate.model, training)
 
 
 def read_baseline(config: StudyConfig, features: FeatureSchema | None = None) -> Baseline:
@@ -233,9 +276,6 @@ def _without_dropout(value: Any) -> Any:
 # the budget does not count them, samplers and stopping rules do not see them. Whether a ranking on a part of the
 # log carries over, `dhen-search fidelity` measures.
 
-JobOf = Callable[[ModelConfig, TrainingConfig, int], Job]
-"""A function that makes the job of a model, its training with what is left open, and a seed: `Trainer.job`."""
-
 
 def to_promote(state: StudyState) -> tuple[TrialRecord, ...]:
     """Trials on a part of the rows that are to be trained on all: those cut short there, though others have won
@@ -248,9 +288,7 @@ def to_promote(state: StudyState) -> tuple[TrialRecord, ...]:
     return (*wanted.values(), *last)
 
 
-def promotions(
-    state: StudyState, config: StudyConfig, space: Space, baseline: Baseline, job: JobOf, passes: Passes
-) -> Iterator[tuple[TrialRecord, Job]]:
+def promotions(state: StudyState, jobs: StudyJobs) -> Iterator[tuple[TrialRecord, Job]]:
     """Trials that are still to be trained on all rows.
 
     The baseline begins last, so that all promotions have ended once none of them runs (`StudyState.selection`).
@@ -260,7 +298,7 @@ def promotions(
             (trial for trial in state.promoted if trial.origin.promoted_from == selected.number), None
         )
         if earlier is None or earlier.result.outcome.unfinished:
-            whole_job = _whole_log_job(selected, config, space, baseline, job, passes)
+            whole_job = jobs.on_all_rows(selected)
             number = len(state.trials) if earlier is None else earlier.number
             yield (
                 new_record(
@@ -289,22 +327,6 @@ def require_promoted(state: StudyState) -> None:
             "of it have nothing to be compared with. Another training.learning_rate, or a study without "
             "training.train_fraction, would show how it trains there."
         )
-
-
-def _whole_log_job(
-    trial: TrialRecord,
-    config: StudyConfig,
-    space: Space,
-    baseline: Baseline,
-    job: JobOf,
-    passes: Passes,
-) -> Job:
-    """The job of a trial's configuration, not of its record: what was left open is decided anew for all rows."""
-    if trial.kind is TrialKind.BASELINE:
-        model, training = baseline.at(trial.point)
-        return job(model, training.replace(train_fraction=1.0), config.seed)
-    candidate = candidate_of(trial, space)
-    return job(candidate.model, on_all_rows(passes.decayed(config.training), candidate), config.seed)
 
 
 # The smallest difference of NE that a log can show: between the two best candidates, over its validation rows.
