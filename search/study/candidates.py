@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from dhen.errors import UserError
 from dhen.model import parse_model
@@ -72,7 +73,10 @@ class CandidateSource:
             ):
                 LOG.info("the baseline is tuned in %d of %d trainings", index, self._config.baseline_trials)
                 return
-            yield from map(self._in_time, self.baseline_trial(number, self._tuned_point(index)))
+            point = self._jobs.baseline.point(index, self._config.seed)
+            if not has_decay(self._jobs.baseline.training):  # embeddings decay as where several passes helped
+                point = {f"training.{key}": value for key, value in self._decays().items()} | point
+            yield from map(self._in_time, self.baseline_trial(number, point))
 
     @property
     def baseline_total(self) -> int:
@@ -100,13 +104,6 @@ class CandidateSource:
         if earlier is None or (earlier.kind is TrialKind.BASELINE and cut_short):
             job = self._jobs.of_baseline(point)
             yield self._admission.admit(new_record(number, TrialKind.BASELINE, point, job), job, earlier)
-
-    def _tuned_point(self, index: int) -> Point:
-        """The baseline's point of this index; its embeddings decay as where several passes helped."""
-        point = self._jobs.baseline.point(index, self._config.seed)
-        if has_decay(self._jobs.baseline.training):
-            return point
-        return {f"training.{key}": value for key, value in self._decays().items()} | point
 
     def _decays(self) -> dict[str, float]:
         passes = self._state.head.passes
@@ -162,13 +159,20 @@ class CandidateSource:
         for their weights; what another driver runs is left to it."""
         for record in self._interrupted():
             if record.origin.trained_for_weights or self._budget.has_time_for_candidate():
-                yield self._admitted(record.number, record.point, record.origin, record)
+                origin = record.origin
+                yield self._admitted(
+                    record.point,
+                    record,
+                    sampler_notes=origin.sampler_notes,
+                    tuned_from=origin.tuned_from,
+                    proposal=origin.proposal,
+                    trained_for_weights=origin.trained_for_weights,
+                )
 
     def _sampled(self, baseline: TrialRecord) -> AdmittedTrial:
         """The sampler's next proposal."""
         self._growth.look()
-        number, candidates = len(self._state.trials), self._state.candidates
-        start = self._start_point(baseline, candidates)
+        start = self._start_point(baseline, self._state.candidates)
         left, axes = self._space.left_for_tuning, self._space.training_axes
         # what waits for the tuning stage has its first value, but for decays without which passes do not help
         decays = {
@@ -177,8 +181,8 @@ class CandidateSource:
             if (axis := axes.get(key)) is not None and axis.name in left
         }
         start = start and start | self._undecayed
-        point, notes = self._proposals.ask(number, start, left | decays | self._undecayed)
-        admitted = self._in_time(self._admitted(number, point, Origin(started_at=now(), sampler_notes=notes)))
+        point, notes = self._ask(start, left | decays | self._undecayed)
+        admitted = self._in_time(self._admitted(point, sampler_notes=notes))
         if not start:  # a start point has taken no time to find
             self._too_long = self._too_long + 1 if admitted[0].result.not_begun else 0
         return admitted
@@ -197,9 +201,9 @@ class CandidateSource:
         is stopped."""
         refused = [one for one in self._state.candidates if one.result.not_begun and not one.outside_space]
         fastest = min(refused, key=lambda trial: self._admission.execution.step_seconds(trial) or math.inf)
-        self._too_long, number = 0, len(self._state.trials)
-        _, notes = self._proposals.ask(number, fastest.point)
-        return self._admitted(number, fastest.point, Origin(started_at=now(), sampler_notes=notes))
+        self._too_long = 0
+        _, notes = self._ask(fastest.point)
+        return self._admitted(fastest.point, sampler_notes=notes)
 
     def _from_outside(self) -> AdmittedTrial | None:
         """The next proposal from outside, in turn with the sampler's own; None if it is the sampler's turn, or
@@ -210,12 +214,16 @@ class CandidateSource:
         read = self._outside.next()
         if read is None:
             return None
-        number = len(self._state.trials)
         notes: dict[str, int] = {}
         if not read.proposal.outside:  # the sampler is told of every point, or it would propose it again
-            _, notes = self._proposals.ask(number, read.point)
-        origin = Origin(started_at=now(), sampler_notes=notes, proposal=read.proposal)
-        return self._in_time(self._admitted(number, read.point, origin, candidate=read.candidate))
+            _, notes = self._ask(read.point)
+        return self._in_time(
+            self._admitted(read.point, candidate=read.candidate, sampler_notes=notes, proposal=read.proposal)
+        )
+
+    def _ask(self, start: Point, fixed: Point | None = None) -> tuple[Point, dict[str, int]]:
+        """The sampler's point of the next trial, and its notes."""
+        return self._proposals.ask(len(self._state.trials), start, fixed)
 
     def tuning_trials(self) -> Iterator[AdmittedTrial]:
         """The best architectures with other training settings, once every candidate of the search has ended."""
@@ -229,10 +237,9 @@ class CandidateSource:
 
     def _tuning(self, best: Sequence[Architecture]) -> AdmittedTrial:
         """The sampler's next proposal for the architecture whose turn it is."""
-        number, architecture = len(self._state.trials), least_tuned(best, self._state.candidates)
-        point, notes = self._proposals.ask(number, {}, architecture.fixed | self._undecayed)
-        origin = Origin(started_at=now(), sampler_notes=notes, tuned_from=architecture.trial)
-        return self._in_time(self._admitted(number, point, origin))
+        architecture = least_tuned(best, self._state.candidates)
+        point, notes = self._ask({}, architecture.fixed | self._undecayed)
+        return self._in_time(self._admitted(point, sampler_notes=notes, tuned_from=architecture.trial))
 
     def _start_point(self, baseline: TrialRecord, candidates: Sequence[TrialRecord]) -> Point:
         """What the next candidate should try: first the baseline's own network and training, so that the study is
@@ -250,28 +257,27 @@ class CandidateSource:
 
     def _admitted(
         self,
-        number: int,
         point: Point,
-        origin: Origin,
         earlier: TrialRecord | None = None,
         *,
         candidate: Candidate | None = None,
+        **origin: Any,
     ) -> AdmittedTrial:
-        """A candidate with its plan; a point that gives no model has ended as infeasible."""
+        """A candidate, new or cut short, with its plan; a point that gives no model has ended as infeasible."""
         began = time.monotonic()
+        number = len(self._state.trials) if earlier is None else earlier.number
         try:
             if candidate is None:
                 candidate = candidate_of(earlier, self._space) if earlier else self._space.decode(point)
             job = self._jobs.of_candidate(candidate)
         except UserError as error:
-            record = TrialRecord(number=number, kind=TrialKind.CANDIDATE, point=point, origin=origin)
+            record = TrialRecord(
+                number=number,
+                kind=TrialKind.CANDIDATE,
+                point=point,
+                origin=Origin(started_at=now(), **origin),
+            )
             seconds = time.monotonic() - began
             return record.with_result(outcome=Outcome.INFEASIBLE, error=str(error), seconds=seconds), None
-        record = new_record(number, TrialKind.CANDIDATE, point, job)
-        record = record.with_origin(
-            sampler_notes=origin.sampler_notes,
-            tuned_from=origin.tuned_from,
-            proposal=origin.proposal,
-            trained_for_weights=origin.trained_for_weights,
-        )
+        record = new_record(number, TrialKind.CANDIDATE, point, job, **origin)
         return self._admission.admit(record, job, self._state.trials.get(number))

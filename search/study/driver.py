@@ -192,7 +192,12 @@ class Study:
         found = self._passes.found is not None
         if not found and self._wait_to_lead(lambda: False, lambda: self._passes.found is not None):
             self._enter(StageName.PASSES)
-            self._passes.find(self._state.trials, self._train_baseline)
+
+            def train(points: Mapping[int, Point]) -> None:
+                trials = (self._candidates.baseline_trial(number, point) for number, point in points.items())
+                self._runner.train(itertools.chain.from_iterable(trials), self._decisions)
+
+            self._passes.find(self._state.trials, train)
             self._settings.note(self._state, passes=self._passes.found)
             sentence = passes_found(self._state.head)
             assert sentence is not None
@@ -203,10 +208,6 @@ class Study:
     def _leave_lead(self) -> None:
         if self.sharing is not None:
             self.sharing.leave_lead()
-
-    def _train_baseline(self, points: Mapping[int, Point]) -> None:
-        trials = (self._candidates.baseline_trial(number, point) for number, point in points.items())
-        self._runner.train(itertools.chain.from_iterable(trials), self._decisions)
 
     def _baseline(self) -> None:
         """Needs the number of passes; gives the tuned baseline that NE is relative to."""

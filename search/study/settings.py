@@ -24,19 +24,9 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.machine import Precision, preferred_precision
 from trials.cluster.this_machine import THIS
 from trials.data.prepared_log import PreparedLog
-from trials.records import findings
 from trials.records.job import TRAINING_VERSION, TrainingConfig
 from trials.records.places import LOCAL as LAUNCHED_HERE
-from trials.records.study_record import (
-    ExpectedGain,
-    FoundPasses,
-    GrownAxis,
-    Refitted,
-    RefusedProposal,
-    Stage,
-    StageName,
-    StudyRecord,
-)
+from trials.records.study_record import Stage, StageName, StudyRecord
 from trials.store.database import same_database
 from trials.store.ledger import Ledger, Setting, StoredStudy
 
@@ -90,72 +80,53 @@ class StudySettings:
             self.clusters = tuple(map(Cluster.model_validate, known))
             """Cluster that trials are planned for, in each shape that they may have, the least first: as declared,
             or this machine as measured when the study began."""
-            self.precision: Precision = self._facts["precision"]
-            """Precision of all trainings: this machine's preference when the study began."""
-            self.setting = Setting(
-                directory=(ledger.directory() if joins else None) or str(directory.resolve()),
-                log=log.fingerprint,
-                features=log.features.to_dict(),
-                seed=config.seed,
-                version=TRAINING_VERSION,
-                cluster=self._facts["cluster"],
-            )
-            """What the study's trials have in common."""
-            earlier = self._facts.get(HEAD, {})
-            self.head = StudyRecord(
-                name=ledger.study,
-                directory=str(directory),
-                created_at=self._facts["created"],
-                space=space.name,
-                space_file=config.space if config.space != space.name else None,
-                sampler=config.sampler,
-                seed=config.seed,
-                log=log.summary(),
-                cluster=cluster_summary(self.clusters),
-                serving=config.serving,
-                max_table_bytes=config.max_table_bytes,
-                period=config.next_period,
-                refused=tuple(map(RefusedProposal.model_validate, earlier.get("refused", ()))),
-                axes=ordered_axes(space),
-                grows=config.grow,
-                grown=tuple(map(GrownAxis.model_validate, earlier.get("grown", ()))),
-                trials=(),
-                trials_budget=config.most_trials + config.tune_trials if config.most_trials else None,
-                seconds_budget=60.0 * config.minutes if config.minutes else None,
-                elapsed_seconds=earlier.get("elapsed_seconds", 0.0),
-            )
-            """The study's record without its trials."""
-            if joins and earlier:
-                noted = StudyRecord.model_validate(earlier)
-                self.head = self.head.replace(finished=noted.finished, stage=noted.stage)
-            self.begun = bool(earlier)
-            """Whether an earlier session has begun the study."""
-            self._budget = [
-                config.most_trials,
-                config.tune,
-                config.minutes,
-                config.knows_when_to_stop,
-                config.worth,
-            ]
-            if earlier.get("passes") is not None:
-                self.head = self.head.replace(passes=FoundPasses.model_validate(earlier["passes"]))
-            if earlier.get("choice") is not None:
-                self.head = self.head.replace(choice=findings.Choice.model_validate(earlier["choice"]))
-            self.head = self.head.replace(
-                refits=tuple(map(Refitted.model_validate, earlier.get("refits", ())))
-            )
-            same = self._facts.get(BUDGET) == self._budget
-            if same:
-                self.head = self.head.replace(finished_at=earlier.get("finished_at"))
-            if same and earlier.get("expected_gain") is not None:
-                gain = ExpectedGain.model_validate(earlier["expected_gain"])
-                self.head = self.head.replace(expected_gain=gain)
-        self.had_finished: bool = same and (
-            earlier.get("finished", False) or self.head.finished_at is not None
+            earlier = StudyRecord.model_validate(self._facts[HEAD]) if HEAD in self._facts else None
+        self.begun = earlier is not None
+        """Whether an earlier session has begun the study."""
+        self.precision: Precision = self._facts["precision"]
+        """Precision of all trainings: this machine's preference when the study began."""
+        self.setting = Setting(
+            directory=(ledger.directory() if joins else None) or str(directory.resolve()),
+            log=log.fingerprint,
+            features=log.features.to_dict(),
+            seed=config.seed,
+            version=TRAINING_VERSION,
+            cluster=self._facts["cluster"],
         )
+        """What the study's trials have in common."""
+        self.head = StudyRecord(
+            name=ledger.study,
+            directory=str(directory),
+            created_at=self._facts["created"],
+            space=space.name,
+            space_file=config.space if config.space != space.name else None,
+            sampler=config.sampler,
+            seed=config.seed,
+            log=log.summary(),
+            cluster=cluster_summary(self.clusters),
+            serving=config.serving,
+            max_table_bytes=config.max_table_bytes,
+            period=config.next_period,
+            axes=ordered_axes(space),
+            grows=config.grow,
+            trials=(),
+            trials_budget=config.most_trials + config.tune_trials if config.most_trials else None,
+            seconds_budget=60.0 * config.minutes if config.minutes else None,
+        )
+        """The study's record without its trials."""
+        self.had_finished = False
         """Says whether the study came to its end with this very budget: minutes left over then stay so, also where
         a later session of it was broken off."""
-        self._budget_noted: dict[str, Any] = {BUDGET: self._budget}
+        budget = [config.most_trials, config.tune, config.minutes, config.knows_when_to_stop, config.worth]
+        if earlier is not None:
+            stands = ["elapsed_seconds", "refused", "grown", "passes", "choice", "refits"]
+            if joins:
+                stands += ["finished", "stage"]
+            if self._facts.get(BUDGET) == budget:
+                stands += ["finished_at", "expected_gain"]
+                self.had_finished = earlier.finished or earlier.finished_at is not None
+            self.head = self.head.replace(**{name: getattr(earlier, name) for name in stands})
+        self._budget_noted: dict[str, Any] = {BUDGET: budget}
         if ledger.leases is not None:
             self._budget_noted |= {WRITTEN: False, SETTINGS: for_other_drivers(config)}
         self._noted_at = time.monotonic()

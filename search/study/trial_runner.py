@@ -329,7 +329,7 @@ class TrialRunner:
             self.take_in(record)
         elif trained is not None and trained.owner != record.number:
             self.take_in(_shared(record, trained))
-        elif not record.attempts and (result := self._done_elsewhere(record)) is not None:
+        elif (result := self._done_elsewhere(record)) is not None:
             self.take_in(result)
             self.fruitless = 0
         else:
@@ -378,7 +378,7 @@ class TrialRunner:
     def _done_elsewhere(self, record: TrialRecord) -> TrialRecord | None:
         """The trial with the result of another study; None if there is none, once selection is frozen, and for
         one that is trained here for its weights."""
-        if self._decisions is None or record.origin.trained_for_weights:
+        if self._decisions is None or record.attempts or record.origin.trained_for_weights:
             return None
         return self._warm_start.result(record)
 
