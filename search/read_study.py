@@ -27,7 +27,7 @@ from search.run_directory import (
     trial_folder,
 )
 from search.study_state import StudyState
-from trials.records.events import EVENTS, Evaluated, Event, EventReader, Progress
+from trials.records.events import EVENTS, Evaluated, EventReader, Progress
 from trials.records.study_record import LogSummary, StudyRecord
 from trials.records.trial_record import Outcome, TrialRecord
 from trials.store.database import same_database, sqlite_file
@@ -185,19 +185,14 @@ def _read(
         record = record.replace(directory=str(directory))
     if not running or record.finished:
         noted_at = math.inf
-    elif directory is not None and noted_at < _driven_since(directory):
-        noted_at = math.inf  # an earlier driver did, and this one has not yet
+    elif directory is not None:
+        with suppress(FileNotFoundError):
+            # the newest driver took its lock later: an earlier one noted this, and it has not yet
+            if noted_at < (directory / LOCK_FILE).stat().st_mtime:
+                noted_at = math.inf
     since = max(0.0, time.time() - noted_at)
     study = StudyState(record, trials, retrainings).record()
     return study.replace(elapsed_seconds=max(study.elapsed_seconds, record.elapsed_seconds + since))
-
-
-def _driven_since(directory: Path) -> float:
-    """When the newest driver of the study in a run directory took its lock, in seconds since 1970."""
-    try:
-        return (directory / LOCK_FILE).stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
 
 
 def _has_ledger(directory: Path) -> bool:
@@ -263,11 +258,7 @@ def _as_it_is(directory: Path | None, trial: TrialRecord, *, running: bool) -> T
         return trial
     if not running:
         return cut_short(trial)
-    for event in _events(directory, trial.number) if directory else ():
+    for event in EventReader(trial_folder(directory, trial.number) / EVENTS)() if directory else ():
         if isinstance(event, Evaluated):
             trial = reduce_event(trial, event)
     return trial
-
-
-def _events(directory: Path, number: int) -> list[Event]:
-    return EventReader(trial_folder(directory, number) / EVENTS)()

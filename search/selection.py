@@ -132,17 +132,21 @@ def pick(front: list[TrialRecord], how: str, by_tables: Sequence[TrialRecord] = 
         return knee_trial
     what, _, limit = (word.strip() for word in how.partition("<="))
     if what == "table_bytes" and limit:
-        return _within_table_bytes(by_tables, how, limit)
+        try:
+            most = parse_bytes(limit)
+        except ValueError as error:
+            raise UserError(f"--pick {how!r}: {error}.") from None
+        fitting = [trial for trial in by_tables if _table_bytes(trial) <= most]
+        if not fitting:
+            least = min(map(_table_bytes, by_tables), default=None)
+            smallest = f"{byte_words(least)} ({least:,} bytes)" if least is not None else "not known"
+            raise UserError(f"--pick {how!r}: the smallest embedding tables on the front take {smallest}.")
+        return fitting[-1]
     if what not in ("flops", "ms") or not _NUMBER.fullmatch(limit):
         expected = (
             "best, lowest, knee, 'flops<=5e6', 'ms<=2.5', 'table_bytes<=1GiB', or the number of a trial"
         )
         raise UserError(f"--pick {how!r}: expected {expected}.")
-    return _within(front, how, what, float(limit))
-
-
-def _within(front: list[TrialRecord], how: str, what: str, limit: float) -> TrialRecord:
-    """The trial of the lowest NE that takes no more than `limit` of `what`, FLOPs or milliseconds."""
     taken = [(_flops(trial) if what == "flops" else trial.plan.serving_ms, trial) for trial in front]
     measured = [(value, trial) for value, trial in taken if value is not None]
     if not measured:
@@ -150,26 +154,12 @@ def _within(front: list[TrialRecord], how: str, what: str, limit: float) -> Tria
             f"--pick {how!r}: no forward time on the front is known, as the study has no serving.max_ms; "
             "bundles have theirs in bundle.json, export one by its number."
         )
-    fitting = [trial for value, trial in measured if value <= limit]
+    fitting = [trial for value, trial in measured if value <= float(limit)]
     if not fitting:
-        least = f"{min(value for value, _ in measured):.3g}"
-        needs = f"cheapest on the front needs {least} FLOPs"
-        takes = f"fastest on the front takes {least} ms"
+        lowest = f"{min(value for value, _ in measured):.3g}"
+        needs = f"cheapest on the front needs {lowest} FLOPs"
+        takes = f"fastest on the front takes {lowest} ms"
         raise UserError(f"--pick {how!r}: the {needs if what == 'flops' else takes}.")
-    return fitting[-1]
-
-
-def _within_table_bytes(by_tables: Sequence[TrialRecord], how: str, limit: str) -> TrialRecord:
-    """The trial of the lowest NE whose embedding tables take no more than `limit`."""
-    try:
-        most = parse_bytes(limit)
-    except ValueError as error:
-        raise UserError(f"--pick {how!r}: {error}.") from None
-    fitting = [trial for trial in by_tables if _table_bytes(trial) <= most]
-    if not fitting:
-        least = min(map(_table_bytes, by_tables), default=None)
-        smallest = f"{byte_words(least)} ({least:,} bytes)" if least is not None else "not known"
-        raise UserError(f"--pick {how!r}: the smallest embedding tables on the front take {smallest}.")
     return fitting[-1]
 
 

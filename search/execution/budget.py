@@ -230,7 +230,11 @@ class Budget:
             return True
         if trials is not None and len(untuned(self._state.candidates)) >= trials:
             return True
-        if not self.has_time_for_candidate(reserved=self._tuning_seconds()):
+        reserved = 0.0
+        if self._later is not None:  # for a number of tuning candidates
+            seconds = self._still_to_tune() * candidate_seconds(self._state) / self._later.places
+            reserved = min(seconds, TUNING_SHARE * self._later.minutes_seconds)
+        if not self.has_time_for_candidate(reserved=reserved):
             return True
         return (trials is None and fruitless >= NOTHING_NEW) or self._is_enough()
 
@@ -240,7 +244,10 @@ class Budget:
             return False
         candidates, turn = self._state.candidates, TUNED_ARCHITECTURES
         if not tuned(candidates):
-            return len(eligible(candidates)) >= turn and self._first_half_is_over()
+            # the first turn is once half of the time for candidates is over
+            spent = sum(trial.result.seconds or 0.0 for trial in candidates) / self._later.places
+            left = self._search_end() - self._state.elapsed_seconds()
+            return len(eligible(candidates)) >= turn and spent >= FIRST_TUNING * (spent + left)
         under_way = len(last_turn(candidates)) % turn
         of_last = candidates[-1].origin.tuned_from is not None
         return of_last if under_way else tuning_gains_more(candidates, turn)
@@ -369,24 +376,10 @@ class Budget:
         grace = OVERRUN_SHARE * self._later.minutes_seconds
         return self._state.elapsed_seconds() > self._search_end() + grace
 
-    def _first_half_is_over(self) -> bool:
-        """Whether half of the time for candidates is over."""
-        assert self._later is not None
-        spent = sum(trial.result.seconds or 0.0 for trial in self._state.candidates) / self._later.places
-        left = self._search_end() - self._state.elapsed_seconds()
-        return spent >= FIRST_TUNING * (spent + left)
-
     def _search_end(self) -> float:
         """The study's second by which the last candidate has to end."""
         assert self._later is not None
         return self._later.minutes_seconds - self._later.seconds()
-
-    def _tuning_seconds(self) -> float:
-        """Seconds that a number of tuning candidates will take."""
-        if self._later is None:
-            return 0.0
-        seconds = self._still_to_tune() * candidate_seconds(self._state) / self._later.places
-        return min(seconds, TUNING_SHARE * self._later.minutes_seconds)
 
     def _still_to_tune(self) -> int:
         return max(0, self._config.tune_trials - len(tuned(self._state.candidates)))
@@ -402,7 +395,10 @@ class Budget:
         if len(done) <= self._judged:
             return False
         self._judged = len(done)
-        more = min(float(len(done)), self._affordable())
+        more, one = float(len(done)), candidate_seconds(self._state)
+        if self._later is not None and one > 0.0:  # no more than the search's time has left
+            left = self._search_end() - self._state.elapsed_seconds()
+            more = min(more, max(1.0, left * self._later.places / one))
         gain = lasting_gain([ne_of(trial) for trial in done], more)
         worth = self._config.worth
         if gain is None or (
@@ -425,14 +421,6 @@ class Budget:
             detectable_percent=None if detectable is None else 100.0 * detectable,
         )
         return True
-
-    def _affordable(self) -> float:
-        """Number of candidates that the search's time has left."""
-        one = candidate_seconds(self._state)
-        if self._later is None or one <= 0.0:
-            return float("inf")
-        left = self._search_end() - self._state.elapsed_seconds()
-        return max(1.0, left * self._later.places / one)
 
 
 # Retrainings in the minutes that are left: another seed is begun where there is time for all of its trainings.

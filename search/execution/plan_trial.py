@@ -58,37 +58,31 @@ def rejected(job_plan: Plan, taken: PricedStrategy, ran_out: Collection[str]) ->
         for priced in job_plan.up_to(most)
         if priced is not taken and priced.strategy.name not in ran_out
     ]
-    itemised = _itemised(passed_over)
-    return tuple(_kept(priced, whole=priced.strategy.name in itemised) for priced in passed_over)
-
-
-def _itemised(passed_over: Collection[PricedStrategy]) -> set[str]:
-    """Names of the strategies whose items are kept: of each way to hold the model, in one batch and in several,
-    the one that lacks least."""
+    # of each way to hold the model, in one batch and in several, the one that lacks least
     nearest: dict[tuple[str, bool], PricedStrategy] = {}
     for priced in passed_over:
         way = priced.strategy.held_as, priced.strategy.micro_batches > 1
         if way not in nearest or priced.lacking_bytes < nearest[way].lacking_bytes:
             nearest[way] = priced
-    simplest_first = sorted(nearest.values(), key=lambda priced: (_size(priced), priced.lacking_bytes))
-    return {priced.strategy.name for priced in simplest_first[:MOST_ITEMISED]}
-
-
-def _size(priced: PricedStrategy) -> int:
-    return len(priced.strategy.techniques)
-
-
-def _kept(priced: PricedStrategy, *, whole: bool) -> RejectedStrategy:
-    details = {}
-    if whole:
-        items = {name: size for name, size in memory_items(priced).items() if size}
-        details = {"items": items, "reason": priced.reason, "step_seconds": priced.time.total}
-    return RejectedStrategy(
-        strategy=priced.strategy.name,
-        memory_bytes=priced.memory.total,
-        lacking_bytes=priced.lacking_bytes,
-        **details,
+    simplest_first = sorted(
+        nearest.values(), key=lambda priced: (len(priced.strategy.techniques), priced.lacking_bytes)
     )
+    itemised = {priced.strategy.name for priced in simplest_first[:MOST_ITEMISED]}
+    kept = []
+    for priced in passed_over:
+        details = {}
+        if priced.strategy.name in itemised:
+            items = {name: size for name, size in memory_items(priced).items() if size}
+            details = {"items": items, "reason": priced.reason, "step_seconds": priced.time.total}
+        kept.append(
+            RejectedStrategy(
+                strategy=priced.strategy.name,
+                memory_bytes=priced.memory.total,
+                lacking_bytes=priced.lacking_bytes,
+                **details,
+            )
+        )
+    return tuple(kept)
 
 
 LOCAL = "local"
@@ -186,22 +180,19 @@ def plan_of(job: Job, clusters: Cluster | Sequence[Cluster], options: PlanOption
 
 def with_plan(record: TrialRecord, job_plan: Plan) -> TrialRecord:
     """The record with what is kept of a plan."""
-    closest = job_plan.closest
+    closest, best = job_plan.closest, job_plan.best
+    if job_plan.lacking_bytes or best is None:
+        memory_excess = job_plan.lacking_bytes / job_plan.hbm
+    else:
+        memory_excess = unused(best, job_plan)
     return record.with_plan(
         technique=job_plan.chosen.name if job_plan.chosen else None,
         ranks=job_plan.shape,
         peak_bytes=closest.memory.total if closest else None,
         step_seconds=closest.time.total if closest else None,
-        memory_excess=_excess(job_plan),
+        memory_excess=memory_excess,
         summary=plan_summary(job_plan, closest),
     )
-
-
-def _excess(job_plan: Plan) -> float:
-    """Missing bytes divided by available bytes; where the plan fits, the share left over, negative."""
-    if job_plan.lacking_bytes or job_plan.best is None:
-        return job_plan.lacking_bytes / job_plan.hbm
-    return unused(job_plan.best, job_plan)
 
 
 def unused(priced: PricedStrategy, job_plan: Plan) -> float:

@@ -91,22 +91,18 @@ class Proposals:
         seed = int(fingerprint([self._seed, index]), 16) % 2**32
         axes = {name: axis for name, axis in self._axes.items() if name not in fixed}
         self._study.sampler = make_sampler(self._sampler, seed, axes, self._context)
-        self._say_what_goes_on()
-        trial = self._study.ask()
-        self._optuna_numbers[number] = trial.number
-        self._asked[number] = trial
-        point = self._context.points[number] = self._space.sample(trial)
-        attributes = self._study.get_trials(deepcopy=False)[trial.number].system_attrs
-        return point, {key: value for key, value in attributes.items() if isinstance(value, int)}
-
-    def _say_what_goes_on(self) -> None:
-        """Says once that another sampler has taken over from the one that the settings name."""
         follower = successor(self._sampler, len(self._context.points))
         if follower is not None and not self._said:
             self._said = True
             self._say(
                 f"sampler={self._sampler} ends after {len(self._context.points)} candidates; {follower} goes on"
             )
+        trial = self._study.ask()
+        self._optuna_numbers[number] = trial.number
+        self._asked[number] = trial
+        point = self._context.points[number] = self._space.sample(trial)
+        attributes = self._study.get_trials(deepcopy=False)[trial.number].system_attrs
+        return point, {key: value for key, value in attributes.items() if isinstance(value, int)}
 
     def take_wider_space(self) -> None:
         """Proposes from the space as it is from now on, after it was widened (`Space.widen`)."""
@@ -122,7 +118,12 @@ class Proposals:
         state, values = self._result(record)
         optuna_trial = self._asked.get(record.number) or self._running(record.number)
         if optuna_trial is None:
-            if self._differs(record):
+            # another driver commits an end twice, as its training says so and as its processes have gone
+            known_trial, now_trial = self._known(record.number), self._remembered(record)
+            if record.number in self._replaced or any(
+                getattr(known_trial, name) != getattr(now_trial, name)
+                for name in ("state", "values", "constraints")
+            ):
                 self._replaced[record.number] = record
         elif state.is_finished():
             self._asked.pop(record.number, None)
@@ -144,13 +145,6 @@ class Proposals:
         if frozen.state.is_finished() or number in self._replaced:
             return None
         return self._optuna.trial.Trial(self._study, frozen._trial_id)
-
-    def _differs(self, record: TrialRecord) -> bool:
-        """Tells whether a proposal that has ended as far as Optuna knows has another end, or none: another driver
-        commits one twice, as its training says so and as its processes have gone."""
-        known, now = self._known(record.number), self._remembered(record)
-        same = (known.state, known.values, known.constraints) == (now.state, now.values, now.constraints)
-        return record.number in self._replaced or not same
 
     def _share_axes(self, number: int) -> None:
         """Has a trial of Optuna's share the axes with all others; it keeps a copy of each, most of its memory."""

@@ -85,12 +85,24 @@ def join(
         names = ", ".join(study.name for study in studies)
         raise UserError(f"the database holds several studies ({names}); say with --name which one to join.")
     (study,) = studies
-    facts = _facts(url, study.name)
+    with contextlib.closing(Ledger(url, study.name, create=False)) as ledger:
+        facts = ledger.facts() or {}
+    if facts.get(HEAD, {}).get("finished") and facts.get(WRITTEN, True):
+        raise UserError(
+            f"study {study.name!r} is finished; `dhen-search run` with its run directory and more trials= or "
+            "minutes= goes on, and then takes further drivers."
+        )
     home = run_directory_of(url, study)
     if home is not None and out is None:
         out = home
     at_home = home is not None and out is not None and out.resolve() == home.resolve()
-    settings = written_config(home).to_dict() if home is not None else _noted_settings(facts, study.name)
+    settings: dict[str, Any] | None
+    settings = written_config(home).to_dict() if home is not None else facts.get(SETTINGS)
+    if settings is None:
+        raise UserError(
+            f"study {study.name!r} was begun by a version that leaves no settings for other drivers, and its run "
+            "directory is not on this machine; start the worker where it is."
+        )
     if settings.get("launcher") != LOCAL:
         raise UserError(
             f"study {study.name!r} trains on the hosts of a Ray cluster (launcher={settings['launcher']}), which "
@@ -123,32 +135,6 @@ def _check_server(url: str) -> None:
             f"{masked(url)}: a SQLite database takes one driver; a study with several has its ledger on "
             "PostgreSQL: `dhen-search run storage=postgresql://user@host/studies` begins one."
         )
-
-
-def _facts(url: str, name: str) -> dict[str, Any]:
-    """What the study notes of itself; raises UserError if nothing is left to do."""
-    ledger = Ledger(url, name, create=False)
-    try:
-        facts = ledger.facts() or {}
-    finally:
-        ledger.close()
-    if facts.get(HEAD, {}).get("finished") and facts.get(WRITTEN, True):
-        raise UserError(
-            f"study {name!r} is finished; `dhen-search run` with its run directory and more trials= or minutes= "
-            "goes on, and then takes further drivers."
-        )
-    return facts
-
-
-def _noted_settings(facts: dict[str, Any], name: str) -> dict[str, Any]:
-    """The settings that the study's driver has left for others."""
-    settings: dict[str, Any] | None = facts.get(SETTINGS)
-    if settings is None:
-        raise UserError(
-            f"study {name!r} was begun by a version that leaves no settings for other drivers, and its run "
-            "directory is not on this machine; start the worker where it is."
-        )
-    return settings
 
 
 # Which process a driver is, in words that another process of the same machine can look it up by.

@@ -113,7 +113,10 @@ class Finals:
         while lost := [trial for trial in self._state.selection.exported if not self._weights.has(trial)]:
             self._runner.train(self._again(lost, "won, its weights are gone: trained here before its test"))
         self._state.require_baseline()
-        self._recover_retrained_members()
+        for member in self._state.selection.members:  # of averages on the front
+            if member.kind is TrialKind.RETRAINING and not self._weights.has(member):
+                trial = self._state.trials[member.network_of]
+                self.retrainings.run([RetrainingRequest(trial, trained_job(member, self._log))], weights=True)
         self._weights.drop()
 
     def go_on_for_weights(self) -> None:
@@ -136,11 +139,16 @@ class Finals:
         """
         if not self._config.most_averaged or not self._state.selection.networks:
             return
-        if self._config.averages == "auto" and not self._has_time_for_averages():
+        later = self._later
+        has_time = later is None or self._budget.has_time_for(later.choosing() + later.scores())
+        if self._config.averages == "auto" and not has_time:
             if all(trial.kind is not TrialKind.AVERAGE for trial in self._state.selection.front):
                 self._state.say(no_time_for_averages(self._state.record()))
             return
-        retrained = self._further_seeds()
+        best = self._state.selection.networks[-1]
+        shifts = range(SEED_STRIDE, SEED_STRIDE * self._average_seeds, SEED_STRIDE)
+        wanted = [RetrainingRequest(best, trained_job(best, self._log, seed_shift=shift)) for shift in shifts]
+        retrained = self.retrainings.run(wanted, weights=True).values()
         selection = self._state.selection
         at_hand = (trial for trial in selection.runners_up if self._weights.has(trial))
         pool = (*selection.networks, *at_hand, *retrained)
@@ -382,9 +390,6 @@ class Finals:
             kept += stage if self._budget.has_time_for(kept + stage) else 0.0
         return self._budget.has_time_for(seconds + kept)
 
-    def _has_time_for_averages(self) -> bool:
-        return self._later is None or self._budget.has_time_for(self._later.choosing() + self._later.scores())
-
     def _judged_earlier(self, choice: Choice, evidence: Evidence) -> Choice:
         """The choice by evidence on earlier periods too, where the study is to have it (`origins`)."""
         origins = origins_of(self._log, self._config.origins)
@@ -413,20 +418,6 @@ class Finals:
             )
             fresh = fresh.replace(origin=origin)
             yield self._admission.admit(fresh.replace(attempts=finished.attempts), job)
-
-    def _further_seeds(self) -> list[TrialRecord]:
-        """Trainings of the best network from other seeds that completed."""
-        best = self._state.selection.networks[-1]
-        shifts = range(SEED_STRIDE, SEED_STRIDE * self._average_seeds, SEED_STRIDE)
-        wanted = [RetrainingRequest(best, trained_job(best, self._log, seed_shift=shift)) for shift in shifts]
-        return list(self.retrainings.run(wanted, weights=True).values())
-
-    def _recover_retrained_members(self) -> None:
-        """Gives weights to the retrainings that an average on the front has for members."""
-        for member in self._state.selection.members:
-            if member.kind is TrialKind.RETRAINING and not self._weights.has(member):
-                trial = self._state.trials[member.network_of]
-                self.retrainings.run([RetrainingRequest(trial, trained_job(member, self._log))], weights=True)
 
     def _take_in(self, members: Members) -> None:
         """Takes in an average that is new, or whose members have other weights than when it was made."""

@@ -124,7 +124,14 @@ class ReportWriter:
         """Writes all of them, in the thread that alone uses MLflow and the mirror."""
         began = time.monotonic()
         write_report(record, self._directory / REPORT)
-        self._write_mirror(record)
+        if self._mirror is not None:
+            try:
+                self._mirror.sync(record)
+            except UserError as error:  # its trouble is said once, and ends nothing
+                if str(error) != self._trouble:
+                    self._trouble = str(error)
+                    warning = f"warning: Optuna is behind: {error}"
+                    self._console.print(warning, style="yellow", soft_wrap=True, markup=False)
         written = time.monotonic()
         synced = self._mlflow.follow(record, at_once=last)
         if last and synced:
@@ -134,15 +141,3 @@ class ReportWriter:
         # the report does not wait for an MLflow that is away
         work = self._took if synced else written - began
         self._due = ended + max(PAUSE_SECONDS, PAUSE_RATIO * work)
-
-    def _write_mirror(self, record: StudyRecord) -> None:
-        """Brings the mirror up to date; its trouble is said once, and ends nothing."""
-        if self._mirror is None:
-            return
-        try:
-            self._mirror.sync(record)
-        except UserError as error:
-            if str(error) != self._trouble:
-                self._trouble = str(error)
-                warning = f"warning: Optuna is behind: {error}"
-                self._console.print(warning, style="yellow", soft_wrap=True, markup=False)

@@ -239,7 +239,11 @@ def read_reused(
             )
         )
     records = [record.replace(number=number) for number, record in enumerate(found.values(), -len(found))]
-    stamps = {record.number: stamp for record in records if (stamp := _stamp(record)) is not None}
+    stamps = {
+        record.number: FileStamp.of(path.stat())
+        for record in records
+        if (path := weights_there(record)).exists()
+    }
     return EarlierResults(studies=tuple(studies), records=tuple(records), weights=stamps)
 
 
@@ -268,7 +272,12 @@ def _here(
         raise _NotReusedError(NO_RESULT, "its time was over before its end")
     try:
         job = trained_job(trial, log)
-        candidate = _candidate(job, space)
+        assert isinstance(job.model, DhenConfig)
+        training = {key: getattr(job.training, key) for key in space.training_axes}
+        for key, axis in space.training_axes.items():
+            if axis.holds(FOUND_OUT) and not axis.holds(training[key]):
+                training[key] = FOUND_OUT  # what was found out there is left to be found out here
+        candidate = Candidate(model=job.model, training=training)
         point = space.encode(candidate)
         own = job_of(candidate)
     except OutsideError as error:
@@ -277,7 +286,11 @@ def _here(
         raise _NotReusedError(OUTSIDE, str(error).rstrip(".")) from None
     _check_training(trial, job, own)
     origin = StudyTrial(study=there.name, directory=str(Path(there.directory).resolve()), trial=trial.owner)
-    record = planned(_to_be_judged(trial), own)
+    # without what only that study's memory and limits said of it
+    judged = trial.with_plan(serving_ms=None, serving_excess=None)
+    if trial.result.outcome is Outcome.INFEASIBLE:
+        judged = judged.with_result(outcome=Outcome.RUNNING)
+    record = planned(judged, own)
     if trial.result.outcome in NO_MEMORY and record.result.outcome is not Outcome.INFEASIBLE:
         raise _NotReusedError(NO_RESULT, f"{trial.result.outcome.value.replace('_', ' ')} there, not here")
     return TrialRecord(
@@ -293,25 +306,6 @@ def _here(
     )
 
 
-def _to_be_judged(trial: TrialRecord) -> TrialRecord:
-    """The trial without what only that study's memory and limits said of it."""
-    judged = trial.with_plan(serving_ms=None, serving_excess=None)
-    if trial.result.outcome is not Outcome.INFEASIBLE:
-        return judged
-    return judged.with_result(outcome=Outcome.RUNNING)
-
-
-def _candidate(job: Job, space: Space) -> Candidate:
-    """The candidate as it was there; a setting that was found out there is left to be found out here
-    (`_check_training`)."""
-    assert isinstance(job.model, DhenConfig)
-    training = {key: getattr(job.training, key) for key in space.training_axes}
-    for key, axis in space.training_axes.items():
-        if axis.holds(FOUND_OUT) and not axis.holds(training[key]):
-            training[key] = FOUND_OUT
-    return Candidate(model=job.model, training=training)
-
-
 def _check_training(trial: TrialRecord, job: Job, own: Job) -> None:
     """Raises where more than the seed differs."""
     if job.fingerprint != trial.job.fingerprint:
@@ -323,11 +317,6 @@ def _check_training(trial: TrialRecord, job: Job, own: Job) -> None:
         raise _NotReusedError(OTHERWISE, "; ".join(differ))
 
 
-def _stamp(record: TrialRecord) -> FileStamp | None:
-    path = weights_there(record)
-    return FileStamp.of(path.stat()) if path.exists() else None
-
-
 def _check_log(name: str, there: LogSummary, here: LogSummary, config: StudyConfig) -> None:
     if there.fingerprint == here.fingerprint:
         return
@@ -335,19 +324,17 @@ def _check_log(name: str, there: LogSummary, here: LogSummary, config: StudyConf
     pairs = {
         key: (getattr(there, key), getattr(here, key)) for key in LogSummary.model_fields if key in known
     }
-    pairs |= _read_otherwise(Path(name), config)
+    # settings by which a log is found and prepared
+    read_there, read_here = load_yaml(Path(name) / STUDY_FILE), config.to_dict()
+    pairs |= {
+        key: (read_there.get(key), read_here[key]) for key in LogConfig.model_fields if key in read_there
+    }
     differ = [f"{key} {_words(a)} there, {_words(b)} here" for key, (a, b) in pairs.items() if a != b]
     raise UserError(
         f"warm_start: {name} is a study of another log: its fingerprint is {there.fingerprint}, this log's "
         f"{here.fingerprint}. What differs: {'; '.join(differ) or 'the values of the rows, or their schema'}. "
         "NE on different data cannot be compared; name studies of this log, prepared alike."
     )
-
-
-def _read_otherwise(directory: Path, config: StudyConfig) -> dict[str, tuple[Any, Any]]:
-    """Settings by which a log is found and prepared, there and here."""
-    there, here = load_yaml(directory / STUDY_FILE), config.to_dict()
-    return {key: (there.get(key), here[key]) for key in LogConfig.model_fields if key in there}
 
 
 def _words(value: Any) -> str:

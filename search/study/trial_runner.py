@@ -171,7 +171,9 @@ class TrialRunner:
             self._decisions.tell(record)
         self.know(record)
         if self._decisions is None:
-            self._renew_shared(record)
+            for trial in list(self._state.trials.values()):  # they share a result that was trained again
+                if trial.origin.reused_from == record.number:
+                    self.note(_shared(trial, record))
         self._weights.keep(record)
         if self._decisions is not None:
             self._weights.drop({training.record.number for training in self._scheduler.running})
@@ -381,12 +383,6 @@ class TrialRunner:
         if self._decisions is None or record.attempts or record.origin.trained_for_weights:
             return None
         return self._warm_start.result(record)
-
-    def _renew_shared(self, record: TrialRecord) -> None:
-        """Gives the new result to trials that share one which was trained again."""
-        for trial in list(self._state.trials.values()):
-            if trial.origin.reused_from == record.number:
-                self.note(_shared(trial, record))
 
 
 def _shared(record: TrialRecord, trained: TrialRecord) -> TrialRecord:

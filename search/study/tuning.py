@@ -12,8 +12,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -339,51 +338,43 @@ SPLIT = "validation"
 LOG = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
 class SmallestDifference:
     """Measures the smallest detectable difference of one study, as often as it is asked for."""
 
-    def __init__(
-        self,
-        config: StudyConfig,
-        log: PreparedLog,
-        state: StudyState,
-        trainer: Trainer,
-        weights: KeptWeights,
-    ) -> None:
-        self._config, self._log, self._state = config, log, state
-        self._trainer, self._weights = trainer, weights
-        self._known: dict[tuple[int, ...], float] = {}
+    config: StudyConfig
+    log: PreparedLog
+    state: StudyState
+    trainer: Trainer
+    weights: KeptWeights
+    known: dict[tuple[int, ...], float] = field(default_factory=dict)
+    """What was measured, by the numbers of the two networks."""
 
     def __call__(self) -> float | None:
         """The difference relative to NE (0.001 is 0.1 %) that four of five comparisons of two networks like the
         best would find; None while fewer than two of the best have weights."""
-        pair = self._best_two()
+        selection = self.state.selection
+        different = {trial.job.fingerprint: trial for trial in (*selection.runners_up, *selection.networks)}
+        by_ne = sorted(eligible(different.values()), key=ne_of)
+        pair = [trial for trial in by_ne[:3] if self.weights.has(trial)][:2]
         if len(pair) < 2:
             return None
         numbers = tuple(network.number for network in pair)
-        if numbers not in self._known:
-            try:
-                self._known[numbers] = self._measured(pair)
-            except UserError as error:
-                LOG.info("the smallest detectable difference is not known: %s", error)
-                return None
-            LOG.info("trials %s differ detectably by %g", numbers, self._known[numbers])
-        return self._known[numbers]
-
-    def _best_two(self) -> list[TrialRecord]:
-        """The two best candidates that are different networks and have weights."""
-        selection = self._state.selection
-        kept = {trial.job.fingerprint: trial for trial in (*selection.runners_up, *selection.networks)}
-        by_ne = sorted(eligible(kept.values()), key=ne_of)
-        return [trial for trial in by_ne[:3] if self._weights.has(trial)][:2]
-
-    def _measured(self, pair: list[TrialRecord]) -> float:
-        missing = [network for network in pair if not self._weights.have_logits(network, SPLIT)]
-        requests = [ScoringRequest(network, trained_job(network, self._log)) for network in missing]
-        score_networks(requests, SPLIT, self._trainer, lambda network, metrics: None, keep_logits=True)
-        split, rate = self._log.split(SPLIT), self._log.schema.negative_sampling_rate
-        sums = partial(
-            block_sums, split=split, rate=rate, blocks=blocks_of(self._log, split, self._config.block_by)
-        )
-        best_K, second_K = (sums([self._weights.logits(network, SPLIT)]) for network in pair)
-        return one_seed_difference(best_K, second_K).detectable() / 100.0
+        if numbers in self.known:
+            return self.known[numbers]
+        missing = [network for network in pair if not self.weights.have_logits(network, SPLIT)]
+        requests = [ScoringRequest(network, trained_job(network, self.log)) for network in missing]
+        try:
+            score_networks(requests, SPLIT, self.trainer, lambda network, metrics: None, keep_logits=True)
+            split, rate = self.log.split(SPLIT), self.log.schema.negative_sampling_rate
+            blocks = blocks_of(self.log, split, self.config.block_by)
+            best_K, second_K = (
+                block_sums([self.weights.logits(network, SPLIT)], split=split, rate=rate, blocks=blocks)
+                for network in pair
+            )
+        except UserError as error:
+            LOG.info("the smallest detectable difference is not known: %s", error)
+            return None
+        self.known[numbers] = one_seed_difference(best_K, second_K).detectable() / 100.0
+        LOG.info("trials %s differ detectably by %g", numbers, self.known[numbers])
+        return self.known[numbers]

@@ -251,11 +251,6 @@ def likely_in_time(
     """
     if max_ms is None or len(timed) < FEWEST_TIMED or not pool:
         return list(pool)
-    expected_N = _expected_ms(timed, pool)
-    return [drawn for drawn, ms in zip(pool, expected_N, strict=True) if ms <= max_ms]
-
-
-def _expected_ms(timed: Sequence[tuple[Description, float]], pool: Sequence[DrawnPoint]) -> np.ndarray:
     described = [*(description for description, _ in timed), *(describe(drawn.priced) for drawn in pool)]
     x_NF = Encoder(described).matrix(described)
     x_TF, log_T = x_NF[: len(timed)], np.log([ms for _, ms in timed])
@@ -265,8 +260,8 @@ def _expected_ms(timed: Sequence[tuple[Description, float]], pool: Sequence[Draw
     # by features, of which there are some dozens, while candidates may be thousands
     gram_FF = x_TF.T @ x_TF + PENALTY * np.eye(x_TF.shape[1])
     weights_F = np.linalg.solve(gram_FF, x_TF.T @ (log_T - log_T.mean()))
-    expected_N: np.ndarray = np.exp(log_T.mean() + (x_NF[len(timed) :] - mean_F) @ weights_F)
-    return expected_N
+    expected_N = np.exp(log_T.mean() + (x_NF[len(timed) :] - mean_F) @ weights_F)
+    return [drawn for drawn, ms in zip(pool, expected_N, strict=True) if ms <= max_ms]
 
 
 STARTUP = 12
@@ -407,16 +402,11 @@ def _gains(observations: Observations, pool: list[DrawnPoint], seed: int) -> np.
     known = [*observations.shown, *observations.pending]
     described = [each.description for each in known]
     described += [describe(drawn.priced) for drawn in pool]
-    prediction = predict_ne(
-        Encoder(described).matrix(described), observations.records, np.random.default_rng(seed)
-    )
+    x_NF = Encoder(described).matrix(described)
+    ne_N, error_N = predict_ne(x_NF, observations.records, np.random.default_rng(seed))
     front: list[Corner] = [(each.log_flops, ne) for each, ne in observations.finished]
     first, end = len(observations.shown), len(observations.shown) + len(observations.pending)
     flops_N = np.array([*(each.log_flops for each in known), *(drawn.log_flops for drawn in pool)])
-    front += zip(flops_N[first:end].tolist(), prediction.ne_N[first:end].tolist(), strict=True)
-    reference = (float(flops_N.max()), _worst(observations))
-    return expected_gain(flops_N[end:], prediction.ne_N[end:], prediction.error_N[end:], front, reference)
-
-
-def _worst(observations: Observations) -> float:
-    return float(np.quantile([ne for _, ne in observations.finished[:STARTUP]], WORST))
+    front += zip(flops_N[first:end].tolist(), ne_N[first:end].tolist(), strict=True)
+    worst = float(np.quantile([ne for _, ne in observations.finished[:STARTUP]], WORST))
+    return expected_gain(flops_N[end:], ne_N[end:], error_N[end:], front, (float(flops_N.max()), worst))
