@@ -33,7 +33,7 @@ from search.execution.plan_trial import UnfitCandidate, declared_cluster, plan_o
 from search.execution.train_list import TrainingList, measured_precision
 from search.execution.trainer import Trainer, candidate_of, job_on, on_all_rows
 from search.read_study import read_finished_study
-from search.samplers.context import CandidatePricer, DrawnPoint, evenly
+from search.samplers.context import CandidatePricer, PricedCandidate, evenly
 from search.selection import eligible
 from search.session import open_session
 from search.terminal import step_progress
@@ -72,13 +72,13 @@ def drawn(config: FidelityConfig, log: PreparedLog, precision: Precision) -> lis
     candidates: list[AuditedCandidate] = []
     closest: UnfitCandidate | None = None
     for drawn_point in _points(space, log, config):
-        training = on_all_rows(config.training, drawn_point.priced.candidate)
+        training = on_all_rows(config.training, drawn_point.candidate)
         plan = plan_of(
-            job_on(log, drawn_point.priced.candidate.model, training, config.seed, precision),
+            job_on(log, drawn_point.candidate.model, training, config.seed, precision),
             cluster,
         )
         if plan.chosen is not None:
-            candidates.append(_subject(drawn_point.priced.candidate, training))
+            candidates.append(_subject(drawn_point.candidate, training))
         else:
             closest = UnfitCandidate(drawn_point, plan).nearer(closest)
         if len(candidates) == config.candidates:
@@ -86,7 +86,7 @@ def drawn(config: FidelityConfig, log: PreparedLog, precision: Precision) -> lis
     raise _too_few(space, cluster, len(candidates), config, closest)
 
 
-def _points(space: Space, log: PreparedLog, config: FidelityConfig) -> Iterator[DrawnPoint]:
+def _points(space: Space, log: PreparedLog, config: FidelityConfig) -> Iterator[PricedCandidate]:
     """Points of the space, no network twice, and not without end."""
     pricer = CandidatePricer(space, log.features, lambda _: True)
     points = evenly(pricer, set(), random.Random(f"fidelity {config.seed}"), {})

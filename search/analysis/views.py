@@ -43,13 +43,14 @@ class RetrainingsView:
     def watcher(self) -> Watcher:
         """What retrainings tell of themselves."""
         return Watcher(
+            changed=self._changed,
             wanted=self._wanted,
             progress=self._heard,
             looked=self._looked,
             say=lambda sentence: self._console.print(sentence, soft_wrap=True, markup=False, highlight=False),
         )
 
-    def changed(self, record: TrialRecord, ended: bool) -> None:
+    def _changed(self, record: TrialRecord, ended: bool) -> None:
         """Says that a retraining has ended, and how many of how many that makes."""
         if ended:
             self._done += 1

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from dashboards.names import byte_size, short_name
 from dhen.errors import UserError
-from search.samplers.context import MOST_OVER, CandidatePricer, DrawnPoint, PricedCandidate, evenly
+from search.samplers.context import MOST_OVER, CandidatePricer, PricedCandidate, evenly
 from spaces.space import Candidate
 from trials.cluster.cluster import Cluster, byte_words
 from trials.cluster.this_machine import THIS, load_cluster, shared
@@ -250,7 +250,7 @@ MIB = 2**20
 class UnfitCandidate(NamedTuple):
     """A candidate that does not fit."""
 
-    drawn: DrawnPoint
+    drawn: PricedCandidate
     plan: Plan
 
     def nearer(self, other: UnfitCandidate | None) -> UnfitCandidate:
@@ -268,7 +268,7 @@ def check_some_fit(pricer: CandidatePricer, cluster: Cluster, plan: Callable[[Ca
     trouble: UserError | None = None
     for drawn in islice(evenly(pricer, set(), random.Random(0), {}), DRAWN):
         try:
-            candidate_plan = plan(drawn.priced.candidate)
+            candidate_plan = plan(drawn.candidate)
         except UserError as error:  # a batch smaller than the ranks: this candidate alone is infeasible
             trouble = error
             continue
@@ -313,7 +313,7 @@ def too_little_memory(
     space: str, fit: str, cluster: Cluster, drawn: int, nearest: UnfitCandidate
 ) -> UserError:
     """An error with the nearest candidate and its need; `fit` says how many of the drawn candidates fit."""
-    plan, model = nearest.plan, nearest.drawn.priced.candidate.model
+    plan, model = nearest.plan, nearest.drawn.candidate.model
     needed = -(-(plan.hbm + plan.lacking_bytes) // MIB)
     return UserError(
         f"space {space!r}: {fit} {byte_size(plan.hbm)} per rank of cluster {cluster.name!r}, among {drawn} "

@@ -26,13 +26,13 @@ SPLIT = "test"
 HasTimeFor = Callable[["RetrainingRequest"], bool]
 """A function that says of each retraining, as its place is free, whether there is time for it; the first for which
 there is none is the last that is asked for."""
-OnRetraining = Callable[[TrialRecord, bool], None]
-"""A function that is called with each retraining that has begun or changed, and whether it has ended."""
 
 
 class Watcher(NamedTuple):
     """Functions that are told how far retrainings are, for those who wait for them."""
 
+    changed: Callable[[TrialRecord, bool], None] = lambda record, ended: None
+    """Is called with each retraining that has begun or changed, and whether it has ended."""
     wanted: Callable[[int, int], None] = lambda total, done: None
     """Is called with the number of retrainings that are asked for, and how many of these are done already."""
     progress: Callable[[TrialRecord, Progress], None] = lambda record, progress: None
@@ -61,8 +61,7 @@ class Retrainings:
         trainer: Trainer,
         *,
         side_by_side: int,
-        on_change: OnRetraining,
-        watcher: Watcher | None = None,
+        watcher: Watcher,
     ) -> None:
         """Retrainings that the ledger has, and those to come.
 
@@ -70,12 +69,10 @@ class Retrainings:
             ledger: the study's ledger, settled.
             trainer: a trainer that works in the study's directory.
             side_by_side: number of retrainings at the same time.
-            on_change: is called with each retraining.
-            watcher: is told how far they are; nobody where not given.
+            watcher: is told how far they are.
         """
-        self.watcher = watcher or Watcher()
+        self.watcher = watcher
         self._ledger, self._trainer, self._side_by_side = ledger, trainer, side_by_side
-        self._on_change = on_change
         self._records: dict[str, TrialRecord] = {}
         self.read_again()
 
@@ -215,7 +212,7 @@ class Retrainings:
             scored_there = record.job.origin is not None
             if record.result.test is not None or record.origin.removed is not None or scored_there:
                 self._weights(record).unlink(missing_ok=True)  # what is said of it needs them no more
-        self._on_change(record, ended)
+        self.watcher.changed(record, ended)
 
     def _is_done(self, job: Job, score: str | None, weights: bool) -> bool:
         record = self._records.get(job.fingerprint)

@@ -89,8 +89,8 @@ class Finals:
             parts.ledger,
             parts.trainer,
             side_by_side=parts.side_by_side,
-            on_change=self._note_retraining,
             watcher=Watcher(
+                changed=self._note_retraining,
                 wanted=self._note_wanted,
                 progress=self._note_progress,
                 looked=self._state.tell,

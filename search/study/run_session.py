@@ -334,6 +334,4 @@ def _retrainings(
         ranks_at_once=shares.ranks,
     )
 
-    return Retrainings(
-        ledger, trainer, side_by_side=shares.side_by_side, on_change=view.changed, watcher=view.watcher
-    )
+    return Retrainings(ledger, trainer, side_by_side=shares.side_by_side, watcher=view.watcher)

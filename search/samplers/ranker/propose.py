@@ -22,9 +22,8 @@ import numpy as np
 from scipy.special import ndtr
 
 from dhen.config import DhenConfig
-from search.samplers.context import CandidatePricer, DrawnPoint, PricedCandidate, SamplerContext, evenly, near
+from search.samplers.context import CandidatePricer, PricedCandidate, SamplerContext, evenly, near
 from search.samplers.ranker.ensemble import final_ne, has_shown, predict_ne
-from search.selection import log_flops
 from spaces.space import Point
 from trials.records.trial_record import TrialRecord
 
@@ -239,8 +238,8 @@ not measured."""
 
 
 def likely_in_time(
-    timed: Sequence[tuple[Description, float]], pool: Sequence[DrawnPoint], max_ms: float | None
-) -> list[DrawnPoint]:
+    timed: Sequence[tuple[Description, float]], pool: Sequence[PricedCandidate], max_ms: float | None
+) -> list[PricedCandidate]:
     """The candidates of the pool that are expected to take no longer than the limit; all of them where too few are
     timed.
 
@@ -251,7 +250,7 @@ def likely_in_time(
     """
     if max_ms is None or len(timed) < FEWEST_TIMED or not pool:
         return list(pool)
-    described = [*(description for description, _ in timed), *(describe(drawn.priced) for drawn in pool)]
+    described = [*(description for description, _ in timed), *(describe(drawn) for drawn in pool)]
     x_NF = Encoder(described).matrix(described)
     x_TF, log_T = x_NF[: len(timed)], np.log([ms for _, ms in timed])
     # features are standardised over the pool too, and the intercept has no penalty
@@ -366,20 +365,20 @@ def _known(context: SamplerContext, number: int) -> KnownPoint | None:
         point = context.points[number]
         priced = context.pricer.price(point)
         context.kept[number] = priced and KnownPoint(
-            point, priced.fingerprint, log_flops(priced.flops), KeptDescription(describe(priced))
+            point, priced.fingerprint, priced.log_flops, KeptDescription(describe(priced))
         )
     known: KnownPoint | None = context.kept[number]
     return known
 
 
-def _first_that_fits(drawn: Iterable[DrawnPoint], pricer: CandidatePricer, rng: random.Random) -> Point:
+def _first_that_fits(drawn: Iterable[PricedCandidate], pricer: CandidatePricer, rng: random.Random) -> Point:
     """The first drawn point that fits. Where none of many does, the first of all, which the plan then refuses or
     which takes long; if nothing new is drawn, any point: the study counts how often that happens, and ends."""
     first, began = None, time.monotonic()
     # where an axis is a range new points never end, and of one architecture, which is tuned, none may fit
     for drawn_point in islice(drawn, MOST_TRIED):
         first = first or drawn_point
-        if pricer.fits(drawn_point.priced.candidate):
+        if pricer.fits(drawn_point.candidate):
             return drawn_point.point
         if time.monotonic() - began > PLANNING_SECONDS:
             break
@@ -397,11 +396,11 @@ def _good(observations: Observations) -> list[Point]:
     return front + [known.point for known, _ in by_ne[:BEST]]
 
 
-def _gains(observations: Observations, pool: list[DrawnPoint], seed: int) -> np.ndarray:
+def _gains(observations: Observations, pool: list[PricedCandidate], seed: int) -> np.ndarray:
     """Expected gains gain_P of the points in the pool."""
     known = [*observations.shown, *observations.pending]
     described = [each.description for each in known]
-    described += [describe(drawn.priced) for drawn in pool]
+    described += [describe(drawn) for drawn in pool]
     x_NF = Encoder(described).matrix(described)
     ne_N, error_N = predict_ne(x_NF, observations.records, np.random.default_rng(seed))
     front: list[Corner] = [(each.log_flops, ne) for each, ne in observations.finished]
