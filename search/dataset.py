@@ -86,21 +86,20 @@ def log_files(
         raise UserError(f"--data is empty; name a log, a prepared log, or `{DEMO}`.")
     if list(names) == [DEMO]:
         return [_demo_file(demo or DemoConfig(), progress)]
-    paths = [path for name in names for path in _paths(name, progress)]
+    paths: list[Path] = []
+    for name in names:
+        if is_url(name):
+            paths.append(local_copy(name, progress))
+        elif not _is_pattern(name):
+            paths.append(Path(name))
+        elif found := sorted(glob.glob(name, recursive=True)):
+            paths += map(Path, found)
+        else:
+            raise MissingLogError(f"{name}: no file or folder fits this pattern.")
     missing = [path for path in paths if not path.exists()]
     if missing:
         raise MissingLogError(f"{missing[0]}: no such file or folder (a log, a prepared log, or `{DEMO}`).")
     return paths
-
-
-def _paths(name: str, progress: OnProgress | None) -> list[Path]:
-    if is_url(name):
-        return [local_copy(name, progress)]
-    if not _is_pattern(name):
-        return [Path(name)]
-    if not (found := sorted(glob.glob(name, recursive=True))):
-        raise MissingLogError(f"{name}: no file or folder fits this pattern.")
-    return [Path(path) for path in found]
 
 
 def _is_pattern(name: str) -> bool:

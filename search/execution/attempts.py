@@ -396,7 +396,9 @@ def cluster_parallelism(
         servers: number of servers of tables of a trial, each with as many threads as a rank; None: see `shape`.
     """
     hosts, ranks_per_host = ranks
-    on_host = [per_host + _servers_per_host(servers, count) for count, per_host in (ranks, *larger)]
+    on_host = [
+        per_host + (1 if servers is None else -(-servers // count)) for count, per_host in (ranks, *larger)
+    ]
     processes, widest = on_host[0], max(on_host)
     if threads is None:
         cpus = int(min((node.cpus for node in nodes if node.cpus >= widest), default=1))
@@ -432,10 +434,6 @@ def most_servers(config: StudyConfig) -> int | None:
     if not config.training.tables.on_servers:
         return 0
     return config.servers or (named(config.technique).servers if config.technique else 0) or None
-
-
-def _servers_per_host(servers: int | None, hosts: int) -> int:
-    return 1 if servers is None else -(-servers // hosts)
 
 
 def study_parallelism(config: StudyConfig, nodes: Sequence[Node] | None = None) -> Parallelism:

@@ -255,18 +255,7 @@ def open_study(
             check_some_fit(
                 pricer, settings.clusters[0], lambda candidate: admission.plan(jobs.of_candidate(candidate))
             )
-        runner = TrialRunner(
-            ledger=ledger,
-            state=state,
-            trainer=trainer,
-            admission=admission,
-            weights=weights,
-            warm_start=warm_start,
-            side_by_side=shares.side_by_side,
-            cuts_short=budget.cuts_short,
-            seconds_left=budget.seconds_left,
-            sharing=sharing,
-        )
+        runner = TrialRunner(parts, sharing)
         study = Study(parts, candidates, runner, Finals(parts, runner, average_seeds=average_seeds), rule)
         if sharing is not None:
             ledger.settle(settings.setting)  # what a dead driver has left is written at once

@@ -94,13 +94,22 @@ def run_session(
         directory = file
         base: Path | None = file / STUDY_FILE
     else:
-        directory = out or _default_directory(file, data)
-        base = file or (directory / STUDY_FILE if _resumes(directory, data) else None)
+        if file is not None:
+            directory = out or Path("runs") / file.stem
+        else:
+            directory = out or Path("runs") / (log_name(data) if data else DEMO)
+        # the run directory's own settings are meant where no log is named, and it has settings
+        own = directory / STUDY_FILE
+        base = file or (own if not data and own.exists() else None)
     config = read_study_config(base, overrides, data=data or None)
     config = as_begun(with_destination(config, directory), directory)
     if config.most_trials is None and config.minutes is None and not config.knows_when_to_stop:
         raise UserError("a study needs a budget: give trials=N, minutes=M, both, or search_until=auto.")
-    _check_names(config)
+    # names are checked before the log is read, which may take long
+    check_sampler(config.sampler)
+    stopping_rule(config.stopping)
+    load_space(config.space)
+    read_baseline(config)
     _warn_of_network_file_system(directory, config, console)
     shared = not database_url(directory, config.storage).startswith("sqlite")
     with open_session(directory, config, launcher, console, shared=shared) as session:
@@ -227,14 +236,6 @@ def _search(
                 study.sharing.close()
 
 
-def _check_names(config: StudyConfig) -> None:
-    """Checks names before the log is read, which may take long."""
-    check_sampler(config.sampler)
-    stopping_rule(config.stopping)
-    load_space(config.space)
-    read_baseline(config)
-
-
 def _split_words(words: tuple[str, ...]) -> tuple[Path | None, list[str]]:
     """Splits words into an optional study file or run directory, which comes first, and `key=value` words."""
     if not words or "=" in words[0]:
@@ -247,17 +248,6 @@ def _split_words(words: tuple[str, ...]) -> tuple[Path | None, list[str]]:
             f"--data {file}; several files each with a --data of its own, or as a pattern in quotes."
         )
     return file, list(words[1:])
-
-
-def _default_directory(file: Path | None, data: tuple[str, ...]) -> Path:
-    if file is not None:
-        return Path("runs") / file.stem
-    return Path("runs") / (log_name(data) if data else DEMO)
-
-
-def _resumes(directory: Path, data: tuple[str, ...]) -> bool:
-    """Whether the run directory's own settings are meant: where no log is named, and it has settings."""
-    return not data and (directory / STUDY_FILE).exists()
 
 
 # Opens a finished study once more, for its winners to be retrained; its report and its bundle are written anew
