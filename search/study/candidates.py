@@ -75,7 +75,8 @@ class CandidateSource:
                 return
             point = self._jobs.baseline.point(index, self._config.seed)
             if not has_decay(self._jobs.baseline.training):  # embeddings decay as where several passes helped
-                point = {f"training.{key}": value for key, value in self._decays().items()} | point
+                decays: Point = {f"training.{key}": value for key, value in self._decays().items()}
+                point = decays | point
             yield from map(self._in_time, self.baseline_trial(number, point))
 
     @property

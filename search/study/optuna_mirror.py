@@ -238,14 +238,14 @@ class OptunaMirror:
         self._rows = rows
         if self._study is None:
             self._open(self._storage, record)
-        frozen = {number: row for number, (_, _, row) in rows.items()}
-        if self._contradicts(frozen):
+        wanted = {number: frozen for number, (_, _, frozen) in rows.items()}
+        if self._contradicts(wanted):
             optuna.delete_study(study_name=self._opened.study_name, storage=self._storage)
             self._create(self._storage, record)
-        for number, row in frozen.items():
-            self._write(self._storage, number, row)
+        for number, frozen in wanted.items():
+            self._write(self._storage, number, frozen)
         # axes that change nothing on this log are in no point
-        names = {name for row in frozen.values() for name in row.params}
+        names = {name for frozen in wanted.values() for name in frozen.params}
         attributes = study_attributes(record, [axis for axis in self._space.axes if axis.name in names])
         for name, value in (_identity(record) | attributes).items():
             if self._told.get(name) != value:
