@@ -179,7 +179,16 @@ def _read(
         retrainings = ledger.retrainings()
     running = not record.finished if running is None else running
     record = record.replace(running=running)
-    trials = [_as_it_is(directory, trial, running=running) for trial in trials]
+    if (
+        running
+    ):  # the ledger has a trial as it began: its curve so far is in the run directory, if that is here
+        for index, trial in enumerate(trials):
+            if trial.result.outcome is Outcome.RUNNING and directory:
+                for event in EventReader(trial_folder(directory, trial.number) / EVENTS)():
+                    if isinstance(event, Evaluated):
+                        trials[index] = reduce_event(trials[index], event)
+    else:  # cut short with its driver
+        trials = list(map(cut_short, trials))
     retrainings = [trial if running else cut_short(trial) for trial in retrainings]
     if directory is not None:
         record = record.replace(directory=str(directory))
@@ -249,16 +258,3 @@ def not_begun(what: Path | str) -> UserError:
         f"{what}: trials were trained here, and the study's database with their results is lost or empty. Put it "
         f"back from a copy (study.db, or what storage= names), or begin a new study with another --out.{saved}"
     )
-
-
-def _as_it_is(directory: Path | None, trial: TrialRecord, *, running: bool) -> TrialRecord:
-    """A trial of the ledger, which has it as it began: with the curve so far where its run directory is here, or
-    cut short with its driver."""
-    if trial.result.outcome is not Outcome.RUNNING:
-        return trial
-    if not running:
-        return cut_short(trial)
-    for event in EventReader(trial_folder(directory, trial.number) / EVENTS)() if directory else ():
-        if isinstance(event, Evaluated):
-            trial = reduce_event(trial, event)
-    return trial

@@ -261,7 +261,8 @@ def _audited(
             for candidate, job in zip(subjects, part_jobs, strict=True)
         }
         total = sum(_examples(job, log) for job in todo.values())
-        trainings.run(jobs, TrainingsView("training", names, console, progress, total=total))
+        view = TrainingsView("training", names, console, progress, total=total)
+        trainings.run(jobs, view.ended, view.progress)
     records = study_records | trainings.finished(jobs)
     return result_of(
         config,

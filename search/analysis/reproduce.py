@@ -388,7 +388,7 @@ def reproduce(
             }
             with step_progress(console) as progress:
                 view = TrainingsView(f"training {name}", names, console, progress, total=examples)
-                trainings.run(by_seed, view)
+                trainings.run(by_seed, view.ended, view.progress)
         records = trainings.finished(by_seed)
         result = result_of(name, table, config, jobs, records, log.manifest.rows)
         _write(result, directory)

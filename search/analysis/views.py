@@ -85,8 +85,7 @@ class RetrainingsView:
 
 
 class TrainingsView:
-    """A bar of all examples, a line for each training that ends: a
-    `search.execution.train_list.TrainingObserver`."""
+    """A bar of all examples, a line for each training that ends."""
 
     def __init__(
         self, step: str, names: Mapping[str, str], console: Console, progress: OnProgress, *, total: int

@@ -10,7 +10,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from pydantic import ValidationError
 
@@ -24,16 +23,6 @@ from trials.records.job import Job
 from trials.records.trial_record import TrialKind, TrialRecord
 
 TRAININGS, PRECISION_FILE = "trainings", "precision.json"
-
-
-class TrainingObserver(Protocol):
-    """An observer of the trainings in a list."""
-
-    def ended(self, record: TrialRecord) -> None:
-        """Is called with the record of each training that is over."""
-
-    def progress(self, examples: int) -> None:
-        """Is called with how many of the examples that had to be trained are done."""
 
 
 def measured_precision(directory: Path) -> Precision:
@@ -63,8 +52,18 @@ class TrainingList:
         paths = {job.fingerprint: self._path(job.fingerprint) for job in jobs}
         return {name: _read(path) for name, path in paths.items() if path.exists()}
 
-    def run(self, jobs: Sequence[Job], observer: TrainingObserver) -> None:
+    def run(
+        self,
+        jobs: Sequence[Job],
+        on_end: Callable[[TrialRecord], None],
+        on_progress: Callable[[int], None],
+    ) -> None:
         """Trains the jobs that are not done; Ctrl-C ends the processes and is raised again.
+
+        Args:
+            jobs: the trainings that are wanted.
+            on_end: is called with the record of each that is over.
+            on_progress: is called with how many of the examples that had to be trained are done.
 
         Raises:
             UserError: if a training ends without a result, saying how.
@@ -84,7 +83,7 @@ class TrainingList:
             if next_attempt is not None:
                 return [start(next_attempt, training.job)]
             seen += training.examples
-            observer.ended(training.record)
+            on_end(training.record)
             result, name = training.record.result, training.job.fingerprint
             if not result.outcome.is_final:
                 raise UserError(
@@ -96,7 +95,7 @@ class TrainingList:
             return []
 
         def looked() -> None:
-            observer.progress(seen + sum(training.examples for training in self._scheduler.running))
+            on_progress(seen + sum(training.examples for training in self._scheduler.running))
 
         waiting = [job for name, job in unique.items() if name not in done]
         upcoming = (start(new_record(0, TrialKind.CANDIDATE, {}, job), job) for job in waiting)
@@ -115,15 +114,12 @@ def _read(path: Path) -> TrialRecord:
 
 # One training by itself, as `dhen-search train` wants it, tried again as a study would try it.
 
-OnChange = Callable[[TrialRecord], None]
-"""A function that is called with the record as it grows."""
-
 
 def train_one(
     record: TrialRecord,
     job: Job,
     trainer: Trainer,
-    on_change: OnChange,
+    on_change: Callable[[TrialRecord], None],
     *,
     start_from: Path | None = None,
     say: Callable[[str], None] = lambda sentence: None,

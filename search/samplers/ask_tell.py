@@ -18,7 +18,7 @@ from search.samplers import check_sampler, make_sampler, successor
 from search.samplers.context import CandidatePricer, SamplerContext
 from search.selection import log_flops
 from spaces.space import Point
-from trials.records.trial_record import Outcome, TrialRecord
+from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -66,7 +66,7 @@ class Proposals:
 
     def remember(self, candidates: Iterable[TrialRecord]) -> None:
         """Takes over the candidates of earlier sessions, in order; those that have not ended count as running."""
-        for record in candidates:
+        for record in filter(_is_proposal, candidates):
             self._optuna_numbers[record.number] = len(self._optuna_numbers)
             self._study.add_trial(self._remembered(record))
             self._share_axes(record.number)
@@ -109,11 +109,14 @@ class Proposals:
         self._axes = self._distributions()
 
     def note(self, record: TrialRecord) -> None:
-        """Takes in what a proposal that still trains has shown so far."""
-        self._context.records[record.number] = record
+        """Takes in what a proposal that still trains has shown so far; all else that trains is passed over."""
+        if _is_proposal(record):
+            self._context.records[record.number] = record
 
     def tell(self, record: TrialRecord) -> None:
-        """Takes in how a proposal stands: that it has ended, or goes on."""
+        """Takes in how a proposal stands: that it has ended, or goes on; all else is passed over."""
+        if not _is_proposal(record):
+            return
         self.note(record)
         state, values = self._result(record)
         optuna_trial = self._asked.get(record.number) or self._running(record.number)
@@ -211,6 +214,12 @@ class Proposals:
         if record.result.outcome in not_trainable and max(_constraints(record).values(), default=0.0) > 0:
             return state.COMPLETE, [NE_OF_INFEASIBLE, log_flops(record.job.flops)]
         return (state.FAIL if record.result.outcome is Outcome.FAILED else state.PRUNED), None
+
+
+def _is_proposal(record: TrialRecord) -> bool:
+    """Whether a trial is a candidate of the search, at a point of the space."""
+    promoted = record.origin.promoted_from is not None
+    return record.kind is TrialKind.CANDIDATE and not promoted and not record.outside_space
 
 
 def _constraints(record: TrialRecord) -> dict[str, float]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from search.execution.proposals import OutsideProposals
 from search.execution.trainer import candidate_of, new_record, now
 from search.study.parts import StudyParts
 from search.study.reuse import next_point
-from search.study.tuning import Architecture, best_architectures, least_tuned
+from search.study.tuning import Architecture, best_architectures
 from spaces.nearest import nearest_label, nearest_point
 from spaces.space import Candidate, Point
 from trials.records.job import TrainingConfig
@@ -83,11 +84,6 @@ class CandidateSource:
     def baseline_total(self) -> int:
         """Number of the baseline's trainings, as long as there is time for all."""
         return self._config.baseline_trials + max(0, self._finding_passes - 1)
-
-    @property
-    def tunes_afterwards(self) -> bool:
-        """Whether a number of candidates tune the best architectures once the search is over."""
-        return self._config.tune_trials > 0
 
     @property
     def _finding_passes(self) -> int:
@@ -237,8 +233,9 @@ class CandidateSource:
         return best_architectures(self._state.candidates, self._space, TUNED_ARCHITECTURES)
 
     def _tuning(self, best: Sequence[Architecture]) -> AdmittedTrial:
-        """The sampler's next proposal for the architecture whose turn it is."""
-        architecture = least_tuned(best, self._state.candidates)
+        """The sampler's next proposal for the architecture that was tuned least often, the first of several."""
+        often = Counter(trial.origin.tuned_from for trial in self._state.candidates)
+        architecture = min(best, key=lambda architecture: often[architecture.trial])
         point, notes = self._ask({}, architecture.fixed | self._undecayed)
         return self._in_time(self._admitted(point, sampler_notes=notes, tuned_from=architecture.trial))
 

@@ -143,12 +143,10 @@ class Study:
         for trial in map(compact, changes.trials):
             before = state.trials.get(trial.number)
             state.note(trial)
-            searched = trial.kind is TrialKind.CANDIDATE and trial.origin.promoted_from is None
-            if searched and not trial.outside_space:
-                if before is None:
-                    parts.proposals.remember([trial])
-                else:
-                    parts.proposals.tell(trial)
+            if before is None:
+                parts.proposals.remember([trial])
+            else:
+                parts.proposals.tell(trial)
             if not trial.result.outcome.unfinished and (before is None or before.result.outcome.unfinished):
                 parts.admission.learn(trial)
                 parts.weights.note(trial)
@@ -238,7 +236,7 @@ class Study:
     def _tune(self) -> None:
         """Needs the search's candidates; gives the best architectures with other training settings, where that has
         not taken turns with the search."""
-        if self._candidates.tunes_afterwards:
+        if self._parts.config.tune_trials:  # a number of candidates, once the search is over
             self._enter(StageName.TUNING, self._state.head.trials_budget)
         self._runner.train_in_turns(self._candidates.tuning_trials, self._decisions)
 

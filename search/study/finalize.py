@@ -289,8 +289,14 @@ class Finals:
             if self._budget.spent and self._config.refit is not True:
                 has_time = earlier.issuperset(group)
             else:
+                # of the best alone any time, of further ones their share of the minutes, or what leaves the
+                # confirmation its time; what was asked for is done in any case
                 missing = self.retrainings.missing(wanted, weights=True)
-                has_time = self._has_time_to_refit(missing, best=group == first)
+                has_time, later = True, self._later
+                if later is not None and self._config.refit is not True and missing:
+                    seconds = later.retrained(request.of for request in missing)
+                    shared = group == first or seconds <= later.most_refits
+                    has_time = self._leave_time(seconds, [] if shared else [later.least_confirmation()])
             if has_time:
                 asked += group
             elif group == first:
@@ -372,16 +378,6 @@ class Finals:
         if self._state.elapsed_seconds() + seconds > began + self._later.most_distillation:
             follows += [self._later.refits(), self._later.least_confirmation()]
         return self._leave_time(seconds, follows)
-
-    def _has_time_to_refit(self, missing: Sequence[RetrainingRequest], *, best: bool) -> bool:
-        """Says whether there is time for what is missing of the winners that are trained once more: of the `best`
-        alone any, of further ones their share of the minutes, or what leaves the confirmation its time; what was
-        asked for is done in any case."""
-        if self._later is None or self._config.refit is True or not missing:
-            return True
-        seconds = self._later.retrained(request.of for request in missing)
-        shared = best or seconds <= self._later.most_refits
-        return self._leave_time(seconds, [] if shared else [self._later.least_confirmation()])
 
     def _leave_time(self, seconds: float, follows: Iterable[float]) -> bool:
         """Says whether so many seconds leave what follows its own, as far as there is time for it in any case."""

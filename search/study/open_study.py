@@ -118,8 +118,7 @@ def open_study(
             directory,
             log,
             space,
-            side_by_side=shares.sharing,
-            threads=shares.threads,
+            shares,
             joins=sharing is not None and sharing.joins,
         )
         # the space is as wide as earlier sessions have made it; a new study's as those have that it begins from
@@ -212,9 +211,7 @@ def open_study(
 
         pricer = CandidatePricer(space, log.features, fits, config.limits, config.training)
         proposals = Proposals(sampler=config.sampler, seed=config.seed, pricer=pricer, say=state.say)
-        proposals.remember(
-            [*warm_start.records, *(trial for trial in state.candidates if not trial.outside_space)]
-        )
+        proposals.remember([*warm_start.records, *state.candidates])
         parts = StudyParts(
             config=config,
             log=log,

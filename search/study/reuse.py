@@ -62,7 +62,14 @@ def points_of(space: Space, records: Iterable[StudyRecord]) -> list[Point]:
     each study at most, as the nearest that the space has. Points may leave axes open."""
     points: list[Point] = []
     for record in records:
-        for trial in _best_networks(record)[:MOST]:
+        winners = (record.best, record.knee, *reversed(record.front))
+        networks = (
+            network
+            for number in winners
+            if number is not None
+            for network in record.networks(record.trial(number))
+        )
+        for trial in list({network.job.fingerprint: network for network in networks}.values())[:MOST]:
             training = parse(TrainingConfig, trial.job.training, record.directory)
             point = nearest_point(space, parse_model(trial.job.model, record.directory), dict(training))
             if point not in points:
@@ -91,13 +98,6 @@ def read_other_study(name: str) -> StudyRecord:
             f"start_from: {name}: none of its candidates has a result so far; name another study."
         )
     return record
-
-
-def _best_networks(record: StudyRecord) -> list[TrialRecord]:
-    """Networks of the best, of the knee, then of the rest of the front, the lowest NE first."""
-    winners = [number for number in (record.best, record.knee, *reversed(record.front)) if number is not None]
-    networks = (network for number in winners for network in record.networks(record.trial(number)))
-    return list({network.job.fingerprint: network for network in networks}.values())
 
 
 FOUND_OUT = "auto"

@@ -24,7 +24,7 @@ from search.config import (
     written_config,
 )
 from search.dataset import log_name
-from search.execution.attempts import Parallelism, execution
+from search.execution.attempts import execution
 from search.execution.clock import StudyClock
 from search.execution.retraining import Retrainings
 from search.execution.trainer import Trainer
@@ -286,7 +286,22 @@ def finished_study(directory: Path, console: Console) -> Iterator[FinishedStudy]
                 ledger = Ledger(database_url(directory, config.storage), study_name(directory, config.name))
                 with contextlib.closing(ledger), RetrainingsView(console) as view:
                     shares = session.shares(config)
-                    retrainings = _retrainings(config, session, ledger, view, shares)
+                    space = load_space(config.space, session.log.features)
+                    settings = StudySettings(ledger, config, directory, session.log, space, shares)
+                    ledger.settle(settings.setting)
+                    # trained as its trials were: with the same ranks, precision and memory
+                    trainer = Trainer(
+                        session.launcher,
+                        session.log,
+                        directory,
+                        threads=shares.threads,
+                        precision=settings.precision,
+                        execution=execution(config, *settings.clusters, threads=shares.threads),
+                        ranks_at_once=shares.ranks,
+                    )
+                    retrainings = Retrainings(
+                        ledger, trainer, side_by_side=shares.side_by_side, watcher=view.watcher
+                    )
                     session.admit_hosts(shares)
                     yield FinishedStudy(
                         config=config, record=record, log=session.log, ledger=ledger, retrainings=retrainings
@@ -297,31 +312,3 @@ def finished_study(directory: Path, console: Console) -> Iterator[FinishedStudy]
             ReportWriter(directory, config, console).finish(read_study(directory))
         raise
     ReportWriter(directory, config, console).finish(read_study(directory))
-
-
-def _retrainings(
-    config: StudyConfig, session: Session, ledger: Ledger, view: RetrainingsView, shares: Parallelism
-) -> Retrainings:
-    """The study's retrainings, trained as its trials were: with the same ranks, precision and memory."""
-    directory, log = session.directory, session.log
-    settings = StudySettings(
-        ledger,
-        config,
-        directory,
-        log,
-        load_space(config.space, log.features),
-        side_by_side=shares.sharing,
-        threads=shares.threads,
-    )
-    ledger.settle(settings.setting)
-    trainer = Trainer(
-        session.launcher,
-        log,
-        directory,
-        threads=shares.threads,
-        precision=settings.precision,
-        execution=execution(config, *settings.clusters, threads=shares.threads),
-        ranks_at_once=shares.ranks,
-    )
-
-    return Retrainings(ledger, trainer, side_by_side=shares.side_by_side, watcher=view.watcher)

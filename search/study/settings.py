@@ -12,6 +12,7 @@ from dashboards.terminal.tables import counted
 from dhen.errors import UserError
 from dhen.values import parse
 from search.config import StudyConfig
+from search.execution.attempts import Parallelism
 from search.execution.growth import ordered_axes
 from search.execution.plan_trial import LOCAL, cluster_summary, declared_clusters
 from search.read_study import HEAD, NOTED_AT, not_begun, run_directory_of
@@ -48,9 +49,8 @@ class StudySettings:
         directory: Path,
         log: PreparedLog,
         space: Space,
+        shares: Parallelism,
         *,
-        side_by_side: int = 1,
-        threads: int | None = None,
         joins: bool = False,
     ) -> None:
         """Notes the facts of a new study, and holds a known study to its facts.
@@ -61,8 +61,7 @@ class StudySettings:
             directory: the run directory.
             log: log that the study searches on.
             space: space that it searches.
-            side_by_side: number of trials that share a machine, where the cluster is this one or like it.
-            threads: number of CPU threads per rank.
+            shares: what trials have of a machine, where the cluster is this one or like it.
             joins: whether another driver has begun the study, or goes on with it.
 
         Raises:
@@ -72,7 +71,7 @@ class StudySettings:
         if not joins:
             _check_home(ledger, directory)
         self._ledger, self._changes_alone = ledger, joins
-        self._facts = _settled(ledger, config, directory, log, space, side_by_side, threads)
+        self._facts = _settled(ledger, config, directory, log, space, shares)
         with ledger.database.record_errors():
             described = (self._facts["cluster"], *self._facts.get(LARGER_SHAPES, ()))
             # older versions noted `part_costs`, what parts of models had been measured to take
@@ -203,8 +202,7 @@ def _settled(
     directory: Path,
     log: PreparedLog,
     space: Space,
-    side_by_side: int,
-    threads: int | None,
+    shares: Parallelism,
 ) -> dict[str, Any]:
     """The facts of a study. This machine is measured for a new study alone: a second measurement would differ."""
     facts: dict[str, Any] = {"log": log.fingerprint, "space": space.fingerprint, "seed": config.seed}
@@ -218,8 +216,8 @@ def _settled(
             config.cluster,
             config.shapes,
             config.hbm,
-            side_by_side=side_by_side,
-            threads=threads,
+            side_by_side=shares.sharing,
+            threads=shares.threads,
             hosts_apart=config.launcher != LAUNCHED_HERE,
         )
         facts |= {"cluster": cluster.to_dict(), LARGER_SHAPES: [one.to_dict() for one in larger]}

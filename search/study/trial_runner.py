@@ -30,7 +30,7 @@ class Decisions:
     """The sampler and the stopping rule, if there is one, of a study; both see candidates alone."""
 
     def __init__(self, proposals: Proposals, rule: Judge | None, state: StudyState) -> None:
-        self._proposals, self._rule, self._state = proposals, rule, state
+        self.proposals, self._rule, self._state = proposals, rule, state
         self._judged = {
             number: len(trial.result.curve)
             for number, trial in state.trials.items()
@@ -54,16 +54,6 @@ class Decisions:
         stopped = first_stop(self._rule, so_far, judged, trials)
         self._judged[record.number] = max(judged, len((stopped or so_far).result.curve))
         return stopped
-
-    def note(self, record: TrialRecord) -> None:
-        """The sampler may look at what a candidate that still trains has shown so far."""
-        if record.kind is TrialKind.CANDIDATE and not record.outside_space:
-            self._proposals.note(record)
-
-    def tell(self, record: TrialRecord) -> None:
-        """The sampler learns how a candidate ended."""
-        if record.kind is TrialKind.CANDIDATE and not record.outside_space:
-            self._proposals.tell(record)
 
 
 LOG = logging.getLogger(__name__)
@@ -141,7 +131,7 @@ class TrialRunner:
         self.note(record)
         LOG.info("trial %d: %s%s", record.number, record.result.outcome, _why(record))
         if self._decisions is not None:
-            self._decisions.tell(record)
+            self._decisions.proposals.tell(record)
         self.know(record)
         if self._decisions is None:
             for trial in list(self._state.trials.values()):  # they share a result that was trained again
@@ -195,7 +185,7 @@ class TrialRunner:
         if not activity.run.ended and record is not before:
             self._state.note(record)
             if self._decisions is not None:
-                self._decisions.note(record)
+                self._decisions.proposals.note(record)
         return False
 
     def _ended(self, activity: Training) -> Iterator[Training]:

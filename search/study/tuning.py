@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -233,12 +232,6 @@ def best_architectures(
                 fingerprint(_without_dropout(trial.job.model)), Architecture(trial=trial.number, fixed=fixed)
             )
     return tuple(architectures.values())
-
-
-def least_tuned(best: Sequence[Architecture], candidates: Iterable[TrialRecord]) -> Architecture:
-    """The architecture whose turn it is: the first of those that were tuned least often."""
-    often = Counter(trial.origin.tuned_from for trial in candidates)
-    return min(best, key=lambda architecture: often[architecture.trial])
 
 
 def _dropouts(space: Space) -> list[Axis]:

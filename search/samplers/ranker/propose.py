@@ -318,11 +318,8 @@ class Observations:
     timed: list[tuple[KnownPoint, float]] = field(default_factory=list)
     """Candidates that have ended, with their forward time in milliseconds, where it was measured."""
 
-    @property
-    def finished(self) -> list[tuple[KnownPoint, float]]:
-        """Candidates with an NE at their end, and that NE."""
-        pairs = ((known, final_ne(record)) for known, record in zip(self.shown, self.records, strict=True))
-        return [(known, ne) for known, ne in pairs if ne is not None and math.isfinite(ne)]
+    finished: list[tuple[KnownPoint, float]] = field(default_factory=list)
+    """Candidates with an NE at their end, and that NE."""
 
 
 def propose(context: SamplerContext, seed: int) -> Point:
@@ -352,6 +349,9 @@ def observations_of(context: SamplerContext) -> Observations:
         if record is not None and has_shown(record):
             observations.shown.append(known)
             observations.records.append(record)
+            ne = final_ne(record)
+            if ne is not None and math.isfinite(ne):
+                observations.finished.append((known, ne))
         if context.unfinished(number):
             observations.pending.append(known)
         elif record is not None and record.plan.serving_ms is not None:
