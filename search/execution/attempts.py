@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from dhen.config import DhenConfig
 from dhen.errors import UserError
 from search.config import StudyConfig
-from search.execution.plan_trial import LOCAL, plan_of, plan_summary, unused
+from search.execution.plan_trial import LOCAL, plan_of, with_plan
 from search.execution.step_correction import StepCorrections
 from trials.cluster.cluster import Cluster, byte_words
 from trials.cluster.machine import cores, device, fastest_threads
@@ -145,16 +145,7 @@ class Execution(NamedTuple):
         ran_out = dict.fromkeys(
             attempt.strategy for attempt in in_shape if attempt.outcome is Outcome.OUT_OF_MEMORY
         )
-        return self.corrected(
-            anew.with_plan(
-                technique=priced.strategy.name,
-                ranks=job_plan.shape,
-                peak_bytes=priced.memory.total,
-                step_seconds=priced.time.total,
-                memory_excess=unused(priced, job_plan),
-                summary=plan_summary(job_plan, priced, tuple(ran_out)),
-            )
-        )
+        return self.corrected(with_plan(anew, job_plan, priced, tuple(ran_out)))
 
     def ended(self, record: TrialRecord, job: Job) -> TrialRecord:
         """A trial that no attempt follows, as it ends: one that ran out of memory says why none does."""

@@ -178,26 +178,28 @@ def plan_of(job: Job, clusters: Cluster | Sequence[Cluster], options: PlanOption
     return plan_in_least_shape(job.model, job.features, job.training, shapes, options=options)
 
 
-def with_plan(record: TrialRecord, job_plan: Plan) -> TrialRecord:
-    """The record with what is kept of a plan."""
-    closest, best = job_plan.closest, job_plan.best
-    if job_plan.lacking_bytes or best is None:
-        memory_excess = job_plan.lacking_bytes / job_plan.hbm
-    else:
-        memory_excess = unused(best, job_plan)
+def with_plan(
+    record: TrialRecord, job_plan: Plan, taken: PricedStrategy | None = None, ran_out: Collection[str] = ()
+) -> TrialRecord:
+    """The record with what is kept of a plan by which it is held as `taken`, by default as the plan has chosen.
+
+    `ran_out` are the strategies that were tried before and ran out of memory.
+    """
+    priced, best = taken or job_plan.closest, taken or job_plan.best
+    chosen = job_plan.chosen if taken is None else taken.strategy
+    lacks = taken is None and job_plan.lacking_bytes
     return record.with_plan(
-        technique=job_plan.chosen.name if job_plan.chosen else None,
+        technique=chosen.name if chosen else None,
         ranks=job_plan.shape,
-        peak_bytes=closest.memory.total if closest else None,
-        step_seconds=closest.time.total if closest else None,
-        memory_excess=memory_excess,
-        summary=plan_summary(job_plan, closest),
+        peak_bytes=priced.memory.total if priced else None,
+        step_seconds=priced.time.total if priced else None,
+        memory_excess=(
+            job_plan.lacking_bytes / job_plan.hbm
+            if lacks or best is None
+            else min(0, best.memory.needed - job_plan.hbm) / job_plan.hbm  # what is left over, negative
+        ),
+        summary=plan_summary(job_plan, priced, ran_out),
     )
-
-
-def unused(priced: PricedStrategy, job_plan: Plan) -> float:
-    """Returns the share of the memory that a strategy which fits leaves over, as a negative number."""
-    return min(0, priced.memory.needed - job_plan.hbm) / job_plan.hbm
 
 
 def _infeasible(record: TrialRecord, error: str, excess: float | None, began: float) -> TrialRecord:

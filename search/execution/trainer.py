@@ -212,7 +212,8 @@ class Trainer:
         strategy = self.execution.strategy(record)
         folder = self.folder(record)
         folder.mkdir(parents=True, exist_ok=True)
-        task = self._task(job).replace(
+        task = self._task(
+            job,
             **self.execution.task_fields(record, job),
             attempt=len(record.attempts),
             start_from=str(start_from) if start_from else None,
@@ -233,11 +234,8 @@ class Trainer:
     ) -> Scoring:
         """A scoring of a trial's kept weights on a split, which a scheduler begins; its logits stay in the trial's
         folder if wanted."""
-        task = self._task(job).replace(
-            **self.execution.task_fields(record, job),
-            score_split=split,
-            keep_logits=keep_logits,
-        )
+        fields = self.execution.task_fields(record, job)
+        task = self._task(job, **fields, score_split=split, keep_logits=keep_logits)
         LOG.info("%s %d: is scored on %s", _word(record), record.number, split)
         return Scoring(record, job, split, self._late(task, self.folder(record), record))
 
@@ -249,7 +247,7 @@ class Trainer:
         """
         folder = self._directory / SERVING
         folder.mkdir(parents=True, exist_ok=True)
-        task = self._task(job).replace(threads=serving.threads, serving=serving)
+        task = self._task(job, threads=serving.threads, serving=serving)
         run, said = self._launcher.start(task, folder), list[Event]()
         try:
             while not run.ended:
@@ -266,14 +264,15 @@ class Trainer:
     def _late(self, task: Task, folder: Path, record: TrialRecord) -> LateRun:
         return LateRun(lambda: self._launcher.start(task, folder), self.execution.ranks(record))
 
-    def _task(self, job: Job) -> Task:
-        return Task(
+    def _task(self, job: Job, **fields: Any) -> Task:
+        task = Task(
             job=job,
             teacher=str(self.teacher_file(job.teacher)) if job.teacher is not None else None,
             log_directory=str(self._log.directory),
             threads=self._threads,
             debug=LOG.isEnabledFor(logging.DEBUG),  # as the command was asked to with -vv
         )
+        return task.replace(**fields)
 
 
 def _word(record: TrialRecord) -> str:

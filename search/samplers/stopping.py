@@ -48,7 +48,10 @@ def first_stop(
     """
     for seen in range(judged + 1, len(record.result.curve) + 1):
         so_far = record.with_result(curve=record.result.curve[:seen])
-        stop = judge(so_far, trials) if _can_be_judged(so_far) else None
+        # it has an NE, and patience does not end it anyway, so that stopping saves something
+        stale, patience = seen - 1 - _best(so_far.result.curve), record.job.training.get("patience", math.inf)
+        can_be_judged = stale < patience and math.isfinite(best_ne(so_far, seen))
+        stop = judge(so_far, trials) if can_be_judged else None
         if stop is not None:
             return so_far.with_result(
                 outcome=Outcome.STOPPED,
@@ -87,13 +90,6 @@ def _best(curve: Curve) -> int:
     """The place of the evaluation with the lowest NE."""
     ne = curve.ne
     return min(range(len(ne)), key=lambda place: (math.isnan(ne[place]), ne[place]))
-
-
-def _can_be_judged(record: TrialRecord) -> bool:
-    """Whether the trial has an NE, and patience does not end it anyway, so that stopping saves something."""
-    stale = len(record.result.curve) - 1 - _best(record.result.curve)
-    patience: float = record.job.training.get("patience", math.inf)
-    return stale < patience and math.isfinite(best_ne(record, len(record.result.curve)))
 
 
 def schedule_of(trial: TrialRecord) -> tuple[object, ...]:

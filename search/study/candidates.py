@@ -250,8 +250,7 @@ class CandidateSource:
             return nearest_point(self._space, parse_model(baseline.job.model, "ledger"), training)
         start = self._space.start_point(index - 1, training)
         start = start or self._growth.start_point(candidates)
-        start = start or self._warm_start.start_point(candidates)
-        return start or next_point(self._starts, candidates)
+        return start or next_point((*self._warm_start.starts, *self._starts), candidates)
 
     def _admitted(
         self,

@@ -176,10 +176,21 @@ class Finals:
         lesson = Lesson.of(self._state, self._log)
         if lesson is None or not lesson.missing:
             return
-        has_time = partial(self._has_time_to_teach, self._state.elapsed_seconds())
+        began, later = self._state.elapsed_seconds(), self._later
+
+        def has_time(seconds: float) -> bool:
+            """Whether so many seconds are within the share of lessons or leave what follows its time; what was
+            asked for is done in any case."""
+            if later is None or self._config.distil is True:
+                return True
+            follows = [later.scores()]
+            if self._state.elapsed_seconds() + seconds > began + later.most_distillation:
+                follows += [later.refits(), later.least_confirmation()]
+            return self._leave_time(seconds, follows)
+
         file, members = self._trainer.teacher_file(lesson.teacher.job.fingerprint), lesson.members
         if not file.exists():
-            scoring = self._later.scored_on_train(members) if self._later is not None else 0.0
+            scoring = later.scored_on_train(members) if later is not None else 0.0
             if not all(map(self._weights.has, members)):
                 return
             if not has_time(scoring + lesson.missing[0][0].result.training_seconds):
@@ -368,16 +379,6 @@ class Finals:
             if len(winners) == 1:
                 return [], rounds
             winners = winners[:-1]
-
-    def _has_time_to_teach(self, began: float, seconds: float) -> bool:
-        """Says whether something of so many seconds, of lessons that `began` at a second of the study, is within
-        their share of the minutes or leaves what follows its time; what was asked for is done in any case."""
-        if self._later is None or self._config.distil is True:
-            return True
-        follows = [self._later.scores()]
-        if self._state.elapsed_seconds() + seconds > began + self._later.most_distillation:
-            follows += [self._later.refits(), self._later.least_confirmation()]
-        return self._leave_time(seconds, follows)
 
     def _leave_time(self, seconds: float, follows: Iterable[float]) -> bool:
         """Says whether so many seconds leave what follows its own, as far as there is time for it in any case."""

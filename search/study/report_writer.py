@@ -57,7 +57,15 @@ class ReportWriter:
         if self._writing is not None and not self._writing.done():
             return
         self._settle()
-        if (self.sharing is not None and not self._has_duty(self.sharing)) or study.finished:
+        sharing = self.sharing
+        if sharing is not None:
+            # one driver at a time writes; that is left to the one that does the study's end
+            if sharing.led_elsewhere:
+                self._leave_duty(sharing)
+            elif not self._on_duty and time.monotonic() >= self._asks_at:
+                self._asks_at = time.monotonic() + PAUSE_SECONDS
+                self._on_duty = sharing.take_report()
+        if (sharing is not None and not self._on_duty) or study.finished:
             return
         if study.ended and study.changes != self._changes and time.monotonic() >= self._due:
             self._changes = study.changes
@@ -80,15 +88,6 @@ class ReportWriter:
             self._thread.shutdown()
             if self._mirror is not None:
                 self._mirror.close()
-
-    def _has_duty(self, sharing: Sharing) -> bool:
-        """Whether this driver is the one that writes; it leaves that to the one that does the study's end."""
-        if sharing.led_elsewhere:
-            self._leave_duty(sharing)
-        elif not self._on_duty and time.monotonic() >= self._asks_at:
-            self._asks_at = time.monotonic() + PAUSE_SECONDS
-            self._on_duty = sharing.take_report()
-        return self._on_duty
 
     def _takes_duty(self, sharing: Sharing) -> bool:
         """Whether this driver writes the end, as the one that leads or the last; waits until no other writes."""

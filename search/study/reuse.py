@@ -153,17 +153,14 @@ class WarmStart:
             for record in reused.records
             if record.result.outcome is Outcome.COMPLETED
         }
-        self._starts: list[Point] = []
+        self.starts: list[Point] = []
+        """Points of the earlier front, which are proposed first."""
         trained = 0
         for record in reversed(pareto_front(reused.records)):
             job = job_of(space.decode(record.point)).fingerprint
             trained += job not in self._completed
             if job in self._completed or trained <= TRAINED_AGAIN:
-                self._starts.append(record.point)
-
-    def start_point(self, proposed: Collection[TrialRecord]) -> Point:
-        """Returns the next point of the earlier front that none of these candidates has; empty past the last."""
-        return next_point(self._starts, proposed)
+                self.starts.append(record.point)
 
     def result(self, record: TrialRecord) -> TrialRecord | None:
         """The record of a trial that is about to start, with what an equal job has brought there."""
@@ -257,7 +254,7 @@ def weights_there(record: TrialRecord) -> Path:
 
 
 def _here(
-    trial: TrialRecord, there: StudyRecord, log: PreparedLog, space: Space, job_of: JobOf, planned: Planned
+    trial: TrialRecord, study: StudyRecord, log: PreparedLog, space: Space, job_of: JobOf, planned: Planned
 ) -> TrialRecord:
     """A candidate of an earlier study as this one would have it.
 
@@ -284,8 +281,15 @@ def _here(
         raise _NotReusedError(OUTSIDE, error.shortly) from None
     except UserError as error:
         raise _NotReusedError(OUTSIDE, str(error).rstrip(".")) from None
-    _check_training(trial, job, own)
-    origin = StudyTrial(study=there.name, directory=str(Path(there.directory).resolve()), trial=trial.owner)
+    # more than the seed differs
+    if job.fingerprint != trial.job.fingerprint:
+        raise _NotReusedError(OTHERWISE, "by another version of dhen-search")
+    pairs = {key: (getattr(job.training, key), here) for key, here in own.training}
+    pairs["period"] = job.period, own.period
+    differ = [f"{key} {there}, here {here}" for key, (there, here) in pairs.items() if there != here]
+    if differ:
+        raise _NotReusedError(OTHERWISE, "; ".join(differ))
+    origin = StudyTrial(study=study.name, directory=str(Path(study.directory).resolve()), trial=trial.owner)
     # without what only that study's memory and limits said of it
     judged = trial.with_plan(serving_ms=None, serving_excess=None)
     if trial.result.outcome is Outcome.INFEASIBLE:
@@ -304,17 +308,6 @@ def _here(
         plan=record.plan.replace(summary=None),
         result=record.result.replace(test=None),
     )
-
-
-def _check_training(trial: TrialRecord, job: Job, own: Job) -> None:
-    """Raises where more than the seed differs."""
-    if job.fingerprint != trial.job.fingerprint:
-        raise _NotReusedError(OTHERWISE, "by another version of dhen-search")
-    pairs = {key: (getattr(job.training, key), here) for key, here in own.training}
-    pairs["period"] = job.period, own.period
-    differ = [f"{key} {there}, here {here}" for key, (there, here) in pairs.items() if there != here]
-    if differ:
-        raise _NotReusedError(OTHERWISE, "; ".join(differ))
 
 
 def _check_log(name: str, there: LogSummary, here: LogSummary, config: StudyConfig) -> None:

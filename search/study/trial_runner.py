@@ -259,16 +259,6 @@ class TrialRunner:
         if record.result.outcome.holds_for_equal_jobs:
             self._known.setdefault(record.job.fingerprint, record)
 
-    def _say_where_it_goes_on(self, record: TrialRecord) -> None:
-        """Says of a trial whose driver died whether what that had trained is at hand here."""
-        if record.attempts and record.attempts[-1].lost_its_driver:
-            checkpoints = self._trainer.folder(record) / CHECKPOINTS
-            there = checkpoints.is_dir() and any(checkpoints.iterdir())
-            start = f"its start: no checkpoint of it is in {checkpoints}"
-            self._state.say(
-                f"trial {record.number} goes on here, from {'its checkpoint' if there else start}"
-            )
-
     def _trains_elsewhere(self, record: TrialRecord) -> bool:
         """Whether another driver runs a trial of an equal job that began earlier: of two that wait for each other
         one has to begin."""
@@ -300,7 +290,13 @@ class TrialRunner:
             if job.fingerprint not in self._training and not self._trains_elsewhere(record):
                 self.fruitless = 0
                 self._training.add(job.fingerprint)
-                self._say_where_it_goes_on(record)
+                if record.attempts and record.attempts[-1].lost_its_driver:
+                    checkpoints = self._trainer.folder(record) / CHECKPOINTS
+                    there = checkpoints.is_dir() and any(checkpoints.iterdir())
+                    start = (
+                        "its checkpoint" if there else f"its start: no checkpoint of it is in {checkpoints}"
+                    )
+                    self._state.say(f"trial {record.number} goes on here, from {start}")
                 return self._start(record, job)
             self._waiting.append((record, job))
         return None

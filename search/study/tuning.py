@@ -37,7 +37,7 @@ from search.execution.trainer import (
 from search.selection import eligible, knee, ne_of, pareto_front
 from search.study.reuse import KeptWeights
 from search.study_state import StudyState
-from spaces.axes import Axis, random_value, read_axis
+from spaces.axes import random_value, read_axis
 from spaces.space import Candidate, Point, Space
 from trials.data.prepared_log import PreparedLog
 from trials.records.job import Job, TrainingConfig
@@ -190,7 +190,9 @@ class Architecture:
 
 def is_tunable(space: Space) -> bool:
     """Whether the space leaves anything to tune."""
-    tuned = {axis.name for axis in (*space.training_axes.values(), *_dropouts(space))}
+    tuned = {axis.name for axis in space.training_axes.values()}
+    for axes in (space.model_axes, *space.layer_axes.values()):
+        tuned |= {axis.name for key, axis in axes.items() if key.split(".")[-1] == DROPOUT}
     return bool(space.left_for_tuning or tuned & {axis.name for axis in space.axes})
 
 
@@ -232,12 +234,6 @@ def best_architectures(
                 fingerprint(_without_dropout(trial.job.model)), Architecture(trial=trial.number, fixed=fixed)
             )
     return tuple(architectures.values())
-
-
-def _dropouts(space: Space) -> list[Axis]:
-    """Axes of dropouts: the model's, and those of modules."""
-    all_axes = (space.model_axes, *space.layer_axes.values())
-    return [axis for axes in all_axes for key, axis in axes.items() if key.split(".")[-1] == DROPOUT]
 
 
 def _free(space: Space, trial: TrialRecord, left: Collection[str]) -> set[str]:

@@ -50,7 +50,10 @@ def expected_gain(
     gain_N = np.zeros(len(log_flops_N))
     for start, end, level in zip(starts_S, ends_S, levels_S, strict=True):
         width_N = np.clip(end - np.maximum(start, log_flops_N), 0.0, None)
-        gain_N += width_N * _expected_below(level, ne_N, error_N)
+        # expected distance of a normal NE below the level, counted as 0 where it lies above
+        z_N = (level - ne_N) / error_N
+        density_N = np.exp(-0.5 * z_N**2) / np.sqrt(2.0 * np.pi)
+        gain_N += width_N * (error_N * (density_N + z_N * ndtr(z_N)))
     return gain_N
 
 
@@ -59,14 +62,6 @@ def hypervolume(points: Iterable[Corner], reference: Corner) -> float:
     starts_S, levels_S = _stairs(points, reference)
     widths_S = np.diff(np.append(starts_S[1:], reference[0]))
     return float((widths_S * (reference[1] - levels_S[1:])).sum())
-
-
-def _expected_below(level: float, ne_N: np.ndarray, error_N: np.ndarray) -> np.ndarray:
-    """Expected distance of normal variables below a level, counted as 0 where they lie above."""
-    z_N = (level - ne_N) / error_N
-    density_N = np.exp(-0.5 * z_N**2) / np.sqrt(2.0 * np.pi)
-    below_N: np.ndarray = error_N * (density_N + z_N * ndtr(z_N))
-    return below_N
 
 
 def _stairs(points: Iterable[Corner], reference: Corner) -> tuple[np.ndarray, np.ndarray]:
