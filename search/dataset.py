@@ -85,7 +85,17 @@ def log_files(
     if "" in names:  # an unset variable of a shell; as a path it would be the current folder
         raise UserError(f"--data is empty; name a log, a prepared log, or `{DEMO}`.")
     if list(names) == [DEMO]:
-        return [_demo_file(demo or DemoConfig(), progress)]
+        demo = demo or DemoConfig()
+        folder = user_cache() / "demo"
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"demo-{demo.rows}-{demo.seed}"
+        if demo != DemoConfig(rows=demo.rows, seed=demo.seed):
+            name += f"-{fingerprint(demo.to_dict())}"
+        path = folder / f"{name}.parquet"
+        use(path)
+        generate(demo, path, progress=progress)
+        use(path)  # it may be new
+        return [path]
     paths: list[Path] = []
     for name in names:
         if is_url(name):
@@ -113,17 +123,3 @@ def log_name(names: Sequence[str]) -> str:
     else:
         path = Path(names[0]).resolve().parent if _is_pattern(names[0]) else Path(names[0])
     return path.name.split(".")[0] or "log"
-
-
-def _demo_file(demo: DemoConfig, progress: OnProgress | None) -> Path:
-    """The file of the demo log, generated where it is not there yet."""
-    folder = user_cache() / "demo"
-    folder.mkdir(parents=True, exist_ok=True)
-    name = f"demo-{demo.rows}-{demo.seed}"
-    if demo != DemoConfig(rows=demo.rows, seed=demo.seed):
-        name += f"-{fingerprint(demo.to_dict())}"
-    path = folder / f"{name}.parquet"
-    use(path)
-    generate(demo, path, progress=progress)
-    use(path)  # it may be new
-    return path

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -105,11 +106,14 @@ def open_session(
     study = config if isinstance(config, StudyConfig) else None
     storage = study.storage if study is not None else None
     name = study_name(directory, study.name) if study is not None and storage is not None else ""
-    with (
-        only_driver(directory, shared=shared, joins=joins),
-        only_writer(storage, name),
-        _hosts_of(study, console) as hosts,
-    ):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(only_driver(directory, shared=shared, joins=joins))
+        stack.enter_context(only_writer(storage, name))
+        hosts = None
+        if study is not None and study.launcher != LOCAL:
+            head = stack.enter_context(connected(study.launcher))
+            say = partial(console.print, soft_wrap=True, markup=False, highlight=False)
+            hosts = stack.enter_context(contextlib.closing(Hosts(head, say)))
         if study is not None and not joins:
             check_directory(directory, study)
         begun = (directory / STUDY_FILE).exists()
@@ -124,21 +128,3 @@ def open_session(
                 "dhen-search %s, process %d, log %s", version("dhen-search"), os.getpid(), log.fingerprint
             )
             yield Session(directory=directory, log=log, launcher=session_launcher, hosts=hosts, config=config)
-
-
-@contextlib.contextmanager
-def _hosts_of(config: StudyConfig | None, console: Console) -> Iterator[Hosts | None]:
-    """The hosts of the study's Ray cluster; None if all ranks are on this machine.
-
-    Raises:
-        UserError: if there is no such cluster.
-    """
-    if config is None or config.launcher == LOCAL:
-        yield None
-        return
-
-    def say(sentence: str) -> None:
-        console.print(sentence, soft_wrap=True, markup=False, highlight=False)
-
-    with connected(config.launcher) as head, contextlib.closing(Hosts(head, say)) as hosts:
-        yield hosts

@@ -16,9 +16,8 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from sqlalchemy.exc import ArgumentError
 
@@ -195,13 +194,6 @@ POLL_SECONDS = 0.25
 """Seconds after which a driver that waits for others asks again."""
 
 
-class Lost(Protocol):
-    """A function that returns a running trial as it stands once its driver has died."""
-
-    def __call__(self, trial: TrialRecord, /, driver: str) -> TrialRecord:
-        """`driver` says which one that was."""
-
-
 class Sharing:
     """This driver's share in a study."""
 
@@ -236,12 +228,17 @@ class Sharing:
             self.close()
             raise
 
-    def begin(self, follow: Callable[[Changes], None], lost: Lost, say: Callable[[str], None]) -> None:
+    def begin(
+        self,
+        follow: Callable[[Changes], None],
+        lost: Callable[[TrialRecord, str], TrialRecord],
+        say: Callable[[str], None],
+    ) -> None:
         """Takes part from now on.
 
         Args:
             follow: takes in what other drivers have committed.
-            lost: says what becomes of a trial whose driver has died.
+            lost: says what becomes of a trial whose driver has died, given which one that was.
             say: says a sentence to whoever watches this driver.
         """
         self._follow, self._lost, self._say = follow, lost, say
@@ -351,7 +348,7 @@ class Sharing:
         self.others = [driver for driver in others if driver.id not in dead]
         for driver in dead.values():
             name = in_words(driver.process, driver.host)
-            lost = self._ledger.bury(driver, partial(self._lost, driver=name))
+            lost = self._ledger.bury(driver, lambda trial, name=name: self._lost(trial, name))
             LOG.warning("driver %d (%s) is dead, it ran %d trials", driver.id, name, len(lost))
             for trial in lost:
                 self._say(f"trial {trial.number}: its driver died ({name})")
