@@ -248,15 +248,8 @@ class Retrainings:
 # Scores trained networks on a split, several side by side; a scoring that was killed is tried once more.
 
 
-class ScoringRequest(NamedTuple):
-    """A network that is to be scored, and the job that trained it."""
-
-    record: TrialRecord
-    job: Job
-
-
 def score_networks(
-    networks: Iterable[ScoringRequest],
+    networks: Iterable[tuple[TrialRecord, Job]],
     split: str,
     trainer: Trainer,
     take: Callable[[TrialRecord, Metrics], None],
@@ -267,7 +260,7 @@ def score_networks(
     """Scores the kept weights of trials on a split.
 
     Args:
-        networks: requests, which are taken up one by one, as late as there is a place for each.
+        networks: trials and the jobs that trained them, taken up one by one, as late as there is a place for each.
         split: train, validation or test.
         trainer: starts the processes.
         take: is called with each trial and its metrics, as they come.
@@ -300,5 +293,5 @@ def score_one(record: TrialRecord, job: Job, split: str, trainer: Trainer) -> Me
         UserError: if the processes end without a result.
     """
     results: list[Metrics] = []
-    score_networks([ScoringRequest(record, job)], split, trainer, lambda _, metrics: results.append(metrics))
+    score_networks([(record, job)], split, trainer, lambda _, metrics: results.append(metrics))
     return results[0]

@@ -46,7 +46,6 @@ from search.execution.later_stages import LaterStages
 from search.execution.retraining import (
     RetrainingRequest,
     Retrainings,
-    ScoringRequest,
     Watcher,
     score_networks,
 )
@@ -56,6 +55,7 @@ from search.study.trial_runner import TrialRunner
 from trials.data.log_views import JOINED, origins_of, save_teacher
 from trials.records.events import Progress
 from trials.records.findings import Choice
+from trials.records.job import Job
 from trials.records.study_record import Refitted, StudyRecord
 from trials.records.trial_record import Metrics, Outcome, TrialKind, TrialRecord
 
@@ -451,12 +451,12 @@ class Finals:
         """
         unique = {(network.kind is TrialKind.RETRAINING, network.owner): network for network in networks}
 
-        def upcoming() -> Iterator[ScoringRequest]:
+        def upcoming() -> Iterator[tuple[TrialRecord, Job]]:
             for network in unique.values():
                 if split == "test":  # counted before the score is known: a look that is cut short is a look
                     for trial in _sharing(winners, network) or [network]:
                         self._ledger.count_test_look(trial.network_of)
-                yield ScoringRequest(network, trained_job(network, self._log))
+                yield network, trained_job(network, self._log)
 
         LOG.info("scoring %d networks on %s", len(unique), split)
         score_networks(

@@ -25,7 +25,7 @@ from search.analysis.statistics import one_seed_difference
 from search.config import CONFIGURATION_KEYS, StudyConfig
 from search.execution.budget import untuned
 from search.execution.passes import Passes
-from search.execution.retraining import ScoringRequest, score_networks
+from search.execution.retraining import score_networks
 from search.execution.trainer import (
     Trainer,
     candidate_of,
@@ -352,7 +352,7 @@ class SmallestDifference:
         if numbers in self.known:
             return self.known[numbers]
         missing = [network for network in pair if not self.weights.have_logits(network, SPLIT)]
-        requests = [ScoringRequest(network, trained_job(network, self.log)) for network in missing]
+        requests = [(network, trained_job(network, self.log)) for network in missing]
         try:
             score_networks(requests, SPLIT, self.trainer, lambda network, metrics: None, keep_logits=True)
             split, rate = self.log.split(SPLIT), self.log.schema.negative_sampling_rate

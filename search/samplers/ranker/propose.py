@@ -105,23 +105,6 @@ class Description:
     """How large a thing is; unknown if there is none."""
 
 
-class KeptDescription:
-    """A description in less memory, for one of thousands that are kept: without the network that it is of, and
-    with names that it shares with others."""
-
-    __slots__ = ("_names", "_numbers", "_shares")
-
-    def __init__(self, description: Description) -> None:
-        self._names = tuple(map(sys.intern, (*description.shares, *description.sizes)))
-        self._numbers = array("d", (*description.shares.values(), *description.sizes.values()))
-        self._shares = len(description.shares)
-
-    def whole(self) -> Description:
-        """The description."""
-        pairs = list(zip(self._names, self._numbers, strict=True))
-        return Description(dict(pairs[: self._shares]), dict(pairs[self._shares :]))
-
-
 def describe(priced: PricedCandidate) -> Description:
     """A candidate in numbers: the first, the last and the average layer, the whole network, its training."""
     model = priced.candidate.model
@@ -280,22 +263,24 @@ WORST = 0.75
 """Quantile of the first candidates' NE up to which the front's area counts: an assumption, not measured apart."""
 
 
-@dataclass(frozen=True, slots=True)
 class KnownPoint:
     """A point that was proposed, and what is known of it without training; of its network the description alone
-    stays, since there may be thousands."""
+    stays, in little memory and with names that it shares with others, since there may be thousands."""
 
-    point: Point
-    fingerprint: str
-    """Fingerprint of the network and the training settings that the space decides."""
-    log_flops: float
-    """Log FLOPs of the candidate, the front's first axis."""
-    kept: KeptDescription
+    __slots__ = ("_names", "_numbers", "_shares", "fingerprint", "log_flops", "point")
+
+    def __init__(self, priced: PricedCandidate) -> None:
+        self.point, self.fingerprint, self.log_flops = priced.point, priced.fingerprint, priced.log_flops
+        description = describe(priced)
+        self._names = tuple(map(sys.intern, (*description.shares, *description.sizes)))
+        self._numbers = array("d", (*description.shares.values(), *description.sizes.values()))
+        self._shares = len(description.shares)
 
     @property
     def description(self) -> Description:
         """The candidate in numbers."""
-        return self.kept.whole()
+        pairs = list(zip(self._names, self._numbers, strict=True))
+        return Description(dict(pairs[: self._shares]), dict(pairs[self._shares :]))
 
 
 @dataclass(frozen=True)
@@ -337,7 +322,11 @@ def observations_of(context: SamplerContext) -> Observations:
     """What is known of a study, in the order of its trials."""
     observations = Observations()
     for number in sorted(context.points):
-        known, record = _known(context, number), context.records.get(number)
+        if number not in context.kept:  # worked out once; None if the point gives no model
+            priced = context.pricer.price(context.points[number])
+            context.kept[number] = None if priced is None else KnownPoint(priced)
+        known: KnownPoint | None = context.kept[number]
+        record = context.records.get(number)
         if known is None or known.fingerprint in observations.taken:
             continue
         observations.taken.add(known.fingerprint)
@@ -352,18 +341,6 @@ def observations_of(context: SamplerContext) -> Observations:
         elif record is not None and record.plan.serving_ms is not None:
             observations.timed.append((known, record.plan.serving_ms))
     return observations
-
-
-def _known(context: SamplerContext, number: int) -> KnownPoint | None:
-    """What is known of the proposal with this number, worked out once; None if its point gives no model."""
-    if number not in context.kept:
-        point = context.points[number]
-        priced = context.pricer.price(point)
-        context.kept[number] = priced and KnownPoint(
-            point, priced.fingerprint, priced.log_flops, KeptDescription(describe(priced))
-        )
-    known: KnownPoint | None = context.kept[number]
-    return known
 
 
 def _first_that_fits(drawn: Iterable[PricedCandidate], pricer: CandidatePricer, rng: random.Random) -> Point:
