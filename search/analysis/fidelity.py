@@ -12,7 +12,7 @@ from rich.console import Console
 
 from dashboards.names import short_name
 from dhen.atomic_write import write_atomically
-from dhen.config import DhenConfig
+from dhen.config import DhenConfig, ModelConfig
 from dhen.errors import UserError
 from search.analysis.fidelity_result import (
     FEWEST,
@@ -29,7 +29,7 @@ from search.dataset import OnProgress
 from search.execution.attempts import parallelism
 from search.execution.growth import widen_again
 from search.execution.passes import Passes
-from search.execution.plan_trial import UnfitCandidate, declared_cluster, plan_of, too_little_memory
+from search.execution.plan_trial import declared_cluster, plan_of, too_little_memory
 from search.execution.train_list import TrainingList, measured_precision
 from search.execution.trainer import Trainer, candidate_of, job_on, on_all_rows
 from search.read_study import read_finished_study
@@ -41,6 +41,7 @@ from spaces.space import Candidate, Space, load_space
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import Precision
 from trials.data.prepared_log import PreparedLog
+from trials.planner.plan import Plan
 from trials.records.job import Job, TrainingConfig
 from trials.records.study_record import StudyRecord
 from trials.records.trial_record import TrialRecord
@@ -70,7 +71,7 @@ def drawn(config: FidelityConfig, log: PreparedLog, precision: Precision) -> lis
     space = load_space(config.space, log.features)
     cluster = declared_cluster(config.cluster, config.ranks, config.hbm)
     candidates: list[AuditedCandidate] = []
-    closest: UnfitCandidate | None = None
+    closest: tuple[Plan, ModelConfig] | None = None
     for drawn_point in _points(space, log, config):
         training = on_all_rows(config.training, drawn_point.candidate)
         plan = plan_of(
@@ -79,8 +80,8 @@ def drawn(config: FidelityConfig, log: PreparedLog, precision: Precision) -> lis
         )
         if plan.chosen is not None:
             candidates.append(_subject(drawn_point.candidate, training))
-        else:
-            closest = UnfitCandidate(drawn_point, plan).nearer(closest)
+        elif closest is None or plan.lacking_bytes < closest[0].lacking_bytes:
+            closest = plan, drawn_point.candidate.model
         if len(candidates) == config.candidates:
             return candidates
     raise _too_few(space, cluster, len(candidates), config, closest)
@@ -104,7 +105,7 @@ def _too_few(
     cluster: Cluster,
     count: int,
     config: FidelityConfig,
-    closest: UnfitCandidate | None,
+    closest: tuple[Plan, ModelConfig] | None,
 ) -> UserError:
     if closest is None:
         return UserError(
@@ -112,7 +113,7 @@ def _too_few(
             f"give --candidates {max(FEWEST, count)} or a larger space."
         )
     fit = f"only {count} of {config.candidates} wanted fit" if count else "nothing fits"
-    return too_little_memory(space.name, fit, cluster, TRIES * config.candidates, closest)
+    return too_little_memory(space.name, fit, cluster, TRIES * config.candidates, *closest)
 
 
 class AuditedStudy(NamedTuple):

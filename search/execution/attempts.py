@@ -135,7 +135,13 @@ class Execution(NamedTuple):
             return None
         cluster = self.cluster_of(record)
         assert cluster is not None
-        job_plan, in_shape = self._plan_of_climb(job, cluster), attempts_in(cluster.shape, record)
+        job_plan = self._plan_of_climb(job, cluster)
+        # those that were planned by an older version, or not at all, count
+        in_shape = tuple(
+            attempt
+            for attempt in record.attempts
+            if attempt.plan is None or attempt.plan.ranks in (None, cluster.shape)
+        )
         priced = next_strategy(job_plan, in_shape)
         if priced is None:
             larger_plan = self._plan_in_larger_shape(record, job, cluster)
@@ -273,13 +279,6 @@ def shapes_here(config: StudyConfig) -> tuple[int, ...]:
 
 def _is_executed(config: StudyConfig) -> bool:
     return config.launcher != LAUNCHED_HERE or config.cluster in (LOCAL, THIS)
-
-
-def attempts_in(shape: str, record: TrialRecord) -> tuple[Attempt, ...]:
-    """A trial's attempts in a shape; those that were planned by an older version, or not at all, count."""
-    return tuple(
-        attempt for attempt in record.attempts if attempt.plan is None or attempt.plan.ranks in (None, shape)
-    )
 
 
 def next_strategy(plan: Plan, attempts: tuple[Attempt, ...]) -> PricedStrategy | None:

@@ -11,9 +11,10 @@ import random
 import time
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from dashboards.names import byte_size, short_name
+from dhen.config import ModelConfig
 from dhen.errors import UserError
 from search.samplers.context import MOST_OVER, CandidatePricer, PricedCandidate, evenly
 from spaces.space import Candidate
@@ -249,24 +250,13 @@ DRAWN = 200
 MIB = 2**20
 
 
-class UnfitCandidate(NamedTuple):
-    """A candidate that does not fit."""
-
-    drawn: PricedCandidate
-    plan: Plan
-
-    def nearer(self, other: UnfitCandidate | None) -> UnfitCandidate:
-        """The candidate that lacks less memory."""
-        return other if other is not None and other.plan.lacking_bytes <= self.plan.lacking_bytes else self
-
-
 def check_some_fit(pricer: CandidatePricer, cluster: Cluster, plan: Callable[[Candidate], Plan]) -> None:
     """Draws candidates of the space of `pricer` until one fits.
 
     Raises:
         UserError: if none does, naming the nearest and what would help; or why none could be planned.
     """
-    nearest: UnfitCandidate | None = None
+    nearest: tuple[Plan, ModelConfig] | None = None
     trouble: UserError | None = None
     for drawn in islice(evenly(pricer, set(), random.Random(0), {}), DRAWN):
         try:
@@ -276,9 +266,10 @@ def check_some_fit(pricer: CandidatePricer, cluster: Cluster, plan: Callable[[Ca
             continue
         if candidate_plan.chosen is not None:
             return
-        nearest = UnfitCandidate(drawn, candidate_plan).nearer(nearest)
+        if nearest is None or candidate_plan.lacking_bytes < nearest[0].lacking_bytes:
+            nearest = candidate_plan, drawn.candidate.model
     if nearest is not None:
-        raise too_little_memory(pricer.space.name, "nothing fits", cluster, DRAWN, nearest)
+        raise too_little_memory(pricer.space.name, "nothing fits", cluster, DRAWN, *nearest)
     if trouble is not None:
         raise trouble
 
@@ -312,10 +303,9 @@ def check_some_tables_fit(pricer: CandidatePricer) -> None:
 
 
 def too_little_memory(
-    space: str, fit: str, cluster: Cluster, drawn: int, nearest: UnfitCandidate
+    space: str, fit: str, cluster: Cluster, drawn: int, plan: Plan, model: ModelConfig
 ) -> UserError:
-    """An error with the nearest candidate and its need; `fit` says how many of the drawn candidates fit."""
-    plan, model = nearest.plan, nearest.drawn.candidate.model
+    """An error with the nearest candidate's plan and need; `fit` says how many of the drawn candidates fit."""
     needed = -(-(plan.hbm + plan.lacking_bytes) // MIB)
     return UserError(
         f"space {space!r}: {fit} {byte_size(plan.hbm)} per rank of cluster {cluster.name!r}, among {drawn} "

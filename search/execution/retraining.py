@@ -76,15 +76,11 @@ class Retrainings:
         self._records: dict[str, TrialRecord] = {}
         self.read_again()
 
-    def read_again(self) -> None:
-        """Takes over the retrainings that the ledger has; none of them goes on by now."""
+    def read_again(self) -> list[TrialRecord]:
+        """Takes over the retrainings that the ledger has, by number; none of them goes on by now."""
         records = [cut_short(record) for record in self._ledger.retrainings()]
         self._records = {record.job.fingerprint: record for record in records}
-
-    @property
-    def records(self) -> tuple[TrialRecord, ...]:
-        """The retrainings, by number."""
-        return tuple(sorted(self._records.values(), key=lambda record: record.number))
+        return records
 
     def run(
         self,

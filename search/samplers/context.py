@@ -132,10 +132,6 @@ class SamplerContext:
         """What a sampler, which is made anew for each proposal, keeps of earlier ones by their number, and could
         work out again."""
 
-    def unfinished(self, number: int) -> bool:
-        """Whether the proposal with this number has not ended."""
-        return number not in self.records or self.records[number].result.outcome.unfinished
-
 
 # Points that may be proposed: new ones, from the whole space and near good candidates.
 

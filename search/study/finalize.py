@@ -41,9 +41,8 @@ from search.analysis.choice import (
 )
 from search.analysis.confirm import confirm, confirming, most_important_first
 from search.execution.admission import AdmittedTrial
-from search.execution.budget import SeedBySeed
-from search.execution.later_stages import LaterStages
 from search.execution.retraining import (
+    HasTimeFor,
     RetrainingRequest,
     Retrainings,
     Watcher,
@@ -100,8 +99,7 @@ class Finals:
 
     def read_again(self) -> None:
         """Takes in what another driver, which has led before, has retrained."""
-        self.retrainings.read_again()
-        for record in self.retrainings.records:
+        for record in self.retrainings.read_again():
             self._state.note_retraining(record)
         self._state.note_comparisons(self._ledger.comparisons())
 
@@ -343,12 +341,39 @@ class Finals:
         least, most = self._config.confirm_seeds
         if not most or not self._state.selection.front:
             return
-        record, winners, has_time_for = self._state.record(), None, None
-        if self._later is not None and least < most:
-            winners, has_time_for = self._winners_in_time(record, self._later)
-            if not winners:
-                self._state.say(no_time_to_confirm(record, least, has_time_for.seconds(least)))
+        record, later, budget = self._state.record(), self._later, self._budget
+        winners: list[int] | None = None
+        has_time_for: HasTimeFor | None = None
+        if later is not None and least < most:
+            winners = most_important_first(record)
+            while True:  # as many winners as there is time to confirm from the least number of seeds
+                wanted = confirming(record, self._log, seeds=most, winners=winners)
+                per_seed = len(wanted) // most  # seed by seed, as many from each
+                missing = [
+                    self.retrainings.missing(wanted[first : first + per_seed], score="test")
+                    for first in range(0, len(wanted), per_seed)
+                ]
+                seed_seconds = [later.retrained(request.of for request in some) for some in missing]
+                seconds = sum(seed_seconds[:least])
+                in_time = not any(missing[:least]) or budget.has_time_for(seconds)
+                if in_time or len(winners) == 1:
+                    break
+                winners = winners[:-1]
+            if not in_time:
+                self._state.say(no_time_to_confirm(record, least, seconds))
                 return
+            seed_of = {request.job.fingerprint: i // per_seed for i, request in enumerate(wanted)}
+            begun = set(range(least)) if any(missing[:least]) else set[int]()
+
+            def may_begin(request: RetrainingRequest) -> bool:
+                """Whether it may begin: with its seed, or after it as long as the minutes are not over."""
+                seed = seed_of[request.job.fingerprint]
+                if seed in begun:
+                    return budget.has_time_for(0.0)
+                begun.add(seed)
+                return budget.has_time_for(seed_seconds[seed])
+
+            has_time_for = may_begin
         try:
             comparisons, sentences = confirm(
                 record,
@@ -365,20 +390,6 @@ class Finals:
             sentences = [f"{error} The study ends without a verdict; `{confirm_command(record)}` goes on."]
         for sentence in sentences:
             self._state.say(sentence)
-
-    def _winners_in_time(self, record: StudyRecord, later: LaterStages) -> tuple[list[int], SeedBySeed]:
-        """Returns as many winners as there is time to confirm, the best first; if there are none, beside what
-        the best alone would take."""
-        least, most = self._config.confirm_seeds
-        winners = most_important_first(record)
-        while True:
-            wanted = confirming(record, self._log, seeds=most, winners=winners)
-            rounds = SeedBySeed(wanted, self.retrainings, self._budget, later, seeds=most)
-            if rounds.has_time_for_seeds(least):
-                return winners, rounds
-            if len(winners) == 1:
-                return [], rounds
-            winners = winners[:-1]
 
     def _leave_time(self, seconds: float, follows: Iterable[float]) -> bool:
         """Says whether so many seconds leave what follows its own, as far as there is time for it in any case."""

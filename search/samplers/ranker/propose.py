@@ -336,9 +336,9 @@ def observations_of(context: SamplerContext) -> Observations:
             ne = final_ne(record)
             if ne is not None and math.isfinite(ne):
                 observations.finished.append((known, ne))
-        if context.unfinished(number):
+        if record is None or record.result.outcome.unfinished:
             observations.pending.append(known)
-        elif record is not None and record.plan.serving_ms is not None:
+        elif record.plan.serving_ms is not None:
             observations.timed.append((known, record.plan.serving_ms))
     return observations
 
