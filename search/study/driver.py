@@ -75,7 +75,7 @@ class Study:
             UserError: if no training of the baseline completes, or the database fails.
         """
         joins = self.sharing is not None and self.sharing.joins
-        self._settings.note(self._state, **({} if joins else {"finished": False}))
+        self._settings.note(**({} if joins else {"finished": False}))
         try:
             if self.sharing is None:
                 self._go_through(self._finals.go_on_for_weights)
@@ -93,14 +93,14 @@ class Study:
                         continue
                     self._go_through(self._finalise)
                     ended = self._settings.head.finished_at or now()
-                    self._settings.note(self._state, finished=True, finished_at=ended, stage=None)
+                    self._settings.note(finished=True, finished_at=ended, stage=None)
                     break
         except BaseException as error:
             LOG.warning("broken off: %s", type(error).__name__)
             resumable = isinstance(error, KeyboardInterrupt)
             self._runner.break_off(resumable=resumable)
             if resumable:
-                self._settings.note(self._state)
+                self._settings.note()
             raise
         finally:
             self._state.head = self._state.head.replace(running=False)
@@ -196,7 +196,7 @@ class Study:
                 self._runner.train(itertools.chain.from_iterable(trials), self._decisions)
 
             self._passes.find(self._state.trials, train)
-            self._settings.note(self._state, passes=self._passes.found)
+            self._settings.note(passes=self._passes.found)
             sentence = passes_found(self._state.head)
             assert sentence is not None
             LOG.info("%s", sentence)
@@ -227,7 +227,7 @@ class Study:
         turn."""
         yield from self._candidates.proposed_trials(lambda: self._runner.fruitless)
         if self._budget.enough is not None and self._settings.head.expected_gain is None:
-            self._settings.note(self._state, expected_gain=self._budget.enough)
+            self._settings.note(expected_gain=self._budget.enough)
             sentence = search_ended(self._state.head)
             assert sentence is not None
             LOG.info("%s", sentence)
@@ -265,12 +265,12 @@ class Study:
         self._finals.distil()
         self._enter(StageName.CHOICE)
         # the ledger has what is chosen before test is looked at
-        self._settings.note(self._state, choice=self._finals.choose_winners())
+        self._settings.note(choice=self._finals.choose_winners())
         self._enter(StageName.TEST)
         self._finals.score_winners()
         if self._finals.refits:
             self._enter(StageName.REFIT)
-        self._settings.note(self._state, refits=self._finals.refit_winners())
+        self._settings.note(refits=self._finals.refit_winners())
         self._enter(StageName.CONFIRMATION)
         self._finals.confirm_winners()
 
@@ -278,4 +278,4 @@ class Study:
         now = self._state.head.stage
         if self.sharing is not None and now is not None and STAGES.index(stage) <= STAGES.index(now.name):
             return  # another driver was there first
-        self._settings.enter(self._state, stage, total)
+        self._settings.enter(stage, total)

@@ -482,7 +482,7 @@ class Finals:
     def _note_wanted(self, total: int, done: int) -> None:
         stage = self._state.head.stage
         if stage is not None:
-            self._settings.enter(self._state, stage.name, total, done)
+            self._settings.enter(stage.name, total, done)
 
     def _note_progress(self, record: TrialRecord, progress: Progress) -> None:
         self._state.retraining_progress[record.number] = progress

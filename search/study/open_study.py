@@ -180,6 +180,7 @@ def open_study(
             observers=(*observers, settings.keep_time),
             clock=clock.seconds,
         )
+        settings.state = state
         clock.earlier_seconds = max(head.elapsed_seconds, covered_seconds(trials))
         state.notices += warm_starts(head)
         if head.undecayed_under is not None:
@@ -231,7 +232,7 @@ def open_study(
         )
 
         def commit(step: GrownAxis) -> None:
-            settings.note(state, grown=(*settings.head.grown, step), axes=ordered_axes(space))
+            settings.note(grown=(*settings.head.grown, step), axes=ordered_axes(space))
             proposals.take_wider_space()
 
         growth = Growth(
@@ -332,7 +333,7 @@ def _outside(parts: StudyParts, proposer: Proposer | None) -> OutsideProposals |
         return None
 
     def refuse(refusal: RefusedProposal) -> None:
-        settings.note(state, refused=(*settings.head.refused, refusal))
+        settings.note(refused=(*settings.head.refused, refusal))
 
     return OutsideProposals(
         lines=lines,

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 # What Optuna is told of one candidate: a trial with state, values, curve, constraints and attributes.
 
+QUALITY = ("ne", "auc", "calibration")
+"""User attributes with a trial's quality on validation."""
 NUMBER = "trial"
 """User attribute with the trial's number in the study; Optuna counts candidates alone, from 0 on."""
 DIGEST = "dhen_search:digest"
@@ -133,9 +135,7 @@ def attributes_of(trial: TrialRecord) -> dict[str, Any]:
         "peak_memory_bytes_predicted": plan.peak_bytes,
         "peak_memory_bytes_measured": measured.peak_memory_bytes,
         "forward_ms": plan.serving_ms,
-        "ne": quality.ne if quality and known(quality.ne) else None,
-        "auc": quality.auc if quality and known(quality.auc) else None,
-        "calibration": quality.calibration if quality and known(quality.calibration) else None,
+        **{name: value for name in QUALITY if quality and known(value := getattr(quality, name))},
         "examples_per_second": measured.examples_per_second,
         "seconds": result.seconds,
         "tuned_from": origin.tuned_from,

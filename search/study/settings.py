@@ -113,6 +113,8 @@ class StudySettings:
             seconds_budget=60.0 * config.minutes if config.minutes else None,
         )
         """The study's record without its trials."""
+        self.state: StudyState
+        """The study's state, once it is opened; its head has what is noted here."""
         self.had_finished = False
         """Says whether the study came to its end with this very budget: minutes left over then stay so, also where
         a later session of it was broken off."""
@@ -137,13 +139,13 @@ class StudySettings:
         noted: dict[str, Any] = self._facts[key]
         return noted
 
-    def note(self, state: StudyState, **facts: Any) -> None:
+    def note(self, **facts: Any) -> None:
         """Commits the head with these facts and the study's time, so that readers have it, and gives them to the
         state's head too."""
-        facts["elapsed_seconds"] = state.elapsed_seconds()
+        facts["elapsed_seconds"] = self.state.elapsed_seconds()
         self._noted_at = time.monotonic()
         self.head = self.head.replace(**facts)
-        state.head = state.head.replace(**facts)
+        self.state.head = self.state.head.replace(**facts)
         self._ledger.settle(self.setting)
         changes = self.head.model_dump(mode="json", include=set(facts) if self._changes_alone else None)
 
@@ -168,32 +170,29 @@ class StudySettings:
         """Whether a driver has committed that the study's end is in its report and in MLflow."""
         return bool((self._ledger.facts() or {}).get(WRITTEN))
 
-    def enter(
-        self, state: StudyState, name: StageName, total: int | None = None, done_before: int | None = None
-    ) -> None:
+    def enter(self, name: StageName, total: int | None = None, done_before: int | None = None) -> None:
         """Notes that a stage begins, so that observers and other terminals can say how far the study is.
 
         Args:
-            state: the study.
             name: the stage.
             total: number of its trainings, if there are any to count.
             done_before: number of these that are done; None: all trainings of their kind that the study has.
         """
-        before = counted(state.record(), name)
+        before = counted(self.state.record(), name)
         stage = Stage(
             name=name,
             total=total,
             done_before=before if done_before is None else done_before,
             counted_before=before,
-            began_seconds=state.elapsed_seconds(),
+            began_seconds=self.state.elapsed_seconds(),
         )
-        self.note(state, stage=stage)
-        state.tell()
+        self.note(stage=stage)
+        self.state.tell()
 
     def keep_time(self, state: StudyState) -> None:
         """Notes the study's time once in a while, for a driver that is killed: an observer of the state."""
         if time.monotonic() - self._noted_at > KEEP_TIME_SECONDS and state.trials:
-            self.note(state)
+            self.note()
 
 
 def _settled(
