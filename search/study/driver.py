@@ -173,14 +173,15 @@ class Study:
         while True:
             if not sharing.led_elsewhere:
                 with sharing.turn() as mine:
-                    if mine and done():
-                        return False
-                    if mine and more_to_train():
-                        return True
-                    if mine and not (sharing.led_elsewhere or sharing.run_elsewhere):
-                        sharing.take_lead()
-                        self._finals.read_again()
-                        return True
+                    if mine:
+                        if done():
+                            return False
+                        if more_to_train():
+                            return True
+                        if not (sharing.led_elsewhere or sharing.run_elsewhere):
+                            sharing.take_lead()
+                            self._finals.read_again()
+                            return True
             self._state.tell()
             time.sleep(POLL_SECONDS)
             sharing.sync()
@@ -197,11 +198,13 @@ class Study:
 
             self._passes.find(self._state.trials, train)
             self._settings.note(passes=self._passes.found)
-            sentence = passes_found(self._state.head)
-            assert sentence is not None
-            LOG.info("%s", sentence)
-            self._state.say(sentence)
+            self._say(passes_found(self._state.head))
             self._leave_lead()
+
+    def _say(self, sentence: str | None) -> None:
+        assert sentence is not None
+        LOG.info("%s", sentence)
+        self._state.say(sentence)
 
     def _leave_lead(self) -> None:
         if self.sharing is not None:
@@ -228,10 +231,7 @@ class Study:
         yield from self._candidates.proposed_trials(lambda: self._runner.fruitless)
         if self._budget.enough is not None and self._settings.head.expected_gain is None:
             self._settings.note(expected_gain=self._budget.enough)
-            sentence = search_ended(self._state.head)
-            assert sentence is not None
-            LOG.info("%s", sentence)
-            self._state.say(sentence)
+            self._say(search_ended(self._state.head))
 
     def _tune(self) -> None:
         """Needs the search's candidates; gives the best architectures with other training settings, where that has

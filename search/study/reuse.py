@@ -313,9 +313,9 @@ def _here(
 def _check_log(name: str, there: LogSummary, here: LogSummary, config: StudyConfig) -> None:
     if there.fingerprint == here.fingerprint:
         return
-    known = LogSummary.model_fields.keys() - {"fingerprint", "ne_floor", "base_rate"}
+    apart = ("fingerprint", "ne_floor", "base_rate")
     pairs = {
-        key: (getattr(there, key), getattr(here, key)) for key in LogSummary.model_fields if key in known
+        key: (getattr(there, key), getattr(here, key)) for key in LogSummary.model_fields if key not in apart
     }
     # settings by which a log is found and prepared
     read_there, read_here = load_yaml(Path(name) / STUDY_FILE), config.to_dict()
