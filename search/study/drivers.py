@@ -16,6 +16,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -231,14 +232,14 @@ class Sharing:
     def begin(
         self,
         follow: Callable[[Changes], None],
-        lost: Callable[[TrialRecord, str], TrialRecord],
+        lost: Callable[[str, TrialRecord], TrialRecord],
         say: Callable[[str], None],
     ) -> None:
         """Takes part from now on.
 
         Args:
             follow: takes in what other drivers have committed.
-            lost: says what becomes of a trial whose driver has died, given which one that was.
+            lost: says of a driver that has died, and a trial that it ran, what becomes of that.
             say: says a sentence to whoever watches this driver.
         """
         self._follow, self._lost, self._say = follow, lost, say
@@ -348,7 +349,7 @@ class Sharing:
         self.others = [driver for driver in others if driver.id not in dead]
         for driver in dead.values():
             name = in_words(driver.process, driver.host)
-            lost = self._ledger.bury(driver, lambda trial, name=name: self._lost(trial, name))
+            lost = self._ledger.bury(driver, partial(self._lost, name))
             LOG.warning("driver %d (%s) is dead, it ran %d trials", driver.id, name, len(lost))
             for trial in lost:
                 self._say(f"trial {trial.number}: its driver died ({name})")

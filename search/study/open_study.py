@@ -259,7 +259,7 @@ def open_study(
             ledger.settle(settings.setting)  # what a dead driver has left is written at once
             sharing.begin(
                 study.follow,
-                lambda trial, driver: without_driver(trial, executed.strategy(trial), driver),
+                lambda driver, trial: without_driver(trial, executed.strategy(trial), driver),
                 state.say,
             )
         undone.pop_all()
