@@ -86,28 +86,20 @@ class LazyGroup(click.Group):
             gc.freeze()
         assert isinstance(command, click.Command)
         if all(param.name != VERBOSE for param in command.params):
-            command.params.append(_verbose())
+            show = click.Option(
+                ["-v", f"--{VERBOSE}"],
+                count=True,
+                callback=lambda context, parameter, verbosity: show_logs(verbosity),
+                expose_value=False,
+                help="Log on stderr what is done; -vv with details.",
+            )
+            command.params.append(show)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes one line per verb, without importing any."""
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
-
-
-def _verbose() -> click.Option:
-    """An option of every verb: show what modules log."""
-
-    def show(context: click.Context, parameter: click.Parameter, verbosity: int) -> None:
-        show_logs(verbosity)
-
-    return click.Option(
-        ["-v", f"--{VERBOSE}"],
-        count=True,
-        callback=show,
-        expose_value=False,
-        help="Log on stderr what is done; -vv with details.",
-    )
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -141,7 +133,11 @@ def main(arguments: list[str] | None = None) -> Any:
         sys.exit(EXIT_CODE)
     except HeadGoneError as error:
         click.echo(f"dhen-search: {error}", err=True)
-        _end_without_ray()
+        # before Ray ends this process: its threads wait for the head that is gone, and crash it as it ends
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(EXIT_CODE)
     except UserError as error:
         fail(str(error))
     except ScoreError as error:
@@ -221,15 +217,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, signal.SIG_IGN)
     raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
-
-
-def _end_without_ray() -> None:
-    """Ends with exit code 2 before Ray does: its threads wait for the head that is gone, and crash a process that
-    ends as usual."""
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(EXIT_CODE)
 
 
 def fail(message: str) -> None:

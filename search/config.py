@@ -264,50 +264,10 @@ class StudyConfig(LogConfig):
             )
         return value
 
-    @model_validator(mode="after")
-    def _servers_are_wanted(self) -> StudyConfig:
-        synchrony = self.training.tables.synchrony
-        if self.servers is not None and synchrony == "local":
-            raise ValueError(
-                f"servers={self.servers} would hold tables, and training.tables.synchrony=local has them on the "
-                "ranks: give training.tables.synchrony=async, semi or sync too, or leave servers out"
-            )
-        if synchrony != "local" and self.objective == "next_period":
-            raise ValueError(
-                f"objective=next_period goes on with tables that the ranks hold, and training.tables.synchrony="
-                f"{synchrony} has them on servers: leave one of the two out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _next_period_goes_on_learning(self) -> StudyConfig:
-        if self.objective != "next_period":
-            return self
-        does = {
-            "refit": "trains on validation before test, which objective=next_period does in any case",
-            "distil": "has networks learn from what an average says of the training rows, and with "
-            "objective=next_period they go on learning from later ones",
-        }
-        for key, what in does.items():
-            if getattr(self, key) is True:
-                raise ValueError(f"{key}=yes {what}: leave one of the two out")
-        return self
-
     @field_validator("period", mode="before")
     @classmethod
     def _rows_as_words(cls, value: Any) -> Any:
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-    @model_validator(mode="after")
-    def _periods_are_wanted(self) -> StudyConfig:
-        if self.period is not None and self.objective != "next_period":
-            raise ValueError(
-                f"period={self.period} is the length of periods that are scored ahead, which none are: give "
-                "objective=next_period too, or leave it out"
-            )
-        if self.period is not None:
-            parse_length(self.period)
-        return self
 
     @field_validator("ranks", mode="before")
     @classmethod
@@ -315,7 +275,11 @@ class StudyConfig(LogConfig):
         if value is None:
             return None
         given = value.split(",") if isinstance(value, str) else value
-        if not isinstance(given, list | tuple) or not given or not all(map(_is_shape, given)):
+        if (
+            not isinstance(given, list | tuple)
+            or not given
+            or not all(isinstance(shape, str) and RANKS.fullmatch(shape.strip()) for shape in given)
+        ):
             raise ValueError(
                 "expected hosts x ranks per host, both above 0, such as 2x4, or several such shapes: 1x1,1x2"
             )
@@ -349,16 +313,40 @@ class StudyConfig(LogConfig):
         return value
 
     @model_validator(mode="after")
-    def _worth_of_a_search_that_ends(self) -> StudyConfig:
+    def _keys_go_together(self) -> StudyConfig:
+        synchrony, ahead = self.training.tables.synchrony, self.objective == "next_period"
+        if self.servers is not None and synchrony == "local":
+            raise ValueError(
+                f"servers={self.servers} would hold tables, and training.tables.synchrony=local has them on the "
+                "ranks: give training.tables.synchrony=async, semi or sync too, or leave servers out"
+            )
+        if synchrony != "local" and ahead:
+            raise ValueError(
+                f"objective=next_period goes on with tables that the ranks hold, and training.tables.synchrony="
+                f"{synchrony} has them on servers: leave one of the two out"
+            )
+        if ahead and self.refit is True:
+            raise ValueError(
+                "refit=yes trains on validation before test, which objective=next_period does in any case: leave "
+                "one of the two out"
+            )
+        if ahead and self.distil is True:
+            raise ValueError(
+                "distil=yes has networks learn from what an average says of the training rows, and with "
+                "objective=next_period they go on learning from later ones: leave one of the two out"
+            )
+        if self.period is not None and not ahead:
+            raise ValueError(
+                f"period={self.period} is the length of periods that are scored ahead, which none are: give "
+                "objective=next_period too, or leave it out"
+            )
+        if self.period is not None:
+            parse_length(self.period)
         if self.worth is not None and self.search_until == "none":
             raise ValueError(
                 f"worth={self.worth:g} says when the search ends, and search_until=none that it does not: leave "
                 "one of the two out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _averages_for_what_needs_them(self) -> StudyConfig:
         if self.distil is True and self.origins:
             raise ValueError(
                 f"distil=yes has networks learn from averages, which with origins={self.origins} have seen what "
@@ -370,10 +358,6 @@ class StudyConfig(LogConfig):
                 "such as averages=3"
             )
         return self
-
-
-def _is_shape(text: object) -> bool:
-    return isinstance(text, str) and RANKS.fullmatch(text.strip()) is not None
 
 
 def _numbers(shape: str) -> tuple[int, int]:
@@ -466,14 +450,11 @@ def as_begun(config: StudyConfig, directory: Path) -> StudyConfig:
         name = directory.resolve().name
     log = {} if config.data == (DEMO,) else {"data": tuple(map(_absolute, config.data))}
     files = {"schema_file": config.schema_file, "space": config.space, "baseline": config.baseline}
-    named = {key: _absolute(file) for key, file in files.items() if file is not None and _is_file(file)}
+    # what has no suffix may be a name of ours
+    paths = {key: Path(file) for key, file in files.items() if file is not None}
+    named = {key: str(path.absolute()) for key, path in paths.items() if path.suffix and path.is_file()}
     earlier = {key: tuple(map(_absolute, getattr(config, key))) for key in ("warm_start", "start_from")}
     return config.replace(name=name, **log, **named, **earlier)
-
-
-def _is_file(name: str) -> bool:
-    """Tells whether a setting names a file; what has no suffix may be a name of ours."""
-    return Path(name).suffix != "" and Path(name).is_file()
 
 
 def _absolute(path: str) -> str:

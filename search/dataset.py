@@ -85,22 +85,31 @@ def log_files(
     if "" in names:  # an unset variable of a shell; as a path it would be the current folder
         raise UserError(f"--data is empty; name a log, a prepared log, or `{DEMO}`.")
     if list(names) == [DEMO]:
-        return [_demo_file(demo or DemoConfig(), progress)]
-    paths = [path for name in names for path in _paths(name, progress)]
+        demo = demo or DemoConfig()
+        folder = user_cache() / "demo"
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"demo-{demo.rows}-{demo.seed}"
+        if demo != DemoConfig(rows=demo.rows, seed=demo.seed):
+            name += f"-{fingerprint(demo.to_dict())}"
+        path = folder / f"{name}.parquet"
+        use(path)
+        generate(demo, path, progress=progress)
+        use(path)  # it may be new
+        return [path]
+    paths: list[Path] = []
+    for name in names:
+        if is_url(name):
+            paths.append(local_copy(name, progress))
+        elif not _is_pattern(name):
+            paths.append(Path(name))
+        elif found := sorted(glob.glob(name, recursive=True)):
+            paths += map(Path, found)
+        else:
+            raise MissingLogError(f"{name}: no file or folder fits this pattern.")
     missing = [path for path in paths if not path.exists()]
     if missing:
         raise MissingLogError(f"{missing[0]}: no such file or folder (a log, a prepared log, or `{DEMO}`).")
     return paths
-
-
-def _paths(name: str, progress: OnProgress | None) -> list[Path]:
-    if is_url(name):
-        return [local_copy(name, progress)]
-    if not _is_pattern(name):
-        return [Path(name)]
-    if not (found := sorted(glob.glob(name, recursive=True))):
-        raise MissingLogError(f"{name}: no file or folder fits this pattern.")
-    return [Path(path) for path in found]
 
 
 def _is_pattern(name: str) -> bool:
@@ -114,17 +123,3 @@ def log_name(names: Sequence[str]) -> str:
     else:
         path = Path(names[0]).resolve().parent if _is_pattern(names[0]) else Path(names[0])
     return path.name.split(".")[0] or "log"
-
-
-def _demo_file(demo: DemoConfig, progress: OnProgress | None) -> Path:
-    """The file of the demo log, generated where it is not there yet."""
-    folder = user_cache() / "demo"
-    folder.mkdir(parents=True, exist_ok=True)
-    name = f"demo-{demo.rows}-{demo.seed}"
-    if demo != DemoConfig(rows=demo.rows, seed=demo.seed):
-        name += f"-{fingerprint(demo.to_dict())}"
-    path = folder / f"{name}.parquet"
-    use(path)
-    generate(demo, path, progress=progress)
-    use(path)  # it may be new
-    return path

@@ -124,30 +124,16 @@ def field_docs(cls: type[BaseModel]) -> dict[str, str]:
     has its own."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        if issubclass(base, BaseModel) and base is not BaseModel:
-            docs |= _declared(base)
+        if not issubclass(base, BaseModel) or base is BaseModel:
+            continue
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, below in zip(definition.body, definition.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                text = below.value if isinstance(below, ast.Expr) else None
+                if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                    docs[field.target.id] = inspect.cleandoc(text.value)
     return docs
-
-
-def _declared(cls: type[BaseModel]) -> dict[str, str]:
-    """The docstrings below the fields that a class itself declares."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    assert isinstance(definition, ast.ClassDef)
-    docs = {}
-    for field, below in zip(definition.body, definition.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            docs[field.target.id] = _text(below)
-    return {name: doc for name, doc in docs.items() if doc}
-
-
-def _text(statement: ast.stmt) -> str:
-    """The text of a statement that is a string and nothing else; empty for any other."""
-    value = statement.value if isinstance(statement, ast.Expr) else None
-    return (
-        inspect.cleandoc(value.value)
-        if isinstance(value, ast.Constant) and isinstance(value.value, str)
-        else ""
-    )
 
 
 # The option `--data`: a log's files, or the built-in `demo` log.

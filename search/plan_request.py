@@ -27,7 +27,6 @@ from trials.cluster.this_machine import THIS
 from trials.planner.estimates import PlanOptions
 from trials.planner.plan import Plan, plan, plan_in_least_shape
 from trials.records.job import TrainingConfig
-from trials.records.strategy import Strategy
 
 EXAMPLE = "schema: {tables: [{name: site, rows: 1000000}], numeric: 13}"
 
@@ -75,7 +74,10 @@ def read_request(
         set_override(raw, word)
     for unknown in sorted(set(raw) - set(CONFIGURATION_KEYS)):
         raise unknown_name("key", unknown, (*CONFIGURATION_KEYS, *HELD_KEYS, *LOG_KEYS))
-    model = _model(raw.get("model"), what)
+    model = raw.get("model")
+    if model is None:
+        raise UserError(f"{what}: the key 'model' is missing: a model's configuration, or the name of one.")
+    model = named_model(model) if isinstance(model, str) else parse_model(model, f"{what}: model")
     training = parse(TrainingConfig, raw.get("training") or {}, f"{what}: training")
     if log_config:
         log = open_log(log_config)
@@ -144,12 +146,6 @@ def _request(data: dict[str, Any]) -> dict[str, Any]:
     return data if "model" in data or "schema" in data else {"model": data}
 
 
-def _model(data: object, what: str) -> ModelConfig:
-    if data is None:
-        raise UserError(f"{what}: the key 'model' is missing: a model's configuration, or the name of one.")
-    return named_model(data) if isinstance(data, str) else parse_model(data, f"{what}: model")
-
-
 def _schema(data: object, what: str) -> FeatureSchema:
     """The inputs as written; a number of numeric inputs stands for so many names."""
     if data is None:
@@ -183,21 +179,14 @@ def fits_nowhere(
     """Whether a plan failed in a way that neither a smaller batch nor fewer layers mend."""
     if cluster_plan.chosen is not None:
         return False
+    # the fewest with which a technique is on the ladder: a layer per stage, an example per micro-batch of a rank
+    technique, layers, examples = options.technique, 1, 1
+    if technique is not None:
+        layers = technique.pipeline * technique.chunks_per_rank
+        examples = max(technique.micro_batches, 2 if technique.no_sync else 1)
     cluster = shapes[-1]
     model, training = request.model, for_cluster(request.training, cluster)
     if isinstance(model, DhenConfig):
-        model = model.replace(layers=model.layers[: _fewest_layers(options.technique)])
-    smallest = training.replace(batch_size=cluster.ranks * _fewest_examples(options.technique))
+        model = model.replace(layers=model.layers[:layers])
+    smallest = training.replace(batch_size=cluster.ranks * examples)
     return plan(model, request.schema, smallest, cluster, options=options).chosen is None
-
-
-def _fewest_layers(technique: Strategy | None) -> int:
-    """The fewest layers with which a technique is on the ladder: one per stage of a pipeline."""
-    return 1 if technique is None else technique.pipeline * technique.chunks_per_rank
-
-
-def _fewest_examples(technique: Strategy | None) -> int:
-    """The fewest examples of a rank with which a technique is on the ladder: one per micro-batch."""
-    if technique is None:
-        return 1
-    return max(technique.micro_batches, 2 if technique.no_sync else 1)

@@ -27,7 +27,7 @@ from search.run_directory import (
     trial_folder,
 )
 from search.study_state import StudyState
-from trials.records.events import EVENTS, Evaluated, Event, EventReader, Progress
+from trials.records.events import EVENTS, Evaluated, EventReader, Progress
 from trials.records.study_record import LogSummary, StudyRecord
 from trials.records.trial_record import Outcome, TrialRecord
 from trials.store.database import same_database, sqlite_file
@@ -179,25 +179,29 @@ def _read(
         retrainings = ledger.retrainings()
     running = not record.finished if running is None else running
     record = record.replace(running=running)
-    trials = [_as_it_is(directory, trial, running=running) for trial in trials]
+    if (
+        running
+    ):  # the ledger has a trial as it began: its curve so far is in the run directory, if that is here
+        for index, trial in enumerate(trials):
+            if trial.result.outcome is Outcome.RUNNING and directory:
+                for event in EventReader(trial_folder(directory, trial.number) / EVENTS)():
+                    if isinstance(event, Evaluated):
+                        trials[index] = reduce_event(trials[index], event)
+    else:  # cut short with its driver
+        trials = list(map(cut_short, trials))
     retrainings = [trial if running else cut_short(trial) for trial in retrainings]
     if directory is not None:
         record = record.replace(directory=str(directory))
     if not running or record.finished:
         noted_at = math.inf
-    elif directory is not None and noted_at < _driven_since(directory):
-        noted_at = math.inf  # an earlier driver did, and this one has not yet
+    elif directory is not None:
+        with suppress(FileNotFoundError):
+            # the newest driver took its lock later: an earlier one noted this, and it has not yet
+            if noted_at < (directory / LOCK_FILE).stat().st_mtime:
+                noted_at = math.inf
     since = max(0.0, time.time() - noted_at)
     study = StudyState(record, trials, retrainings).record()
     return study.replace(elapsed_seconds=max(study.elapsed_seconds, record.elapsed_seconds + since))
-
-
-def _driven_since(directory: Path) -> float:
-    """When the newest driver of the study in a run directory took its lock, in seconds since 1970."""
-    try:
-        return (directory / LOCK_FILE).stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
 
 
 def _has_ledger(directory: Path) -> bool:
@@ -254,20 +258,3 @@ def not_begun(what: Path | str) -> UserError:
         f"{what}: trials were trained here, and the study's database with their results is lost or empty. Put it "
         f"back from a copy (study.db, or what storage= names), or begin a new study with another --out.{saved}"
     )
-
-
-def _as_it_is(directory: Path | None, trial: TrialRecord, *, running: bool) -> TrialRecord:
-    """A trial of the ledger, which has it as it began: with the curve so far where its run directory is here, or
-    cut short with its driver."""
-    if trial.result.outcome is not Outcome.RUNNING:
-        return trial
-    if not running:
-        return cut_short(trial)
-    for event in _events(directory, trial.number) if directory else ():
-        if isinstance(event, Evaluated):
-            trial = reduce_event(trial, event)
-    return trial
-
-
-def _events(directory: Path, number: int) -> list[Event]:
-    return EventReader(trial_folder(directory, number) / EVENTS)()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -132,17 +133,21 @@ def pick(front: list[TrialRecord], how: str, by_tables: Sequence[TrialRecord] = 
         return knee_trial
     what, _, limit = (word.strip() for word in how.partition("<="))
     if what == "table_bytes" and limit:
-        return _within_table_bytes(by_tables, how, limit)
+        try:
+            most = parse_bytes(limit)
+        except ValueError as error:
+            raise UserError(f"--pick {how!r}: {error}.") from None
+        fitting = [trial for trial in by_tables if _table_bytes(trial) <= most]
+        if not fitting:
+            least = min(map(_table_bytes, by_tables), default=None)
+            smallest = f"{byte_words(least)} ({least:,} bytes)" if least is not None else "not known"
+            raise UserError(f"--pick {how!r}: the smallest embedding tables on the front take {smallest}.")
+        return fitting[-1]
     if what not in ("flops", "ms") or not _NUMBER.fullmatch(limit):
         expected = (
             "best, lowest, knee, 'flops<=5e6', 'ms<=2.5', 'table_bytes<=1GiB', or the number of a trial"
         )
         raise UserError(f"--pick {how!r}: expected {expected}.")
-    return _within(front, how, what, float(limit))
-
-
-def _within(front: list[TrialRecord], how: str, what: str, limit: float) -> TrialRecord:
-    """The trial of the lowest NE that takes no more than `limit` of `what`, FLOPs or milliseconds."""
     taken = [(_flops(trial) if what == "flops" else trial.plan.serving_ms, trial) for trial in front]
     measured = [(value, trial) for value, trial in taken if value is not None]
     if not measured:
@@ -150,26 +155,12 @@ def _within(front: list[TrialRecord], how: str, what: str, limit: float) -> Tria
             f"--pick {how!r}: no forward time on the front is known, as the study has no serving.max_ms; "
             "bundles have theirs in bundle.json, export one by its number."
         )
-    fitting = [trial for value, trial in measured if value <= limit]
+    fitting = [trial for value, trial in measured if value <= float(limit)]
     if not fitting:
-        least = f"{min(value for value, _ in measured):.3g}"
-        needs = f"cheapest on the front needs {least} FLOPs"
-        takes = f"fastest on the front takes {least} ms"
+        lowest = f"{min(value for value, _ in measured):.3g}"
+        needs = f"cheapest on the front needs {lowest} FLOPs"
+        takes = f"fastest on the front takes {lowest} ms"
         raise UserError(f"--pick {how!r}: the {needs if what == 'flops' else takes}.")
-    return fitting[-1]
-
-
-def _within_table_bytes(by_tables: Sequence[TrialRecord], how: str, limit: str) -> TrialRecord:
-    """The trial of the lowest NE whose embedding tables take no more than `limit`."""
-    try:
-        most = parse_bytes(limit)
-    except ValueError as error:
-        raise UserError(f"--pick {how!r}: {error}.") from None
-    fitting = [trial for trial in by_tables if _table_bytes(trial) <= most]
-    if not fitting:
-        least = min(map(_table_bytes, by_tables), default=None)
-        smallest = f"{byte_words(least)} ({least:,} bytes)" if least is not None else "not known"
-        raise UserError(f"--pick {how!r}: the smallest embedding tables on the front take {smallest}.")
     return fitting[-1]
 
 
@@ -288,108 +279,49 @@ def _is_whole(members: Iterable[TrialRecord]) -> bool:
 class Standing:
     """The selection among the candidates of a search, and the baseline's own trials, as they complete.
 
-    It is equal to what `judged` makes of them all, and takes as long as the fronts are. Where a trial that counted
-    has changed, as one does that is trained again, it is worked out anew.
+    It is what `judged` makes of them all, worked out from those that may still count: what is no longer on a front
+    never comes back to it. All are looked at again where a trial that counted has changed, as one does that is
+    trained again, and where equal jobs have several numbers.
     """
 
     def __init__(self, *, averages: bool) -> None:
         """A search in which nothing has completed; `averages` says whether runners-up count."""
         self._averages = averages
-        self._tuned: dict[int, TrialRecord] = {}
         self._known: dict[int, TrialRecord] = {}
-        """Candidates that can be compared, by number."""
-        self._of_job: dict[str, list[int]] = {}
-        """Their numbers by the fingerprint of their job."""
-        self._networks: list[TrialRecord] = []
-        self._by_table_bytes: list[TrialRecord] = []
-        self._runners_up: list[TrialRecord] = []
-        self._contenders: dict[str, tuple[float, int]] = {}
-        """Of the contenders, by fingerprint, what they are ordered by."""
-        self._stale = True
-        """Whether all of it has to be worked out anew, as of the trials that a study is opened with."""
+        """Trials that can be compared, by number."""
+        self._equal = Counter[tuple[TrialKind, str]]()
+        """How many of them have an equal job."""
+        self._pool: dict[int, TrialRecord] | None = None
+        """Those that may count; None if all may."""
 
     def take(self, trial: TrialRecord, *, counts: bool) -> None:
         """Takes in a trial of the search, new or changed; `counts` says whether it is `eligible`."""
-        if trial.kind is TrialKind.BASELINE:
-            self._tuned.pop(trial.number, None)
-            if counts:
-                self._tuned[trial.number] = trial
-            return
         before = self._known.pop(trial.number, None)
+        if before is not None:
+            self._equal[_job(before)] -= 1
         if counts:
             self._known[trial.number] = trial
-        if before is None and counts:
-            self._add(trial)
-        elif before is not None:
-            self._stale = self._stale or not counts or _compared(before) != _compared(trial)
-            for front in (self._networks, self._by_table_bytes, self._runners_up):
-                front[:] = (trial if each.number == trial.number else each for each in front)
+            self._equal[_job(trial)] += 1
+        same = counts and (before is None or _compared(before) == _compared(trial))
+        if self._equal[_job(trial)] > 1 or (before is not None and not same):
+            self._pool = None
+        elif same and self._pool is not None and (before is None or trial.number in self._pool):
+            self._pool[trial.number] = trial
 
     def selection(self) -> Selection:
         """The selection as of now."""
-        if self._stale:
-            self._work_out()
-        networks = tuple(self._networks)
-        contenders = sorted(self._contenders, key=self._contenders.__getitem__)
-        return Selection(
-            baseline=min((self._tuned[number] for number in sorted(self._tuned)), key=ne_of, default=None),
-            front=networks,
-            knee=knee(self._networks),
-            networks=networks,
-            singles=networks,
-            by_table_bytes=tuple(self._by_table_bytes),
-            runners_up=tuple(self._runners_up),
-            contenders=tuple(self._known[min(self._of_job[name])] for name in contenders),
-            members=(),
-        )
-
-    def _add(self, trial: TrialRecord) -> None:
-        """Puts one more candidate where it stands: what is no longer on a front never comes back to it."""
-        name = trial.job.fingerprint
-        twins = self._of_job.setdefault(name, [])
-        twins.append(trial.number)
-        if self._stale:
-            return
-        before = {each.job.fingerprint for each in self._networks}
-        self._networks = front_of([*self._networks, trial])
-        self._by_table_bytes = table_bytes_front_of([*self._by_table_bytes, trial])
-        now = {each.job.fingerprint for each in self._networks}
-        # a network on the front is no runner-up, under whatever number
-        self._stale = self._stale or (name not in before and name in now and len(twins) > 1)
-        left = {number: self._known[number] for gone in before - now for number in self._of_job[gone]}
-        if name not in now:
-            left[trial.number] = trial
-        if self._averages and left:
-            self._runners_up = front_of([*self._runners_up, *left.values()])
-        self._compete(name)
-
-    def _compete(self, name: str) -> None:
-        order = self._order(name)
-        self._stale = self._stale or order > self._contenders.get(name, order)
-        self._contenders[name] = order
-        if len(self._contenders) > CONTENDERS:
-            del self._contenders[max(self._contenders, key=self._contenders.__getitem__)]
-
-    def _order(self, name: str) -> tuple[float, int]:
-        """What contenders are ordered by: NE, and of equal ones the network that was proposed again last."""
-        numbers = self._of_job[name]
-        return ne_of(self._known[min(numbers)]), -max(numbers)
-
-    def _work_out(self) -> None:
-        """Works all of it out of all candidates."""
-        self._stale = False
-        self._of_job.clear()
-        for number, trial in self._known.items():
-            self._of_job.setdefault(trial.job.fingerprint, []).append(number)
-        candidates = list(self._known.values())
-        self._networks, self._by_table_bytes = front_of(candidates), table_bytes_front_of(candidates)
-        taken = {trial.job.fingerprint for trial in self._networks}
-        others = [trial for trial in candidates if self._averages and trial.job.fingerprint not in taken]
-        self._runners_up = front_of(others)
-        orders = {name: self._order(name) for name in self._of_job}
-        self._contenders = {
-            name: orders[name] for name in heapq.nsmallest(CONTENDERS, orders, key=orders.__getitem__)
+        pool = self._known if self._pool is None else self._pool
+        in_order = [trial for _, trial in sorted(pool.items())]
+        selection = judged(in_order, lambda trial: (trial,), averages=self._averages)
+        kept = {trial.number for trial in selection.kept}
+        self._pool = {
+            trial.number: trial for trial in in_order if trial.number in kept or self._equal[_job(trial)] > 1
         }
+        return selection
+
+
+def _job(trial: TrialRecord) -> tuple[TrialKind, str]:
+    return trial.kind, trial.job.fingerprint
 
 
 def _compared(trial: TrialRecord) -> tuple[object, ...]:

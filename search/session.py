@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -42,12 +43,8 @@ class Session:
     hosts: Hosts | None
     """Hosts of a Ray cluster, which take part once `admit_hosts` has asked them; None if all ranks are on this
     machine."""
-    get_log: Callable[[], PreparedLog] | None = None
-    """How each of the hosts gets the log for itself; None if all see the one that is here."""
-    ranks: tuple[tuple[int, int], ...] = ((1, 1),)
-    """Number of hosts of a candidate and number of ranks per host, in each shape that it may have."""
-    servers: int | None = 0
-    """The most servers of tables that a candidate has; None: as many as hosts."""
+    config: LogConfig
+    """The settings of what is done there, such as a study."""
 
     def shares(self, config: StudyConfig) -> Parallelism:
         """The shares that a study's trials have of this machine, or of the cluster's nodes as they are now."""
@@ -62,11 +59,13 @@ class Session:
         Raises:
             UserError: if fewer can than a candidate needs.
         """
-        if self.hosts is not None:
-            self.hosts.open(self.log, self.directory, self.get_log)
+        config = self.config
+        if self.hosts is not None and isinstance(config, StudyConfig):
+            self.hosts.open(self.log, self.directory, log_getter(config))
             self.hosts.on_device = shares.on_device
-            for count, ranks_per_host in self.ranks:
-                self.hosts.check(shape(count, ranks_per_host, shares.threads, self.servers, shares.on_device))
+            for count, ranks_per_host in config.declared_ranks or ((1, 1),):
+                servers = most_servers(config)
+                self.hosts.check(shape(count, ranks_per_host, shares.threads, servers, shares.on_device))
             many = (
                 f"up to {shares.side_by_side} candidates train"
                 if shares.side_by_side > 1
@@ -107,11 +106,14 @@ def open_session(
     study = config if isinstance(config, StudyConfig) else None
     storage = study.storage if study is not None else None
     name = study_name(directory, study.name) if study is not None and storage is not None else ""
-    with (
-        only_driver(directory, shared=shared, joins=joins),
-        only_writer(storage, name),
-        _hosts_of(study, console) as hosts,
-    ):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(only_driver(directory, shared=shared, joins=joins))
+        stack.enter_context(only_writer(storage, name))
+        hosts = None
+        if study is not None and study.launcher != LOCAL:
+            head = stack.enter_context(connected(study.launcher))
+            say = partial(console.print, soft_wrap=True, markup=False, highlight=False)
+            hosts = stack.enter_context(contextlib.closing(Hosts(head, say)))
         if study is not None and not joins:
             check_directory(directory, study)
         begun = (directory / STUDY_FILE).exists()
@@ -125,31 +127,4 @@ def open_session(
             LOG.info(
                 "dhen-search %s, process %d, log %s", version("dhen-search"), os.getpid(), log.fingerprint
             )
-            ranks = (study.declared_ranks if study else ()) or ((1, 1),)
-            yield Session(
-                directory=directory,
-                log=log,
-                launcher=session_launcher,
-                hosts=hosts,
-                get_log=log_getter(config),
-                ranks=ranks,
-                servers=most_servers(study) if study else 0,
-            )
-
-
-@contextlib.contextmanager
-def _hosts_of(config: StudyConfig | None, console: Console) -> Iterator[Hosts | None]:
-    """The hosts of the study's Ray cluster; None if all ranks are on this machine.
-
-    Raises:
-        UserError: if there is no such cluster.
-    """
-    if config is None or config.launcher == LOCAL:
-        yield None
-        return
-
-    def say(sentence: str) -> None:
-        console.print(sentence, soft_wrap=True, markup=False, highlight=False)
-
-    with connected(config.launcher) as head, contextlib.closing(Hosts(head, say)) as hosts:
-        yield hosts
+            yield Session(directory=directory, log=log, launcher=session_launcher, hosts=hosts, config=config)

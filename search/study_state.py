@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dhen.errors import UserError
 from search.selection import Selection, Standing, eligible, judged
 from trials.records.events import Progress
-from trials.records.findings import Choice
 from trials.records.study_record import Comparison, StudyRecord, covered_seconds
 from trials.records.trial_record import MADE_OF_WINNERS, Outcome, TrialKind, TrialRecord
 
@@ -151,7 +150,16 @@ class StudyState:
     def selection(self) -> Selection:
         """The selection as of now: among trials on all rows alone, as soon as all those promoted have ended."""
         if self._selection is None:
-            self._selection = self._on_all_rows() or self.searched
+            promoted = self.promoted
+            if promoted and not any(trial.result.outcome.unfinished for trial in promoted):
+                on_all_rows = self._judge(
+                    trial
+                    for trial in self.completed
+                    if trial.origin.promoted_from is not None or trial.kind in MADE_OF_WINNERS
+                )
+                if on_all_rows.baseline is not None:
+                    self._selection = on_all_rows
+            self._selection = self._selection or self.searched
         return self._selection
 
     def networks(self, trial: TrialRecord) -> tuple[TrialRecord, ...]:
@@ -176,13 +184,18 @@ class StudyState:
     def record(self) -> StudyRecord:
         """The study as it stands."""
         selection = self.selection
-        choice = self._standing_choice(selection)
+        front = tuple(trial.number for trial in selection.front)
+        choice, baseline = self.head.choice, selection.baseline
+        if choice is not None and (
+            baseline is None or choice.baseline != baseline.number or choice.front != front
+        ):
+            choice = None  # what it was made among has changed since
         lowest = selection.front[-1].number if selection.front else None
         return self.head.replace(
             trials=tuple(self.trials.values()),
             retrainings=tuple(trial for _, trial in sorted(self.retrainings.items())),
-            baseline=selection.baseline.number if selection.baseline else None,
-            front=tuple(trial.number for trial in selection.front),
+            baseline=baseline.number if baseline else None,
+            front=front,
             networks_front=tuple(trial.number for trial in selection.singles),
             table_bytes_front=tuple(trial.number for trial in selection.by_table_bytes),
             choice=choice,
@@ -198,28 +211,8 @@ class StudyState:
         # a driver that was killed could not note its last trials
         return max(self.head.elapsed_seconds, covered_seconds(self.trials.values()))
 
-    def _standing_choice(self, selection: Selection) -> Choice | None:
-        """The choice that was made; None if the front or the baseline has changed since."""
-        choice, baseline = self.head.choice, selection.baseline
-        if choice is None or baseline is None or choice.baseline != baseline.number:
-            return None
-        return choice if choice.front == tuple(trial.number for trial in selection.front) else None
-
-    def _on_all_rows(self) -> Selection | None:
-        """The selection among trials on all rows; None until all those promoted have ended."""
-        promoted = self.promoted
-        if not promoted or any(trial.result.outcome.unfinished for trial in promoted):
-            return None
-        done = (
-            trial
-            for trial in self.completed
-            if trial.origin.promoted_from is not None or trial.kind in MADE_OF_WINNERS
-        )
-        selection = self._judge(list(done))
-        return selection if selection.baseline is not None else None
-
-    def _judge(self, done: Sequence[TrialRecord]) -> Selection:
-        return judged(done, self.networks, averages=self._averages)
+    def _judge(self, done: Iterable[TrialRecord]) -> Selection:
+        return judged(list(done), self.networks, averages=self._averages)
 
 
 def _put(into: dict[int, TrialRecord], trial: TrialRecord) -> None:

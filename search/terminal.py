@@ -60,7 +60,18 @@ class StudyView:
             self._console.print(notice, style="yellow", soft_wrap=True, markup=False)
         self._noticed = len(study.notices)
         if self._live is None:
-            self._say_ended(study)
+            # a line for each trial that has ended since the last call, and how far the study is: after these,
+            # after retrainings, and where a stage begins
+            if self._said == len(study.ended) and self._stage == study.head.stage:
+                before, self._retrained = self._retrained, len(ended(study.retrainings.values()))
+                if self._retrained <= before:
+                    return
+            self._stage, record = study.head.stage, study.record()
+            for number in study.ended[self._said :]:
+                self._console.print(trial_line(record, number), soft_wrap=True)
+            self._said = len(study.ended)
+            if not study.finished:
+                self._console.print(progress_line(record, shares(study.progress)), soft_wrap=True)
         elif study.finished or time.monotonic() - self._drawn > REFRESH_SECONDS:
             self._drawn = time.monotonic()
             record = study.record()
@@ -68,23 +79,6 @@ class StudyView:
             rows = max(3, self._console.height - LINES_BESIDE_TABLE - len(training))
             table = trial_table(record, rows=rows)
             self._live.update(Group(table, *training), refresh=True)
-
-    def _say_ended(self, study: StudyState) -> None:
-        """Prints a line for each trial that has ended since the last call, and how far the study is: after these,
-        after retrainings, and where a stage begins."""
-        stage = study.head.stage
-        if self._said == len(study.ended) and self._stage == stage and not self._retrained_more(study):
-            return
-        self._stage, record = stage, study.record()
-        for number in study.ended[self._said :]:
-            self._console.print(trial_line(record, number), soft_wrap=True)
-        self._said = len(study.ended)
-        if not study.finished:
-            self._console.print(progress_line(record, shares(study.progress)), soft_wrap=True)
-
-    def _retrained_more(self, study: StudyState) -> bool:
-        before, self._retrained = self._retrained, len(ended(study.retrainings.values()))
-        return self._retrained > before
 
 
 def print_table(table: Table) -> None:

@@ -340,8 +340,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "a sampler is told twice",
         "search/study/trial_runner.py",
-        "            self._decisions.tell(record)\n        self._know",
-        "            self._decisions.tell(record)\n            self._decisions.tell(record)\n        self._know",
+        "            self._decisions.proposals.tell(record)\n",
+        "            self._decisions.proposals.tell(record)\n" * 2,
         (
             "tests/search/study/test_trial_runner.py::"
             "test_a_trial_ends_as_its_processes_say_and_is_recorded_and_told_once"

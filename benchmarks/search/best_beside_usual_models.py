@@ -41,7 +41,7 @@ from search.analysis.losses import block_sums, blocks_of
 from search.analysis.statistics import paired_bootstrap
 from search.bundles.export import study_log
 from search.config import written_config
-from search.execution.retraining import ScoringRequest, score_networks
+from search.execution.retraining import score_networks
 from search.execution.train_list import train_one
 from search.execution.trainer import Trainer, new_record, trained_job
 from search.read_study import read_study
@@ -123,7 +123,7 @@ def trained(log: PreparedLog, start: Start, job_of: Callable[[Trainer, int], Job
             job = job_of(trainer, seed)
             record = new_record(0, TrialKind.CANDIDATE, {}, job)
             record = train_one(record, job, trainer, lambda _: None)
-            score_networks([ScoringRequest(record, job)], SPLIT, trainer, lambda *_: None, keep_logits=True)
+            score_networks([(record, job)], SPLIT, trainer, lambda *_: None, keep_logits=True)
             found: Logits = np.load(logits_file(trainer.folder(record), SPLIT), allow_pickle=False)
             return found
 

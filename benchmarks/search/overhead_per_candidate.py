@@ -33,6 +33,7 @@ from benchmarks.shared.stopwatch import Stopwatch
 from search.config import StudyConfig, write_config
 from search.dataset import open_log
 from search.execution.admission import Admission
+from search.execution.attempts import study_parallelism
 from search.execution.trainer import Trainer
 from search.log_config import DemoConfig
 from search.run_directory import database_url
@@ -113,7 +114,7 @@ def fill(config: StudyConfig, directory: Path, log: PreparedLog, launcher: Launc
     record = run(study)
     ledger = Ledger(database_url(directory, config.storage), record.name)
     space = load_space(config.space, log.features)
-    settings = StudySettings(ledger, config, directory, log, space, side_by_side=1, threads=config.threads)
+    settings = StudySettings(ledger, config, directory, log, space, study_parallelism(config))
     ledger.settle(settings.setting)
     rng, one = random.Random(0), record.trials[-1]
     assert one.result.validation is not None

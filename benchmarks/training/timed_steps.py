@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from benchmarks.training.peers.contest import Lap
 from search.execution.train_list import train_one
@@ -16,8 +17,8 @@ from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 class StepTrainer(Trainer):
     """Its training processes tell of every step, in place of twice a second."""
 
-    def _task(self, job: Job) -> Task:
-        return super()._task(job).replace(progress_seconds=0.0)
+    def _task(self, job: Job, **fields: Any) -> Task:
+        return super()._task(job, **fields, progress_seconds=0.0)
 
 
 def train_timed(trainer: StepTrainer, job: Job) -> tuple[TrialRecord, list[list[Lap]]]:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from dashboards.names import short_name
 from dhen.atomic_write import write_atomically
-from dhen.config import DhenConfig
+from dhen.config import DhenConfig, ModelConfig
 from dhen.errors import UserError
 from search.analysis.fidelity_result import (
     FEWEST,
@@ -26,7 +26,7 @@ from search.config import StudyConfig, written_config
 from search.execution.attempts import parallelism
 from search.execution.growth import widen_again
 from search.execution.passes import Passes
-from search.execution.plan_trial import UnfitCandidate, declared_cluster, plan_of, too_little_memory
+from search.execution.plan_trial import declared_cluster, plan_of, too_little_memory
 from search.execution.train_list import TrainingList, measured_precision
 from search.execution.trainer import Trainer, candidate_of, job_on, on_all_rows
 from search.read_study import read_finished_study
@@ -36,6 +36,7 @@ from search.session import open_session
 from spaces.space import load_space
 from trials.cluster.machine import Precision
 from trials.data.prepared_log import PreparedLog
+from trials.planner.plan import Plan
 from trials.records.job import Job, TrainingConfig
 from trials.records.study_record import StudyRecord
 from trials.records.trial_record import TrialRecord
@@ -73,15 +74,15 @@ def drawn(config: FidelityConfig, log: PreparedLog, precision: Precision) -> lis
     points = evenly(pricer, set(), random.Random(f"fidelity {config.seed}"), {})
     most = TRIES * config.candidates
     candidates: list[AuditedCandidate] = []
-    closest: UnfitCandidate | None = None
+    closest: tuple[Plan, ModelConfig] | None = None
     for drawn_point in islice(points, most):
-        model = drawn_point.priced.candidate.model
-        training = on_all_rows(config.training, drawn_point.priced.candidate)
+        model = drawn_point.candidate.model
+        training = on_all_rows(config.training, drawn_point.candidate)
         plan = plan_of(job_on(log, model, training, config.seed, precision), cluster)
         if plan.chosen is not None:
             candidates.append(AuditedCandidate(model, training))
-        else:
-            closest = UnfitCandidate(drawn_point, plan).nearer(closest)
+        elif closest is None or plan.lacking_bytes < closest[0].lacking_bytes:
+            closest = plan, model
         if len(candidates) == config.candidates:
             return candidates
     count = len(candidates)
@@ -91,7 +92,7 @@ def drawn(config: FidelityConfig, log: PreparedLog, precision: Precision) -> lis
             f"give --candidates {max(FEWEST, count)} or a larger space."
         )
     fit = f"only {count} of {config.candidates} wanted fit" if count else "nothing fits"
-    raise too_little_memory(space.name, fit, cluster, most, closest)
+    raise too_little_memory(space.name, fit, cluster, most, *closest)
 
 
 class AuditedStudy(NamedTuple):

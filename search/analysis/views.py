@@ -47,13 +47,14 @@ class RetrainingsView:
     def watcher(self) -> Watcher:
         """What retrainings tell of themselves."""
         return Watcher(
+            changed=self._changed,
             wanted=self._wanted,
             progress=lambda record, progress: self._running.update({record.number: (record, progress)}),
             looked=self._looked,
             say=partial(print_line, self._console),
         )
 
-    def changed(self, record: TrialRecord, ended: bool) -> None:
+    def _changed(self, record: TrialRecord, ended: bool) -> None:
         """Says that a retraining has ended, and how many of how many that makes."""
         if ended:
             self._done += 1
@@ -83,8 +84,7 @@ class RetrainingsView:
 
 
 class TrainingsView(NamedTuple):
-    """A bar of all examples, a line for each training that ends: a
-    `search.execution.train_list.TrainingObserver`."""
+    """A bar of all examples, a line for each training that ends."""
 
     step: str
     names: Mapping[str, str]
@@ -125,7 +125,8 @@ def trained(
         names = {job.fingerprint: name for name, job in jobs}
         total = sum(job.training.examples(rows) for job in todo.values())
         with step_progress(console) as progress:
-            trainings.run(wanted, TrainingsView(step, names, console, progress, total))
+            view = TrainingsView(step, names, console, progress, total)
+            trainings.run(wanted, view.ended, view.progress)
     return trainings.finished(wanted)
 
 

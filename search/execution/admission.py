@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from dhen.errors import UserError
@@ -24,98 +24,8 @@ from trials.records.serving_limits import Limits, ServingConfig
 from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 from trials.training.embeddings.requirements import UnfitShardError
 
-# A study's candidates against what serving and their tables may take: judged before they train, so that none
-# trains in vain.
-#
-# Sizes and FLOPs are known from the model. The forward time is measured, in a fresh process and once per
-# network: equal networks, also of a resumed study, have the same time, or its noise would judge them
-# differently. What is over another limit already, or fits in no memory, is not measured.
-
 MeasureMs = Callable[[Job, ServingConfig], float]
 """Milliseconds that a request to a job's model takes; raises UserError where it cannot be measured."""
-
-
-class ServingGate:
-    """The judge of one study's trials."""
-
-    def __init__(self, limits: Limits, measure_ms: MeasureMs, trials: Iterable[TrialRecord]) -> None:
-        """`trials`: of earlier sessions, whose measured times hold."""
-        self._limits, self._measure_ms = limits, measure_ms
-        self._ms = {
-            fingerprint(trial.job.model): trial.plan.serving_ms
-            for trial in trials
-            if trial.plan.serving_ms is not None
-        }
-
-    def judge(self, record: TrialRecord, job: Job) -> TrialRecord:
-        """A trial that is about to train; over a limit it has ended as infeasible, the baseline never.
-
-        A candidate whose forward time cannot be measured has failed.
-        """
-        began = time.monotonic()
-        try:
-            record = self._measured(record, job)
-        except UserError as error:
-            if record.kind is TrialKind.BASELINE:
-                return record
-            return _ended(record, Outcome.FAILED, str(error), began)
-        return self._verdict(record, began)
-
-    def judge_by_size(self, record: TrialRecord) -> TrialRecord:
-        """A trial that another study has trained, by what is known of it without measuring."""
-        excess = self._limits.excess(**_taken(record))
-        if excess is None:
-            return record
-        record = record.with_plan(serving_excess=excess)
-        if excess <= 0:
-            return record
-        return record.with_result(outcome=Outcome.INFEASIBLE, error=self._over(record))
-
-    def _measured(self, record: TrialRecord, job: Job) -> TrialRecord:
-        """The trial with its forward time, where that decides or is the baseline's."""
-        decided = record.result.outcome is Outcome.INFEASIBLE or self._excess(record) > 0
-        if self._limits.serving.max_ms is None or (decided and record.kind is not TrialKind.BASELINE):
-            return record
-        network = fingerprint(record.job.model)
-        if network not in self._ms:
-            self._ms[network] = self._measure_ms(job, self._limits.serving)
-        return record.with_plan(serving_ms=self._ms[network])
-
-    def _over(self, record: TrialRecord) -> str:
-        """Returns the limits that a trial is over, in words; nothing if it keeps all of them."""
-        demands = self._limits.demands(**_taken(record))
-        return "; ".join(demand.words for demand in demands if demand.excess > 0)
-
-    def _verdict(self, record: TrialRecord, began: float) -> TrialRecord:
-        record = record.with_plan(serving_excess=self._excess(record))
-        over = self._over(record)
-        if not over or record.kind is TrialKind.BASELINE:
-            return record
-        error = f"{record.result.error}; {over}" if record.result.error else over
-        return _ended(record, Outcome.INFEASIBLE, error, began)
-
-    def _excess(self, record: TrialRecord) -> float:
-        """Excess over the worst limit of those that are judged so far; 0 if none is."""
-        return self._limits.excess(**_taken(record)) or 0.0
-
-
-def _taken(record: TrialRecord) -> dict[str, Any]:
-    """What may have limits, for a trial, as far as it is known."""
-    job = record.job
-    assert job.flops is not None
-    assert job.weights_bytes is not None
-    return {
-        "flops": job.flops,
-        "weights_bytes": job.weights_bytes,
-        "table_bytes": job.table_bytes,
-        "ms": record.plan.serving_ms,
-    }
-
-
-def _ended(record: TrialRecord, outcome: Outcome, error: str, began: float) -> TrialRecord:
-    return record.with_result(outcome=outcome, error=error, seconds=time.monotonic() - began)
-
-
 AdmittedTrial = tuple[TrialRecord, Job | None]
 """A trial whose turn it is, and its job; no job where its point gives no model, or one not to be trained."""
 
@@ -143,9 +53,15 @@ class Admission:
             measure_ms: measures a forward time.
             trials: trials of earlier sessions.
         """
-        self._clusters, self._execution = clusters, execution
-        self._gate = ServingGate(limits, measure_ms, trials) if limits.limited else None
+        self.execution = execution
+        self._clusters, self._limits, self._measure_ms = clusters, limits, measure_ms
         self._learnt = learnt_margins(trials)
+        self._forward_ms = {
+            fingerprint(trial.job.model): trial.plan.serving_ms
+            for trial in trials
+            if trial.plan.serving_ms is not None
+        }
+        """Milliseconds by network, of earlier sessions too: noise would else judge equal networks differently."""
 
     def plan(self, job: Job) -> Plan:
         """A job's plan, which leaves as much memory free as earlier plans were too low by.
@@ -162,12 +78,12 @@ class Admission:
         memory, the trial goes on with its next attempt.
         """
         if earlier is not None and earlier.attempts:
-            resumed = self._execution.next_attempt(earlier, job)
+            resumed = self.execution.next_attempt(earlier, job)
             if resumed is not None:
                 return resumed, job
         record = self._with_plan(record, job)
-        if self._gate is not None:
-            record = self._gate.judge(record, job)
+        if self._limits.limited:
+            record = self._judged(record, job)
         LOG.info(
             "trial %d: %s, planned as %s on %s ranks",
             *(record.number, record.result.outcome, record.plan.technique, record.plan.ranks),
@@ -177,31 +93,65 @@ class Admission:
     def admit_by_size(self, record: TrialRecord, job: Job) -> TrialRecord:
         """A trial that another study has trained, with a plan for this study; its forward time is not measured."""
         record = self._with_plan(record, job)
-        return record if self._gate is None else self._gate.judge_by_size(record)
+        excess = self._limits.excess(**_taken(record)) if self._limits.limited else None
+        if excess is None:
+            return record
+        record = record.with_plan(serving_excess=excess)
+        if excess <= 0:
+            return record
+        return record.with_result(outcome=Outcome.INFEASIBLE, error=self._over(record))
 
     def next_attempt(self, record: TrialRecord, job: Job) -> TrialRecord | None:
         """A trial as it begins its next attempt; None if none is left (see `Execution.next_attempt`)."""
         self.learn(record)
-        return self._execution.next_attempt(record, job)
-
-    def step_seconds(self, record: TrialRecord) -> float | None:
-        """Seconds of a step of a trial's plan by what is known now (see `Execution.step_seconds`)."""
-        return self._execution.step_seconds(record)
+        return self.execution.next_attempt(record, job)
 
     def learn(self, record: TrialRecord) -> None:
         """Has plans that follow leave as much memory free as this trial's were too low by."""
         for held_as, missing in learnt_margins([record]).items():
             self._learnt[held_as] = max(missing, self._learnt.get(held_as, 0))
 
-    def ended(self, record: TrialRecord, job: Job) -> TrialRecord:
-        """A trial that no attempt follows, as it ends (see `Execution.ended`)."""
-        return self._execution.ended(record, job)
+    def _judged(self, record: TrialRecord, job: Job) -> TrialRecord:
+        """A trial that is about to train, held against the limits, so that none trains in vain.
+
+        Over a limit it has ended as infeasible, the baseline never. A candidate whose forward time cannot be
+        measured has failed. What is over another limit already, or fits in no memory, is not measured.
+        """
+        began, of_baseline = time.monotonic(), record.kind is TrialKind.BASELINE
+        decided = record.result.outcome is Outcome.INFEASIBLE or self._excess(record) > 0
+        if self._limits.serving.max_ms is not None and (of_baseline or not decided):
+            network = fingerprint(record.job.model)
+            try:
+                if network not in self._forward_ms:
+                    self._forward_ms[network] = self._measure_ms(job, self._limits.serving)
+            except UserError as error:
+                if of_baseline:
+                    return record
+                seconds = time.monotonic() - began
+                return record.with_result(outcome=Outcome.FAILED, error=str(error), seconds=seconds)
+            record = record.with_plan(serving_ms=self._forward_ms[network])
+        record = record.with_plan(serving_excess=self._excess(record))
+        over = self._over(record)
+        if not over or of_baseline:
+            return record
+        error_words = f"{record.result.error}; {over}" if record.result.error else over
+        seconds = time.monotonic() - began
+        return record.with_result(outcome=Outcome.INFEASIBLE, error=error_words, seconds=seconds)
+
+    def _excess(self, record: TrialRecord) -> float:
+        """Excess over the worst limit of those that are judged so far; 0 if none is."""
+        return self._limits.excess(**_taken(record)) or 0.0
+
+    def _over(self, record: TrialRecord) -> str:
+        """Returns the limits that a trial is over, in words; nothing if it keeps all of them."""
+        demands = self._limits.demands(**_taken(record))
+        return "; ".join(demand.words for demand in demands if demand.excess > 0)
 
     def _with_plan(self, record: TrialRecord, job: Job) -> TrialRecord:
-        record = self._execution.corrected(planned(record, job, self._clusters, self._options))
+        record = self.execution.corrected(planned(record, job, self._clusters, self._options))
         try:
             if record.kind is TrialKind.CANDIDATE and record.result.outcome is Outcome.RUNNING:
-                self._execution.check(record, job)
+                self.execution.check(record, job)
         except UnfitShardError as error:  # of this candidate alone: the study has others
             return record.with_result(outcome=Outcome.INFEASIBLE, error=str(error), seconds=0.0)
         return record
@@ -209,4 +159,17 @@ class Admission:
     @property
     def _options(self) -> PlanOptions:
         """What is asked of plans, with what has been learnt of them so far."""
-        return self._execution.options.replace(learnt=dict(self._learnt))
+        return self.execution.options.replace(learnt=dict(self._learnt))
+
+
+def _taken(record: TrialRecord) -> dict[str, Any]:
+    """What may have limits, for a trial, as far as it is known."""
+    job = record.job
+    assert job.flops is not None
+    assert job.weights_bytes is not None
+    return {
+        "flops": job.flops,
+        "weights_bytes": job.weights_bytes,
+        "table_bytes": job.table_bytes,
+        "ms": record.plan.serving_ms,
+    }

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from dhen.config import DhenConfig
 from dhen.errors import UserError
 from search.config import StudyConfig
-from search.execution.plan_trial import LOCAL, plan_of, plan_summary, unused
+from search.execution.plan_trial import LOCAL, plan_of, with_plan
 from search.execution.step_correction import StepCorrections
 from trials.cluster.cluster import Cluster, byte_words
 from trials.cluster.machine import cores, device, fastest_threads
@@ -135,7 +135,13 @@ class Execution(NamedTuple):
             return None
         cluster = self.cluster_of(record)
         assert cluster is not None
-        job_plan, in_shape = self._plan_of_climb(job, cluster), attempts_in(cluster.shape, record)
+        job_plan = self._plan_of_climb(job, cluster)
+        # those that were planned by an older version, or not at all, count
+        in_shape = tuple(
+            attempt
+            for attempt in record.attempts
+            if attempt.plan is None or attempt.plan.ranks in (None, cluster.shape)
+        )
         priced = next_strategy(job_plan, in_shape)
         if priced is None:
             larger_plan = self._plan_in_larger_shape(record, job, cluster)
@@ -145,16 +151,7 @@ class Execution(NamedTuple):
         ran_out = dict.fromkeys(
             attempt.strategy for attempt in in_shape if attempt.outcome is Outcome.OUT_OF_MEMORY
         )
-        return self.corrected(
-            anew.with_plan(
-                technique=priced.strategy.name,
-                ranks=job_plan.shape,
-                peak_bytes=priced.memory.total,
-                step_seconds=priced.time.total,
-                memory_excess=unused(priced, job_plan),
-                summary=plan_summary(job_plan, priced, tuple(ran_out)),
-            )
-        )
+        return self.corrected(with_plan(anew, job_plan, priced, tuple(ran_out)))
 
     def ended(self, record: TrialRecord, job: Job) -> TrialRecord:
         """A trial that no attempt follows, as it ends: one that ran out of memory says why none does."""
@@ -284,13 +281,6 @@ def _is_executed(config: StudyConfig) -> bool:
     return config.launcher != LAUNCHED_HERE or config.cluster in (LOCAL, THIS)
 
 
-def attempts_in(shape: str, record: TrialRecord) -> tuple[Attempt, ...]:
-    """A trial's attempts in a shape; those that were planned by an older version, or not at all, count."""
-    return tuple(
-        attempt for attempt in record.attempts if attempt.plan is None or attempt.plan.ranks in (None, shape)
-    )
-
-
 def next_strategy(plan: Plan, attempts: tuple[Attempt, ...]) -> PricedStrategy | None:
     """The next strategy up the ladder after the last attempt ran out of memory; None if none is left.
 
@@ -396,7 +386,9 @@ def cluster_parallelism(
         servers: number of servers of tables of a trial, each with as many threads as a rank; None: see `shape`.
     """
     hosts, ranks_per_host = ranks
-    on_host = [per_host + _servers_per_host(servers, count) for count, per_host in (ranks, *larger)]
+    on_host = [
+        per_host + (1 if servers is None else -(-servers // count)) for count, per_host in (ranks, *larger)
+    ]
     processes, widest = on_host[0], max(on_host)
     if threads is None:
         cpus = int(min((node.cpus for node in nodes if node.cpus >= widest), default=1))
@@ -432,10 +424,6 @@ def most_servers(config: StudyConfig) -> int | None:
     if not config.training.tables.on_servers:
         return 0
     return config.servers or (named(config.technique).servers if config.technique else 0) or None
-
-
-def _servers_per_host(servers: int | None, hosts: int) -> int:
-    return 1 if servers is None else -(-servers // hosts)
 
 
 def study_parallelism(config: StudyConfig, nodes: Sequence[Node] | None = None) -> Parallelism:

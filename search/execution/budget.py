@@ -23,7 +23,6 @@ from search.execution.later_stages import (
     expected_seconds,
     planned_seconds,
 )
-from search.execution.retraining import SPLIT, RetrainingRequest, Retrainings
 from search.execution.step_correction import StepCorrections
 from search.selection import eligible, ne_of, own
 from search.study_state import StudyState
@@ -114,14 +113,6 @@ def untuned(candidates: Iterable[TrialRecord]) -> list[TrialRecord]:
 def tuned(candidates: Iterable[TrialRecord]) -> list[TrialRecord]:
     """Candidates that tune an architecture of another one."""
     return [trial for trial in candidates if trial.origin.tuned_from is not None]
-
-
-def last_turn(candidates: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The latest candidates that are all of the search, or all of tuning; the latest comes first."""
-    tuning = candidates[-1].origin.tuned_from is not None
-    return list(
-        takewhile(lambda trial: (trial.origin.tuned_from is not None) == tuning, reversed(candidates))
-    )
 
 
 def tuning_gains_more(candidates: Sequence[TrialRecord], turn: int) -> bool:
@@ -230,7 +221,11 @@ class Budget:
             return True
         if trials is not None and len(untuned(self._state.candidates)) >= trials:
             return True
-        if not self.has_time_for_candidate(reserved=self._tuning_seconds()):
+        reserved = 0.0
+        if self._later is not None:  # for a number of tuning candidates
+            seconds = self._still_to_tune() * candidate_seconds(self._state) / self._later.places
+            reserved = min(seconds, TUNING_SHARE * self._later.minutes_seconds)
+        if not self.has_time_for_candidate(reserved=reserved):
             return True
         return (trials is None and fruitless >= NOTHING_NEW) or self._is_enough()
 
@@ -240,9 +235,14 @@ class Budget:
             return False
         candidates, turn = self._state.candidates, TUNED_ARCHITECTURES
         if not tuned(candidates):
-            return len(eligible(candidates)) >= turn and self._first_half_is_over()
-        under_way = len(last_turn(candidates)) % turn
+            # the first turn is once half of the time for candidates is over
+            spent = sum(trial.result.seconds or 0.0 for trial in candidates) / self._later.places
+            left = self._search_end() - self._state.elapsed_seconds()
+            return len(eligible(candidates)) >= turn and spent >= FIRST_TUNING * (spent + left)
+        # the latest candidates that are all of the search, or all of tuning
         of_last = candidates[-1].origin.tuned_from is not None
+        same = takewhile(lambda trial: (trial.origin.tuned_from is not None) == of_last, reversed(candidates))
+        under_way = len(list(same)) % turn
         return of_last if under_way else tuning_gains_more(candidates, turn)
 
     def tuning_is_over(self) -> bool:
@@ -369,24 +369,10 @@ class Budget:
         grace = OVERRUN_SHARE * self._later.minutes_seconds
         return self._state.elapsed_seconds() > self._search_end() + grace
 
-    def _first_half_is_over(self) -> bool:
-        """Whether half of the time for candidates is over."""
-        assert self._later is not None
-        spent = sum(trial.result.seconds or 0.0 for trial in self._state.candidates) / self._later.places
-        left = self._search_end() - self._state.elapsed_seconds()
-        return spent >= FIRST_TUNING * (spent + left)
-
     def _search_end(self) -> float:
         """The study's second by which the last candidate has to end."""
         assert self._later is not None
         return self._later.minutes_seconds - self._later.seconds()
-
-    def _tuning_seconds(self) -> float:
-        """Seconds that a number of tuning candidates will take."""
-        if self._later is None:
-            return 0.0
-        seconds = self._still_to_tune() * candidate_seconds(self._state) / self._later.places
-        return min(seconds, TUNING_SHARE * self._later.minutes_seconds)
 
     def _still_to_tune(self) -> int:
         return max(0, self._config.tune_trials - len(tuned(self._state.candidates)))
@@ -402,7 +388,10 @@ class Budget:
         if len(done) <= self._judged:
             return False
         self._judged = len(done)
-        more = min(float(len(done)), self._affordable())
+        more, one = float(len(done)), candidate_seconds(self._state)
+        if self._later is not None and one > 0.0:  # no more than the search's time has left
+            left = self._search_end() - self._state.elapsed_seconds()
+            more = min(more, max(1.0, left * self._later.places / one))
         gain = lasting_gain([ne_of(trial) for trial in done], more)
         worth = self._config.worth
         if gain is None or (
@@ -425,60 +414,3 @@ class Budget:
             detectable_percent=None if detectable is None else 100.0 * detectable,
         )
         return True
-
-    def _affordable(self) -> float:
-        """Number of candidates that the search's time has left."""
-        one = candidate_seconds(self._state)
-        if self._later is None or one <= 0.0:
-            return float("inf")
-        left = self._search_end() - self._state.elapsed_seconds()
-        return max(1.0, left * self._later.places / one)
-
-
-# Retrainings in the minutes that are left: another seed is begun where there is time for all of its trainings.
-
-
-class SeedBySeed:
-    """Says of each retraining of a confirmation whether there is time for it (`HasTimeFor`)."""
-
-    def __init__(
-        self,
-        wanted: Sequence[RetrainingRequest],
-        retrainings: Retrainings,
-        budget: Budget,
-        later: LaterStages,
-        *,
-        seeds: int,
-    ) -> None:
-        """A confirmation whose retrainings are wanted from so many seeds, seed by seed, as many from each."""
-        self._budget, self._later = budget, later
-        per_seed = len(wanted) // seeds
-        self._seed_of = {request.job.fingerprint: i // per_seed for i, request in enumerate(wanted)}
-        self._missing = [
-            retrainings.missing(wanted[first : first + per_seed], score=SPLIT)
-            for first in range(0, len(wanted), per_seed)
-        ]
-        self._begun: set[int] = set()
-
-    def seconds(self, seeds: int) -> float:
-        """Seconds that the first so many seeds are expected to take, as far as they are not done."""
-        return sum(
-            self._later.retrained(request.of for request in missing) for missing in self._missing[:seeds]
-        )
-
-    def has_time_for_seeds(self, seeds: int) -> bool:
-        """Whether there is time for the first so many seeds, as far as they are not done."""
-        if not any(self._missing[:seeds]):
-            return True
-        has_time = self._budget.has_time_for(self.seconds(seeds))
-        if has_time:
-            self._begun |= set(range(seeds))
-        return has_time
-
-    def __call__(self, request: RetrainingRequest) -> bool:
-        """Whether a retraining may begin: with its seed, or after it as long as the minutes are not over."""
-        seed = self._seed_of[request.job.fingerprint]
-        if seed in self._begun:
-            return self._budget.has_time_for(0.0)
-        self._begun.add(seed)
-        return self._budget.has_time_for(self._later.retrained(r.of for r in self._missing[seed]))

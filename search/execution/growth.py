@@ -13,7 +13,7 @@ import copy
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic.fields import FieldInfo
 
@@ -156,17 +156,6 @@ the longest training so far: an assumption."""
 LOG = logging.getLogger(__name__)
 
 
-class Step(NamedTuple):
-    """A step that may be taken."""
-
-    edge: Edge
-    axis: OrderedAxis
-    value: int | float | tuple[int, ...]
-    """The new end, as the space has it."""
-    first: Point
-    """The first candidate beyond the end before."""
-
-
 class Growth:
     """Widens the space of one study."""
 
@@ -206,9 +195,15 @@ class Growth:
         self._looks = count // EVERY
         if any(step.completed >= self._looks * EVERY for step in self._state.head.grown):
             return
-        step = next(self._steps(completed), None)
-        if step is not None:
-            self._take(step, count)
+        grown = next(self._steps(completed), None)
+        if grown is None:
+            return
+        widen_again(self._space, [grown])
+        self._commit(grown)
+        sentence = widened_now(grown)
+        # said before it is logged: who has read the log of a study may trust that it was said
+        self._state.say(sentence)
+        LOG.info("%s", sentence)
 
     def start_point(self, candidates: Sequence[TrialRecord]) -> Point:
         """The first candidate of a step that was taken and has none among these; empty if all have."""
@@ -220,7 +215,7 @@ class Growth:
         """Candidates of the space that have a result."""
         return [trial for trial in eligible(self._state.candidates) if not trial.outside_space]
 
-    def _steps(self, completed: Sequence[TrialRecord]) -> Iterator[Step]:
+    def _steps(self, completed: Sequence[TrialRecord]) -> Iterator[GrownAxis]:
         """Steps that may be taken, for the best by NE before those for the front, which has upper ends alone."""
         # what waits for the tuning stage is not widened: candidates of the search have its first value
         axes = {axis.name: axis for axis in ordered_axes(self._space) if not axis.tuned_last}
@@ -241,7 +236,7 @@ class Growth:
 
     def _step(
         self, edge: Edge, axis: OrderedAxis, at_end: Sequence[TrialRecord], completed: Sequence[TrialRecord]
-    ) -> Step | None:
+    ) -> GrownAxis | None:
         """The step beyond an edge; None if it is at its limit, or no candidate beyond it may train."""
         taken = sum(
             (step.axis, step.highest) == (axis.setting, edge.highest) for step in self._state.head.grown
@@ -257,7 +252,17 @@ class Growth:
             point = trial.point | {axis.name: moved}
             reason = self._refused(axis.setting, value, point, trial, completed)
             if reason is None:
-                return Step(edge, axis, value, point)
+                return GrownAxis(
+                    axis=axis.setting,
+                    highest=edge.highest,
+                    before=edge.end,
+                    end=label(value),
+                    value=value,
+                    count=edge.count,
+                    having=edge.having,
+                    completed=len(completed),
+                    first=point,
+                )
             LOG.info("%s is not widened to %s: %s", axis.setting, label(value), reason)
         return None
 
@@ -282,45 +287,21 @@ class Growth:
         record = self._admission.admit_by_size(record, job)
         if record.result.outcome is Outcome.INFEASIBLE:
             return record.result.error or "it is over a limit of serving or of table bytes"
-        ours, theirs = self._admission.step_seconds(record), self._admission.step_seconds(before)
+        step_seconds = self._admission.execution.step_seconds
+        ours, theirs = step_seconds(record), step_seconds(before)
         times = ours / theirs if ours and theirs else (record.job.flops or 1.0) / (before.job.flops or 1.0)
-        seconds, most = times * _expected_seconds(job, before), self._most_seconds(completed)
-        if most is not None and seconds > most:
-            return f"a training is expected to take {seconds:.0f} s, at most {most:.0f} s are given to it"
-        return None
-
-    def _most_seconds(self, completed: Sequence[TrialRecord]) -> float | None:
-        """Seconds that a candidate beyond an end may take; None if no training says how long one takes."""
+        # steps that take as long as those of one that is alike
+        other = TrainingConfig.model_validate(before.job.training)
+        alike = before.result.training_seconds * _steps_per_row(job.training) / _steps_per_row(other)
         if self._minutes is not None:
-            return SHARE_OF_REST * max(0.0, 60.0 * self._minutes - self._state.elapsed_seconds())
-        longest = max(trial.result.training_seconds for trial in completed)
-        return MOST_TIMES * longest if longest > 0 else None
-
-    def _take(self, step: Step, completed: int) -> None:
-        edge, axis = step.edge, step.axis
-        grown = GrownAxis(
-            axis=axis.setting,
-            highest=edge.highest,
-            before=edge.end,
-            end=label(step.value),
-            value=step.value,
-            count=edge.count,
-            having=edge.having,
-            completed=completed,
-            first=step.first,
-        )
-        widen_again(self._space, [grown])
-        self._commit(grown)
-        sentence = widened_now(grown)
-        # said before it is logged: who has read the log of a study may trust that it was said
-        self._state.say(sentence)
-        LOG.info("%s", sentence)
-
-
-def _expected_seconds(job: Job, before: TrialRecord) -> float:
-    """Seconds that a training is expected to take whose steps take as long as those of one that is alike."""
-    other = TrainingConfig.model_validate(before.job.training)
-    return before.result.training_seconds * _steps_per_row(job.training) / _steps_per_row(other)
+            most = SHARE_OF_REST * max(0.0, 60.0 * self._minutes - self._state.elapsed_seconds())
+        else:  # by the longest training so far; without any limit if no training took time
+            most = MOST_TIMES * max(trial.result.training_seconds for trial in completed) or math.inf
+        if times * alike > most:
+            return (
+                f"a training is expected to take {times * alike:.0f} s, at most {most:.0f} s are given to it"
+            )
+        return None
 
 
 def _steps_per_row(training: TrainingConfig) -> float:

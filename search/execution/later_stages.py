@@ -44,25 +44,6 @@ QUANTILE = 0.75
 """Share of the latest trainings that took no longer than is expected of the next."""
 
 
-def scoring_seconds(trial: TrialRecord, rows: float) -> float:
-    """Seconds of computing that it takes to score a trained network on `rows` times as many rows as validation
-    has."""
-    evaluations = len(trial.result.curve)
-    return rows * (trial.result.measured.evaluate_seconds or 0.0) / evaluations if evaluations else 0.0
-
-
-def process_seconds(trials: Iterable[TrialRecord]) -> float:
-    """Seconds that processes take to start and to end: the least that a training took beside its work."""
-    return min(
-        (
-            max(0.0, (trial.result.seconds or 0.0) - trial.result.measured.whole_seconds)
-            for trial in trials
-            if trial.result.measured.whole_seconds > 0.0 and not trial.shared
-        ),
-        default=0.0,
-    )
-
-
 def expected_seconds(trials: Sequence[TrialRecord]) -> float:
     """Seconds that the next of such trainings is expected to take; 0 if none has taken any."""
     trained = (trial for trial in trials if trial.result.outcome is not Outcome.INFEASIBLE)
@@ -91,12 +72,6 @@ def planned_seconds(trial: TrialRecord, corrections: StepCorrections | None = No
     step = trial.plan.step_seconds if corrections is None else corrections.seconds(trial)
     batch = trial.job.training.get("batch_size")
     return step / batch if step and batch else None
-
-
-def side_by_side_seconds(seconds: Iterable[float], places: int) -> float:
-    """Seconds that activities of these lengths take on so many places (Graham's bound is a third above it)."""
-    each = list(seconds)
-    return max(max(each, default=0.0), sum(each) / places)
 
 
 MOST_TAUGHT = 5
@@ -171,22 +146,20 @@ class LaterStages:
         # then those that have won since are what is left
         networks = self._state.searched.networks if all_ended else self._networks()
         took = (trial.result.training_seconds / fraction for trial in networks if trial.number not in had)
-        return min(side_by_side_seconds(took, self.places), PROMOTION_SHARE * self.minutes_seconds)
+        return min(self._in_places(took), PROMOTION_SHARE * self.minutes_seconds)
 
     def choosing(self) -> float:
         """Seconds until all networks that averages may have, and the best is chosen from, are scored on
         validation."""
         networks = (*self._networks(), *self._state.selection.runners_up)
-        return side_by_side_seconds(self._scored(networks, 1.0), self.places)
+        return self._in_places(self._scored(networks, 1.0))
 
     def distillation(self) -> float:
         """Seconds that are kept for networks that learn from an average."""
         config, networks = self._config, self._state.selection.networks
         if not config.distils:
             return 0.0
-        trained = side_by_side_seconds(
-            (trial.result.training_seconds for trial in networks[-MOST_TAUGHT:]), self.places
-        )
+        trained = self._in_places(trial.result.training_seconds for trial in networks[-MOST_TAUGHT:])
         seconds = self.scored_on_train(networks[-config.most_averaged :]) + trained
         return min(seconds, self.most_distillation)
 
@@ -197,11 +170,11 @@ class LaterStages:
 
     def scored_on_train(self, networks: Iterable[TrialRecord]) -> float:
         """Seconds until these networks are scored on the training rows."""
-        return side_by_side_seconds(self._scored(networks, self._train_rows), self.places)
+        return self._in_places(self._scored(networks, self._train_rows))
 
     def scores(self) -> float:
         """Seconds until the winners are scored on test."""
-        return side_by_side_seconds(self._scored(self._networks(), self._test_rows), self.places)
+        return self._in_places(self._scored(self._networks(), self._test_rows))
 
     def refits(self) -> float:
         """Returns the seconds until the winners and the baseline are trained once more, on validation too, and
@@ -232,7 +205,7 @@ class LaterStages:
             self._longer * trial.result.whole_seconds / whole + score
             for trial, score in zip(networks, scored, strict=True)
         )
-        return side_by_side_seconds(took, self.places)
+        return self._in_places(took)
 
     @property
     def _seeds_were_asked_for(self) -> bool:
@@ -278,12 +251,30 @@ class LaterStages:
             for trial in trained
             if not trial.shared and trial.origin.promoted_from is None
         )
-        return side_by_side_seconds(took, self.places)
+        return self._in_places(took)
 
     def _scored(self, networks: Iterable[TrialRecord], rows: float) -> list[float]:
         """Seconds of scoring each network on `rows` times as many rows as validation has."""
-        process = process_seconds(self._state.completed)
-        return [process + scoring_seconds(trial, rows) for trial in networks]
+        # processes take to start and to end what a training took beside its work at the least
+        process = min(
+            (
+                max(0.0, (trial.result.seconds or 0.0) - trial.result.measured.whole_seconds)
+                for trial in self._state.completed
+                if trial.result.measured.whole_seconds > 0.0 and not trial.shared
+            ),
+            default=0.0,
+        )
+        took = []
+        for trial in networks:
+            evaluations, measured = len(trial.result.curve), trial.result.measured
+            scoring = rows * (measured.evaluate_seconds or 0.0) / evaluations if evaluations else 0.0
+            took.append(process + scoring)
+        return took
+
+    def _in_places(self, seconds: Iterable[float]) -> float:
+        """Seconds that activities of these lengths take side by side (Graham's bound is a third above it)."""
+        each = list(seconds)
+        return max(max(each, default=0.0), sum(each) / self.places)
 
     def _networks(self) -> list[TrialRecord]:
         """The baseline and the networks of the winners so far; while there are few candidates, five more like the

@@ -118,22 +118,15 @@ class Passes:
             return
         fallen: list[TrialRecord] = []
         while (passes := falling_passes(self.found, fallen)) is not None:
-            if fallen and not self._has_time_to_fall(passes, fallen, trials[0]):
-                break  # what the first ones have shown counts
+            made = sum(trial.result.training_seconds for trial in fallen if not trial.shared)
+            seconds = made + passes * trials[0].result.training_seconds
+            if fallen and self._minutes is not None and seconds > SHARE_OF_MINUTES * 60.0 * self._minutes:
+                break  # it would take more than their share of the minutes: what the first ones have shown counts
             number = 1 + len(points) + len(fallen)
             settings = FALLING | {"epochs": passes} | self.found.decays
             train({number: {f"training.{key}": value for key, value in settings.items()}})
             fallen.append(trials[number])
         self.found = with_falling(self.found, fallen)
-
-    def _has_time_to_fall(self, passes: int, fallen: Sequence[TrialRecord], one_pass: TrialRecord) -> bool:
-        """Says whether a further training, whose rates fall over so many passes, leaves those that were made here
-        within their share of the minutes."""
-        if self._minutes is None:
-            return True
-        made = sum(trial.result.training_seconds for trial in fallen if not trial.shared)
-        expected = passes * one_pass.result.training_seconds
-        return made + expected <= SHARE_OF_MINUTES * 60.0 * self._minutes
 
     def decayed(self, training: TrainingConfig) -> TrainingConfig:
         """Training settings with the decay of embeddings with which several passes helped, where they did and the

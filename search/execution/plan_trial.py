@@ -11,11 +11,12 @@ import random
 import time
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from dashboards.names import byte_size, short_name
+from dhen.config import ModelConfig
 from dhen.errors import UserError
-from search.samplers.context import MOST_OVER, CandidatePricer, DrawnPoint, PricedCandidate, evenly
+from search.samplers.context import MOST_OVER, CandidatePricer, PricedCandidate, evenly
 from spaces.space import Candidate
 from trials.cluster.cluster import Cluster, byte_words
 from trials.cluster.this_machine import THIS, load_cluster, shared
@@ -58,37 +59,31 @@ def rejected(job_plan: Plan, taken: PricedStrategy, ran_out: Collection[str]) ->
         for priced in job_plan.up_to(most)
         if priced is not taken and priced.strategy.name not in ran_out
     ]
-    itemised = _itemised(passed_over)
-    return tuple(_kept(priced, whole=priced.strategy.name in itemised) for priced in passed_over)
-
-
-def _itemised(passed_over: Collection[PricedStrategy]) -> set[str]:
-    """Names of the strategies whose items are kept: of each way to hold the model, in one batch and in several,
-    the one that lacks least."""
+    # of each way to hold the model, in one batch and in several, the one that lacks least
     nearest: dict[tuple[str, bool], PricedStrategy] = {}
     for priced in passed_over:
         way = priced.strategy.held_as, priced.strategy.micro_batches > 1
         if way not in nearest or priced.lacking_bytes < nearest[way].lacking_bytes:
             nearest[way] = priced
-    simplest_first = sorted(nearest.values(), key=lambda priced: (_size(priced), priced.lacking_bytes))
-    return {priced.strategy.name for priced in simplest_first[:MOST_ITEMISED]}
-
-
-def _size(priced: PricedStrategy) -> int:
-    return len(priced.strategy.techniques)
-
-
-def _kept(priced: PricedStrategy, *, whole: bool) -> RejectedStrategy:
-    details = {}
-    if whole:
-        items = {name: size for name, size in memory_items(priced).items() if size}
-        details = {"items": items, "reason": priced.reason, "step_seconds": priced.time.total}
-    return RejectedStrategy(
-        strategy=priced.strategy.name,
-        memory_bytes=priced.memory.total,
-        lacking_bytes=priced.lacking_bytes,
-        **details,
+    simplest_first = sorted(
+        nearest.values(), key=lambda priced: (len(priced.strategy.techniques), priced.lacking_bytes)
     )
+    itemised = {priced.strategy.name for priced in simplest_first[:MOST_ITEMISED]}
+    kept = []
+    for priced in passed_over:
+        details = {}
+        if priced.strategy.name in itemised:
+            items = {name: size for name, size in memory_items(priced).items() if size}
+            details = {"items": items, "reason": priced.reason, "step_seconds": priced.time.total}
+        kept.append(
+            RejectedStrategy(
+                strategy=priced.strategy.name,
+                memory_bytes=priced.memory.total,
+                lacking_bytes=priced.lacking_bytes,
+                **details,
+            )
+        )
+    return tuple(kept)
 
 
 LOCAL = "local"
@@ -184,29 +179,28 @@ def plan_of(job: Job, clusters: Cluster | Sequence[Cluster], options: PlanOption
     return plan_in_least_shape(job.model, job.features, job.training, shapes, options=options)
 
 
-def with_plan(record: TrialRecord, job_plan: Plan) -> TrialRecord:
-    """The record with what is kept of a plan."""
-    closest = job_plan.closest
+def with_plan(
+    record: TrialRecord, job_plan: Plan, taken: PricedStrategy | None = None, ran_out: Collection[str] = ()
+) -> TrialRecord:
+    """The record with what is kept of a plan by which it is held as `taken`, by default as the plan has chosen.
+
+    `ran_out` are the strategies that were tried before and ran out of memory.
+    """
+    priced, best = taken or job_plan.closest, taken or job_plan.best
+    chosen = job_plan.chosen if taken is None else taken.strategy
+    lacks = taken is None and job_plan.lacking_bytes
     return record.with_plan(
-        technique=job_plan.chosen.name if job_plan.chosen else None,
+        technique=chosen.name if chosen else None,
         ranks=job_plan.shape,
-        peak_bytes=closest.memory.total if closest else None,
-        step_seconds=closest.time.total if closest else None,
-        memory_excess=_excess(job_plan),
-        summary=plan_summary(job_plan, closest),
+        peak_bytes=priced.memory.total if priced else None,
+        step_seconds=priced.time.total if priced else None,
+        memory_excess=(
+            job_plan.lacking_bytes / job_plan.hbm
+            if lacks or best is None
+            else min(0, best.memory.needed - job_plan.hbm) / job_plan.hbm  # what is left over, negative
+        ),
+        summary=plan_summary(job_plan, priced, ran_out),
     )
-
-
-def _excess(job_plan: Plan) -> float:
-    """Missing bytes divided by available bytes; where the plan fits, the share left over, negative."""
-    if job_plan.lacking_bytes or job_plan.best is None:
-        return job_plan.lacking_bytes / job_plan.hbm
-    return unused(job_plan.best, job_plan)
-
-
-def unused(priced: PricedStrategy, job_plan: Plan) -> float:
-    """Returns the share of the memory that a strategy which fits leaves over, as a negative number."""
-    return min(0, priced.memory.needed - job_plan.hbm) / job_plan.hbm
 
 
 def _infeasible(record: TrialRecord, error: str, excess: float | None, began: float) -> TrialRecord:
@@ -256,36 +250,26 @@ DRAWN = 200
 MIB = 2**20
 
 
-class UnfitCandidate(NamedTuple):
-    """A candidate that does not fit."""
-
-    drawn: DrawnPoint
-    plan: Plan
-
-    def nearer(self, other: UnfitCandidate | None) -> UnfitCandidate:
-        """The candidate that lacks less memory."""
-        return other if other is not None and other.plan.lacking_bytes <= self.plan.lacking_bytes else self
-
-
 def check_some_fit(pricer: CandidatePricer, cluster: Cluster, plan: Callable[[Candidate], Plan]) -> None:
     """Draws candidates of the space of `pricer` until one fits.
 
     Raises:
         UserError: if none does, naming the nearest and what would help; or why none could be planned.
     """
-    nearest: UnfitCandidate | None = None
+    nearest: tuple[Plan, ModelConfig] | None = None
     trouble: UserError | None = None
     for drawn in islice(evenly(pricer, set(), random.Random(0), {}), DRAWN):
         try:
-            candidate_plan = plan(drawn.priced.candidate)
+            candidate_plan = plan(drawn.candidate)
         except UserError as error:  # a batch smaller than the ranks: this candidate alone is infeasible
             trouble = error
             continue
         if candidate_plan.chosen is not None:
             return
-        nearest = UnfitCandidate(drawn, candidate_plan).nearer(nearest)
+        if nearest is None or candidate_plan.lacking_bytes < nearest[0].lacking_bytes:
+            nearest = candidate_plan, drawn.candidate.model
     if nearest is not None:
-        raise too_little_memory(pricer.space.name, "nothing fits", cluster, DRAWN, nearest)
+        raise too_little_memory(pricer.space.name, "nothing fits", cluster, DRAWN, *nearest)
     if trouble is not None:
         raise trouble
 
@@ -319,10 +303,9 @@ def check_some_tables_fit(pricer: CandidatePricer) -> None:
 
 
 def too_little_memory(
-    space: str, fit: str, cluster: Cluster, drawn: int, nearest: UnfitCandidate
+    space: str, fit: str, cluster: Cluster, drawn: int, plan: Plan, model: ModelConfig
 ) -> UserError:
-    """An error with the nearest candidate and its need; `fit` says how many of the drawn candidates fit."""
-    plan, model = nearest.plan, nearest.drawn.priced.candidate.model
+    """An error with the nearest candidate's plan and need; `fit` says how many of the drawn candidates fit."""
     needed = -(-(plan.hbm + plan.lacking_bytes) // MIB)
     return UserError(
         f"space {space!r}: {fit} {byte_size(plan.hbm)} per rank of cluster {cluster.name!r}, among {drawn} "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -188,7 +188,10 @@ def _read_point(
             raise unknown_name("axis of the space", name, axes)
     # axes that are left out: what has worked for the baseline, else what the space names first
     point: Point = {name: axis.first for name, axis in axes.items()}
-    point |= _proven_axes(space, proven) | given
+    for key, axis in space.training_axes.items():
+        if axis.size > 1 and axis.has(proven.get(key)):
+            point[axis.name] = proven[key]
+    point |= given
     return ReadProposal(candidate=space.decode(point), point=point, proposal=proposal)
 
 
@@ -206,7 +209,11 @@ def _read_model(
         raise UserError(
             "training.train_fraction is the study's own: candidates on different parts do not compare."
         )
-    model = parse_model({"family": "dhen"} | _model(data["model"]), "model")
+    if not isinstance(data["model"], dict):
+        raise UserError(
+            f"model is a mapping, as in a file that `train` takes, received {type(data['model']).__name__}."
+        )
+    model = parse_model({"family": "dhen"} | data["model"], "model")
     if not isinstance(model, DhenConfig):
         raise UserError(
             f"a candidate is a model of the family dhen, received {model.family}; a model of another family can "
@@ -222,19 +229,6 @@ def _read_model(
         return ReadProposal(candidate=Candidate(model=model, training=training), point={}, proposal=outside)
 
 
-def _model(given: Any) -> dict[str, Any]:
-    if not isinstance(given, dict):
-        raise UserError(
-            f"model is a mapping, as in a file that `train` takes, received {type(given).__name__}."
-        )
-    return given
-
-
-def _proven_axes(space: Space, proven: Mapping[str, Any]) -> Point:
-    axes = space.training_axes.items()
-    return {axis.name: proven[key] for key, axis in axes if axis.size > 1 and axis.has(proven.get(key))}
-
-
 # The proposals of one study from outside: taken as they come, checked before a second is spent on them.
 #
 # A line is read, its network is built on the meta device, it is compared with all trials and planned for the
@@ -245,47 +239,37 @@ def _proven_axes(space: Space, proven: Mapping[str, Any]) -> Point:
 LOG = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True)
 class OutsideProposals:
     """Takes the next line that can be trained, and answers those that cannot."""
 
-    def __init__(
-        self,
-        *,
-        lines: Lines,
-        space: Space,
-        state: StudyState,
-        admission: Admission,
-        job_of: Callable[[Candidate], Job],
-        refuse: Callable[[RefusedProposal], None],
-    ) -> None:
-        """The proposals of one study.
-
-        Args:
-            lines: returns all lines so far.
-            space: the study's space.
-            state: state of the study, whose trials and refusals say which lines have their answer.
-            admission: plans what is proposed.
-            job_of: makes the study's job of a candidate.
-            refuse: commits a refusal.
-        """
-        self._lines, self._space, self._state = lines, space, state
-        self._admission, self._job_of, self._refuse = admission, job_of, refuse
+    lines: Lines
+    """Returns all lines so far."""
+    space: Space
+    state: StudyState
+    """State of the study, whose trials and refusals say which lines have their answer."""
+    admission: Admission
+    job_of: Callable[[Candidate], Job]
+    """Makes the study's job of a candidate."""
+    refuse: Callable[[RefusedProposal], None]
+    """Commits a refusal."""
 
     def next(self) -> ReadProposal | None:
         """The next proposal that can be trained; None if no line is left."""
-        for line in self._unanswered():
-            try:
-                return self._checked(line)
-            except UserError as error:
-                self._answer(line, str(error))
-        return None
-
-    def _unanswered(self) -> Iterator[Line]:
-        """Lines that are neither a trial nor refused."""
-        trials = [trial for _, trial in sorted(self._state.trials.items())]
+        trials = [trial for _, trial in sorted(self.state.trials.items())]
         answered = {trial.origin.proposal.key for trial in trials if trial.origin.proposal is not None}
-        answered |= {refusal.key for refusal in self._state.head.refused}
-        return (line for line in self._lines(trials) if line.key not in answered)
+        answered |= {refusal.key for refusal in self.state.head.refused}
+        for line in self.lines(trials):
+            if line.key not in answered:
+                try:
+                    return self._checked(line)
+                except UserError as error:
+                    reason = str(error)
+                refusal = RefusedProposal(line=line.number, key=line.key, reason=reason, **credit_of(line))
+                LOG.warning("proposal %d is not trained: %s", line.number, reason)
+                self.refuse(refusal)
+                self.state.say(f"proposal {line.number}{refusal.by_words} is not trained: {reason}")
+        return None
 
     def _checked(self, line: Line) -> ReadProposal:
         """What the line proposes, once everything that is known without training is known to be well.
@@ -293,10 +277,10 @@ class OutsideProposals:
         Raises:
             UserError: saying why it is not trained.
         """
-        proven = parse(TrainingConfig, self._state.require_baseline().job.training, "ledger")
-        read = read_line(line, self._space, dict(proven))
-        job = self._job_of(read.candidate)
-        for trial in self._state.trials.values():
+        proven = parse(TrainingConfig, self.state.require_baseline().job.training, "ledger")
+        read = read_line(line, self.space, dict(proven))
+        job = self.job_of(read.candidate)
+        for trial in self.state.trials.values():
             if trial.job.fingerprint == job.fingerprint:
                 raise UserError(f"the same as trial {trial.number}: an equal model, trained equally.")
         try:
@@ -304,14 +288,8 @@ class OutsideProposals:
                 build_model(job.model, job.features)
         except (ValueError, RuntimeError, TypeError) as error:
             raise UserError(f"the network cannot be built: {error}") from error
-        number = len(self._state.trials)
-        admitted = self._admission.admit_by_size(new_record(number, TrialKind.CANDIDATE, {}, job), job)
+        number = len(self.state.trials)
+        admitted = self.admission.admit_by_size(new_record(number, TrialKind.CANDIDATE, {}, job), job)
         if admitted.result.outcome is Outcome.INFEASIBLE:
             raise UserError(admitted.result.error or "no strategy makes it fit.")
         return read
-
-    def _answer(self, line: Line, reason: str) -> None:
-        refusal = RefusedProposal(line=line.number, key=line.key, reason=reason, **credit_of(line))
-        LOG.warning("proposal %d is not trained: %s", line.number, reason)
-        self._refuse(refusal)
-        self._state.say(f"proposal {line.number}{refusal.by_words} is not trained: {reason}")

@@ -8,7 +8,7 @@ not done again: the same command goes on after Ctrl-C or worse.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,13 +26,13 @@ SPLIT = "test"
 HasTimeFor = Callable[["RetrainingRequest"], bool]
 """A function that says of each retraining, as its place is free, whether there is time for it; the first for which
 there is none is the last that is asked for."""
-OnRetraining = Callable[[TrialRecord, bool], None]
-"""A function that is called with each retraining that has begun or changed, and whether it has ended."""
 
 
 class Watcher(NamedTuple):
     """Functions that are told how far retrainings are, for those who wait for them."""
 
+    changed: Callable[[TrialRecord, bool], None] = lambda record, ended: None
+    """Is called with each retraining that has begun or changed, and whether it has ended."""
     wanted: Callable[[int, int], None] = lambda total, done: None
     """Is called with the number of retrainings that are asked for, and how many of these are done already."""
     progress: Callable[[TrialRecord, Progress], None] = lambda record, progress: None
@@ -61,8 +61,7 @@ class Retrainings:
         trainer: Trainer,
         *,
         side_by_side: int,
-        on_change: OnRetraining,
-        watcher: Watcher | None = None,
+        watcher: Watcher,
     ) -> None:
         """Retrainings that the ledger has, and those to come.
 
@@ -70,24 +69,18 @@ class Retrainings:
             ledger: the study's ledger, settled.
             trainer: a trainer that works in the study's directory.
             side_by_side: number of retrainings at the same time.
-            on_change: is called with each retraining.
-            watcher: is told how far they are; nobody where not given.
+            watcher: is told how far they are.
         """
-        self.watcher = watcher or Watcher()
+        self.watcher = watcher
         self._ledger, self._trainer, self._side_by_side = ledger, trainer, side_by_side
-        self._on_change = on_change
         self._records: dict[str, TrialRecord] = {}
         self.read_again()
 
-    def read_again(self) -> None:
-        """Takes over the retrainings that the ledger has; none of them goes on by now."""
+    def read_again(self) -> list[TrialRecord]:
+        """Takes over the retrainings that the ledger has, by number; none of them goes on by now."""
         records = [cut_short(record) for record in self._ledger.retrainings()]
         self._records = {record.job.fingerprint: record for record in records}
-
-    @property
-    def records(self) -> tuple[TrialRecord, ...]:
-        """The retrainings, by number."""
-        return tuple(sorted(self._records.values(), key=lambda record: record.number))
+        return records
 
     def run(
         self,
@@ -114,8 +107,59 @@ class Retrainings:
         missing = self.missing(unique.values(), score=score, weights=weights)
         if missing:
             self.watcher.wanted(len(unique), len(unique) - len(missing))
-        work = _RetrainingWork(missing, self, score=score, has_time_for=has_time_for)
-        Scheduler[Training | Scoring](self._side_by_side, ranks=self._trainer.ranks_at_once).run(work)
+        requests = {request.job.fingerprint: request for request in missing}
+        scored_again: set[str] = set()
+
+        def begin() -> Iterator[Training | Scoring]:
+            """Scores a job's network where its weights are there and that is wanted, else trains it."""
+            for request in missing:
+                if has_time_for is not None and not has_time_for(request):
+                    return
+                record = self._records.get(request.job.fingerprint)
+                completed = record is not None and record.result.outcome is Outcome.COMPLETED
+                if record is not None and completed and score is not None and self._weights(record).exists():
+                    yield start_scoring(record, request)
+                else:
+                    fresh = self._fresh(request, record)
+                    self._keep(fresh, ended=False)
+                    yield self._trainer.start(fresh, request.job)
+
+        def start_scoring(record: TrialRecord, request: RetrainingRequest) -> Scoring:
+            assert score is not None
+            if score == SPLIT:  # a look at test is counted first
+                self._ledger.count_test_look(request.of.number)
+            return self._trainer.start_scoring(record, request.job, score, keep_logits=True)
+
+        def heard(activity: Training | Scoring) -> bool:
+            if isinstance(activity, Training):
+                if activity.progress is not None and not activity.run.ended:
+                    self.watcher.progress(activity.record, activity.progress)
+                for notice in activity.take_notices():
+                    self.watcher.say(f"retraining {activity.record.number}: {notice}")
+            return False
+
+        def ended(activity: Training | Scoring) -> Iterable[Training | Scoring]:
+            record, name = activity.record, activity.job.fingerprint
+            if isinstance(activity, Training):
+                next_attempt = self._trainer.execution.next_attempt(record, activity.job)
+                if next_attempt is not None:
+                    self._keep(next_attempt, ended=False)
+                    return [self._trainer.start(next_attempt, activity.job)]
+                record = self._trainer.execution.ended(record, activity.job)
+                if score is not None and record.result.outcome is Outcome.COMPLETED:
+                    self._keep(record, ended=False)
+                    return [start_scoring(record, requests[name])]
+            elif activity.killed and name not in scored_again:
+                scored_again.add(name)
+                return [start_scoring(record, requests[name])]
+            else:
+                metrics = activity.metrics  # raises an error if there are none
+                record = record.with_result(test=metrics) if score == SPLIT else record
+            self._keep(record, ended=True)
+            return []
+
+        scheduler = Scheduler[Training | Scoring](self._side_by_side, ranks=self._trainer.ranks_at_once)
+        scheduler.run(begin(), ended, heard=heard, looked=self.watcher.looked)
         return self.completed(unique.values())
 
     def completed(
@@ -155,39 +199,7 @@ class Retrainings:
         """The file of a retraining's logits on a split that it was scored on."""
         return logits_file(self._trainer.folder(record), split)
 
-    def begin(self, request: RetrainingRequest, split: str | None) -> Training | Scoring:
-        """Begins what is next for a job: it is scored on a split where its weights are there, else trained."""
-        record = self._records.get(request.job.fingerprint)
-        if (
-            record is not None
-            and record.result.outcome is Outcome.COMPLETED
-            and self._weights(record).exists()
-            and split is not None
-        ):
-            return self.begin_scoring(record, request, split)
-        fresh = self._fresh(request, record)
-        self.keep(fresh, ended=False)
-        return self._trainer.start(fresh, request.job)
-
-    def begin_scoring(self, record: TrialRecord, request: RetrainingRequest, split: str) -> Scoring:
-        """Begins to score a finished training on a split; a look at test is counted first."""
-        if split == SPLIT:
-            self._ledger.count_test_look(request.of.number)
-        return self._trainer.start_scoring(record, request.job, split, keep_logits=True)
-
-    def begin_next_attempt(self, training: Training) -> Training | None:
-        """Begins the next attempt of a training that was killed or ran out of memory; None if there is none."""
-        record = self._trainer.execution.next_attempt(training.record, training.job)
-        if record is None:
-            return None
-        self.keep(record, ended=False)
-        return self._trainer.start(record, training.job)
-
-    def as_it_ends(self, training: Training) -> TrialRecord:
-        """The record of a training that no attempt follows."""
-        return self._trainer.execution.ended(training.record, training.job)
-
-    def keep(self, record: TrialRecord, *, ended: bool) -> None:
+    def _keep(self, record: TrialRecord, *, ended: bool) -> None:
         """Commits a retraining, and lets go of files that nothing needs any more once it has ended."""
         self._ledger.save_retraining(record)
         self._records[record.job.fingerprint] = record
@@ -196,7 +208,7 @@ class Retrainings:
             scored_there = record.job.origin is not None
             if record.result.test is not None or record.origin.removed is not None or scored_there:
                 self._weights(record).unlink(missing_ok=True)  # what is said of it needs them no more
-        self._on_change(record, ended)
+        self.watcher.changed(record, ended)
 
     def _is_done(self, job: Job, score: str | None, weights: bool) -> bool:
         record = self._records.get(job.fingerprint)
@@ -229,85 +241,11 @@ class Retrainings:
         return self._trainer.folder(record) / WEIGHTS
 
 
-class _RetrainingWork:
-    """The `search.execution.scheduler.Work` of retraining: each job is trained, then scored if wanted."""
-
-    def __init__(
-        self,
-        wanted: Sequence[RetrainingRequest],
-        retrainings: Retrainings,
-        *,
-        score: str | None,
-        has_time_for: HasTimeFor | None,
-    ) -> None:
-        self._has_time_for = has_time_for
-        self._wanted = {request.job.fingerprint: request for request in wanted}
-        self._retrainings, self._score = retrainings, score
-        self._scored_again: set[str] = set()
-
-    def begin(self) -> Iterator[Training | Scoring]:
-        for request in self._wanted.values():
-            if self._has_time_for is not None and not self._has_time_for(request):
-                return
-            yield self._retrainings.begin(request, self._score)
-
-    def has_room(self) -> bool:
-        return True
-
-    def heard(self, activity: Training | Scoring) -> bool:
-        if isinstance(activity, Training) and activity.progress is not None and not activity.run.ended:
-            self._retrainings.watcher.progress(activity.record, activity.progress)
-        if isinstance(activity, Training):
-            for notice in activity.take_notices():
-                self._retrainings.watcher.say(f"retraining {activity.record.number}: {notice}")
-        return False
-
-    def ended(self, activity: Training | Scoring) -> Iterable[Training | Scoring]:
-        request = self._wanted[activity.job.fingerprint]
-        return (
-            self._scored(activity, request)
-            if isinstance(activity, Scoring)
-            else self._trained(activity, request)
-        )
-
-    def looked(self) -> None:
-        self._retrainings.watcher.looked()
-
-    def _trained(self, training: Training, request: RetrainingRequest) -> Iterable[Training | Scoring]:
-        next_attempt = self._retrainings.begin_next_attempt(training)
-        if next_attempt is not None:
-            return [next_attempt]
-        record = self._retrainings.as_it_ends(training)
-        if self._score is not None and record.result.outcome is Outcome.COMPLETED:
-            self._retrainings.keep(record, ended=False)
-            return [self._retrainings.begin_scoring(record, request, self._score)]
-        self._retrainings.keep(record, ended=True)
-        return []
-
-    def _scored(self, scoring: Scoring, request: RetrainingRequest) -> Iterable[Training | Scoring]:
-        name = request.job.fingerprint
-        if scoring.killed and name not in self._scored_again:
-            self._scored_again.add(name)
-            return [self._retrainings.begin_scoring(scoring.record, request, scoring.split)]
-        record, metrics = scoring.record, scoring.metrics
-        if scoring.split == SPLIT:
-            record = record.with_result(test=metrics)
-        self._retrainings.keep(record, ended=True)
-        return []
-
-
 # Scores trained networks on a split, several side by side; a scoring that was killed is tried once more.
 
 
-class ScoringRequest(NamedTuple):
-    """A network that is to be scored, and the job that trained it."""
-
-    record: TrialRecord
-    job: Job
-
-
 def score_networks(
-    networks: Iterable[ScoringRequest],
+    networks: Iterable[tuple[TrialRecord, Job]],
     split: str,
     trainer: Trainer,
     take: Callable[[TrialRecord, Metrics], None],
@@ -318,7 +256,7 @@ def score_networks(
     """Scores the kept weights of trials on a split.
 
     Args:
-        networks: requests, which are taken up one by one, as late as there is a place for each.
+        networks: trials and the jobs that trained them, taken up one by one, as late as there is a place for each.
         split: train, validation or test.
         trainer: starts the processes.
         take: is called with each trial and its metrics, as they come.
@@ -328,8 +266,20 @@ def score_networks(
     Raises:
         UserError: if processes end without a result.
     """
-    work = _ScoringWork(networks, split, trainer, take, keep_logits)
-    Scheduler[Scoring](side_by_side, ranks=trainer.ranks_at_once).run(work)
+    tried_again: set[str] = set()
+
+    def start(record: TrialRecord, job: Job) -> Scoring:
+        return trainer.start_scoring(record, job, split, keep_logits=keep_logits)
+
+    def ended(scoring: Scoring) -> Iterable[Scoring]:
+        if scoring.killed and scoring.job.fingerprint not in tried_again:
+            tried_again.add(scoring.job.fingerprint)
+            return [start(scoring.record, scoring.job)]
+        take(scoring.record, scoring.metrics)
+        return ()
+
+    upcoming = (start(record, job) for record, job in networks)
+    Scheduler[Scoring](side_by_side, ranks=trainer.ranks_at_once).run(upcoming, ended)
 
 
 def score_one(record: TrialRecord, job: Job, split: str, trainer: Trainer) -> Metrics:
@@ -339,45 +289,5 @@ def score_one(record: TrialRecord, job: Job, split: str, trainer: Trainer) -> Me
         UserError: if the processes end without a result.
     """
     results: list[Metrics] = []
-    score_networks([ScoringRequest(record, job)], split, trainer, lambda _, metrics: results.append(metrics))
+    score_networks([(record, job)], split, trainer, lambda _, metrics: results.append(metrics))
     return results[0]
-
-
-class _ScoringWork:
-    """The `search.execution.scheduler.Work` of scoring."""
-
-    def __init__(
-        self,
-        networks: Iterable[ScoringRequest],
-        split: str,
-        trainer: Trainer,
-        take: Callable[[TrialRecord, Metrics], None],
-        keep_logits: bool,
-    ) -> None:
-        self._networks, self._split, self._trainer = networks, split, trainer
-        self._take, self._keep_logits = take, keep_logits
-        self._again: set[str] = set()
-
-    def begin(self) -> Iterator[Scoring]:
-        for record, job in self._networks:
-            yield self._start(record, job)
-
-    def has_room(self) -> bool:
-        return True
-
-    def heard(self, activity: Scoring) -> bool:
-        return False
-
-    def ended(self, activity: Scoring) -> Iterable[Scoring]:
-        record, job = activity.record, activity.job
-        if activity.killed and job.fingerprint not in self._again:
-            self._again.add(job.fingerprint)
-            return [self._start(record, job)]
-        self._take(record, activity.metrics)
-        return ()
-
-    def looked(self) -> None:
-        pass
-
-    def _start(self, record: TrialRecord, job: Job) -> Scoring:
-        return self._trainer.start_scoring(record, job, self._split, keep_logits=self._keep_logits)

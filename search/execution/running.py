@@ -10,9 +10,8 @@ from typing import Protocol, TypeVar
 from dhen.errors import UserError
 from search.execution.reduce_events import AttemptContext, reduce_event, with_attempt
 from search.execution.step_correction import StepCorrections
-from trials.records.events import Event, Failed, Progress, Replaced, Scored, SlowRank, Timed, Trained
+from trials.records.events import Event, Failed, Progress, Replaced, Scored, SlowRank, Trained
 from trials.records.job import Job
-from trials.records.serving_limits import ForwardTime
 from trials.records.trial_record import Metrics, TrialRecord
 from trials.runtime.launcher import AnyRun, wait_for
 from trials.store.user_cache import DiskFullError
@@ -72,7 +71,6 @@ class LateRun:
 
 
 LOG = logging.getLogger(__name__)
-E = TypeVar("E", bound=Event)
 
 
 class Activity(Protocol):
@@ -178,37 +176,13 @@ class Scoring:
         Raises:
             UserError: if they ended without a result.
         """
-        scored = _answer(self._said, Scored)
-        if scored is not None:
-            return scored.metrics
+        for event in self._said:
+            if isinstance(event, Scored):
+                return event.metrics
         raise UserError(
-            f"trial {self.record.number} could not be scored on {self.split}: {_reasons(self._said)}. "
+            f"trial {self.record.number} could not be scored on {self.split}: {reasons(self._said)}. "
             "What was trained is safe; the same command scores again."
         )
-
-
-class Timing:
-    """A model whose forward pass is measured."""
-
-    def __init__(self, run: LateRun) -> None:
-        self.run = run
-        self._said: list[Event] = []
-
-    def take(self, events: list[Event]) -> None:
-        """Keeps events until the end."""
-        self._said += events
-
-    @property
-    def forward(self) -> ForwardTime:
-        """The measured forward pass, once the process has ended.
-
-        Raises:
-            UserError: if it ended without a result.
-        """
-        timed = _answer(self._said, Timed)
-        if timed is not None:
-            return timed.forward
-        raise UserError(f"its forward time could not be measured: {_reasons(self._said)}")
 
 
 A = TypeVar("A", bound=Activity)
@@ -218,27 +192,30 @@ def look(activities: Collection[A], seconds: float) -> list[A]:
     """Hands each activity what its processes have said, after waiting `seconds` at most for one of them to end.
 
     Returns the activities that had anything to hear; one whose `run.ended` is true has heard everything.
-
-    Raises:
-        DiskFullError: if processes ended for want of space for a file. They are cut short, not failed.
     """
     wait_for([activity.run for activity in activities], seconds)
     heard = []
     for activity in activities:
-        events = activity.run.new_events()
-        for event in events:
-            if isinstance(event, Failed) and event.disk_full:
-                raise DiskFullError(event.error)
+        events = new_events(activity.run)
         if events or activity.run.ended:
             activity.take(events)
             heard.append(activity)
     return heard
 
 
-def _answer(said: list[Event], kind: type[E]) -> E | None:
-    return next((event for event in said if isinstance(event, kind)), None)
+def new_events(run: AnyRun) -> list[Event]:
+    """What a run's processes have said since the last time.
+
+    Raises:
+        DiskFullError: if processes ended for want of space for a file. They are cut short, not failed.
+    """
+    events = run.new_events()
+    for event in events:
+        if isinstance(event, Failed) and event.disk_full:
+            raise DiskFullError(event.error)
+    return events
 
 
-def _reasons(said: list[Event]) -> str:
+def reasons(said: list[Event]) -> str:
     """Why there is no answer."""
     return "; ".join(event.error for event in said if isinstance(event, Failed))

@@ -1,14 +1,14 @@
-"""The one scheduler: it fills free places with activities, watches them, and lets their work say what follows.
+"""The one scheduler: it fills free places with activities, watches them, and asks their work what follows.
 
 Trials of a study, retrainings of winners, the paper's tables, scorings and single trainings are all work for it.
-It knows nothing of records, samplers or ledgers; `Work` does.
+It knows nothing of records, samplers or ledgers; the functions that `Scheduler.run` is given do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from search.execution.running import Activity, look
 from trials.runtime.launcher import POLL_SECONDS
@@ -23,33 +23,7 @@ class NotNow(Enum):
 
 
 NOT_NOW = NotNow.NOT_NOW
-"""What work yields that has nothing to begin now, and may have later."""
-
-
-class Work(Protocol[A]):
-    """Activities that a scheduler begins, and what follows their ends."""
-
-    def begin(self) -> Iterator[A | NotNow | None]:
-        """Begins one activity per item, as late as there is a place for it.
-
-        None stands for something that was settled without processes: the scheduler looks at running activities
-        before it asks for the next, so that what is begun next knows of all that has ended. `NOT_NOW` stands for
-        nothing at all: there may be something after the next look.
-        """
-
-    def has_room(self) -> bool:
-        """Whether anything more may begin, as far as this work can tell; free places are the scheduler's
-        matter."""
-
-    def heard(self, activity: A) -> bool:
-        """Takes in what an activity said; says whether that has ended it (a training that is given up)."""
-
-    def ended(self, activity: A) -> Iterable[A]:
-        """Takes in the end of an activity; returns, one by one, what begins in its place at once, such as its next
-        attempt."""
-
-    def looked(self) -> None:
-        """Is called after every look at all activities, about ten times per second."""
+"""What work yields that has nothing to begin now, and may have after the next look."""
 
 
 class Scheduler(Generic[A]):
@@ -71,39 +45,60 @@ class Scheduler(Generic[A]):
         """Activities that go on or wait for places; after an interruption those that the interruption has
         ended."""
 
-    def run(self, work: Work[A]) -> None:
-        """Works off all of `work`. Whatever goes wrong meanwhile, Ctrl-C included, ends all processes first."""
+    def run(
+        self,
+        upcoming: Iterator[A | NotNow | None],
+        ended: Callable[[A], Iterable[A]],
+        *,
+        heard: Callable[[A], bool] = lambda activity: False,
+        looked: Callable[[], None] = lambda: None,
+        has_room: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Works off all that comes up. Whatever goes wrong meanwhile, Ctrl-C included, ends all processes first.
+
+        Args:
+            upcoming: begins one activity per item, as late as there is a place for it. None stands for something
+                that was settled without processes: the scheduler looks at running activities before it asks for
+                the next, so that what is begun next knows of all that has ended. `NOT_NOW` stands for nothing.
+            ended: takes in the end of an activity; returns, one by one, what begins in its place at once, such as
+                its next attempt.
+            heard: takes in what an activity said; says whether that has ended it (a training that is given up).
+            looked: is called after every look at all activities, about ten times per second.
+            has_room: whether anything more may begin, as far as the work can tell; free places are the scheduler's
+                matter.
+        """
         self.running.clear()
-        upcoming = work.begin()
         try:
             while True:
-                began = self._fill(upcoming, work)
+                # one activity at most, and not several at once: see `upcoming`
+                begun: A | NotNow | None = NOT_NOW
+                over = not self._has_place() or not has_room()
+                if not over:
+                    try:
+                        begun = next(upcoming)
+                    except StopIteration:
+                        over = True
+                if begun is not NOT_NOW and begun is not None:
+                    self._overtaken = {
+                        id(waiting): self._overtaken.get(id(waiting), 0) + 1 for waiting in self._waiting
+                    }
+                    self.running.append(begun)
                 self._begin_what_fits()
-                if began is False and not self.running:
+                if over and not self.running:
                     return
-                self._look(work, 0.0 if began is True else self._poll_seconds)
+                for activity in look(list(self.running), self._poll_seconds if begun is NOT_NOW else 0.0):
+                    # `heard` first: what a rule gives up at an earlier evaluation is given up, though it has ended
+                    if heard(activity) or activity.run.ended:
+                        self.running.remove(activity)
+                        # each is known here before the next may fail to begin
+                        for next_activity in ended(activity):
+                            self.running.append(next_activity)
+                            self._begin_what_fits()  # before anything else takes the place
+                looked()
         except BaseException:
             for activity in self.running:
                 activity.run.kill()
             raise
-
-    def _fill(self, upcoming: Iterator[A | NotNow | None], work: Work[A]) -> bool | NotNow:
-        """Takes up one activity at most, and not several at once: see `Work.begin`. Says whether it did, or has to
-        ask again."""
-        if not self._has_place() or not work.has_room():
-            return False
-        try:
-            activity = next(upcoming)
-        except StopIteration:
-            return False
-        if activity is NOT_NOW:
-            return NOT_NOW
-        if activity is not None:
-            self._overtaken = {
-                id(waiting): self._overtaken.get(id(waiting), 0) + 1 for waiting in self._waiting
-            }
-            self.running.append(activity)
-        return True
 
     def _has_place(self) -> bool:
         """Tells whether one more may be taken up, whatever number of ranks it will turn out to have."""
@@ -132,14 +127,3 @@ class Scheduler(Generic[A]):
     @property
     def _ranks_in_use(self) -> int:
         return sum(activity.run.ranks for activity in self.running if activity.run.begun)
-
-    def _look(self, work: Work[A], seconds: float) -> None:
-        for activity in look(list(self.running), seconds):
-            # `heard` comes first: what a rule gives up at an earlier evaluation is given up, though it has ended
-            if work.heard(activity) or activity.run.ended:
-                self.running.remove(activity)
-                # each is known here before the next may fail to begin
-                for next_activity in work.ended(activity):
-                    self.running.append(next_activity)
-                    self._begin_what_fits()  # before anything else takes the place
-        work.looked()

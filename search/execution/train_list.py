@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from pydantic import ValidationError
 
@@ -24,16 +23,6 @@ from trials.records.job import Job
 from trials.records.trial_record import TrialKind, TrialRecord
 
 TRAININGS, PRECISION_FILE = "trainings", "precision.json"
-
-
-class TrainingObserver(Protocol):
-    """An observer of the trainings in a list."""
-
-    def ended(self, record: TrialRecord) -> None:
-        """Is called with the record of each training that is over."""
-
-    def progress(self, examples: int) -> None:
-        """Is called with how many of the examples that had to be trained are done."""
 
 
 def measured_precision(directory: Path) -> Precision:
@@ -63,8 +52,18 @@ class TrainingList:
         paths = {job.fingerprint: self._path(job.fingerprint) for job in jobs}
         return {name: _read(path) for name, path in paths.items() if path.exists()}
 
-    def run(self, jobs: Sequence[Job], observer: TrainingObserver) -> None:
+    def run(
+        self,
+        jobs: Sequence[Job],
+        on_end: Callable[[TrialRecord], None],
+        on_progress: Callable[[int], None],
+    ) -> None:
         """Trains the jobs that are not done; Ctrl-C ends the processes and is raised again.
+
+        Args:
+            jobs: the trainings that are wanted.
+            on_end: is called with the record of each that is over.
+            on_progress: is called with how many of the examples that had to be trained are done.
 
         Raises:
             UserError: if a training ends without a result, saying how.
@@ -73,73 +72,37 @@ class TrainingList:
         done = self.finished(unique.values())
         for name in done:  # of one that ended as Ctrl-C came, before its folder was removed
             shutil.rmtree(self._folder / name, ignore_errors=True)
+        seen = 0
+
+        def start(record: TrialRecord, job: Job) -> Training:
+            return self._trainer.below(f"{TRAININGS}/{job.fingerprint}").start(record, job)
+
+        def ended(training: Training) -> Iterable[Training]:
+            nonlocal seen
+            next_attempt = self._trainer.execution.next_attempt(training.record, training.job)
+            if next_attempt is not None:
+                return [start(next_attempt, training.job)]
+            seen += training.examples
+            on_end(training.record)
+            result, name = training.record.result, training.job.fingerprint
+            if not result.outcome.is_final:
+                raise UserError(
+                    f"a training ended as {result.outcome}: {result.error} "
+                    "What is finished is safe; the same command goes on."
+                )
+            write_atomically(self._path(name), training.record.model_dump_json(indent=1))
+            shutil.rmtree(self._folder / name)
+            return []
+
+        def looked() -> None:
+            on_progress(seen + sum(training.examples for training in self._scheduler.running))
+
         waiting = [job for name, job in unique.items() if name not in done]
-        self._scheduler.run(_ListWork(waiting, self, observer, self._scheduler))
-
-    def start(self, record: TrialRecord, job: Job) -> Training:
-        """Begins an attempt of a job, in a folder of its own."""
-        return self._trainer.below(f"{TRAININGS}/{job.fingerprint}").start(record, job)
-
-    def start_again(self, training: Training) -> Training | None:
-        """Begins the next attempt of a training that was killed from outside, or None."""
-        record = self._trainer.execution.next_attempt(training.record, training.job)
-        return None if record is None else self.start(record, training.job)
-
-    def keep(self, record: TrialRecord) -> None:
-        """Keeps a result, and removes the folder of its training.
-
-        Raises:
-            UserError: if the training ended without a result that stands.
-        """
-        result, name = record.result, record.job.fingerprint
-        if not result.outcome.is_final:
-            raise UserError(
-                f"a training ended as {result.outcome}: {result.error} "
-                "What is finished is safe; the same command goes on."
-            )
-        write_atomically(self._path(name), record.model_dump_json(indent=1))
-        shutil.rmtree(self._folder / name)
+        upcoming = (start(new_record(0, TrialKind.CANDIDATE, {}, job), job) for job in waiting)
+        self._scheduler.run(upcoming, ended, looked=looked)
 
     def _path(self, fingerprint: str) -> Path:
         return self._folder / f"{fingerprint}.json"
-
-
-class _ListWork:
-    """The `search.execution.scheduler.Work` of a list of trainings."""
-
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        trainings: TrainingList,
-        observer: TrainingObserver,
-        scheduler: Scheduler[Training],
-    ) -> None:
-        self._jobs, self._trainings, self._observer = jobs, trainings, observer
-        self._scheduler, self._examples = scheduler, 0
-
-    def begin(self) -> Iterator[Training]:
-        for job in self._jobs:
-            yield self._trainings.start(new_record(0, TrialKind.CANDIDATE, {}, job), job)
-
-    def has_room(self) -> bool:
-        return True
-
-    def heard(self, activity: Training) -> bool:
-        return False
-
-    def ended(self, activity: Training) -> Iterable[Training]:
-        next_attempt = self._trainings.start_again(activity)
-        if next_attempt is not None:
-            return [next_attempt]
-        self._examples += activity.examples
-        self._observer.ended(activity.record)
-        self._trainings.keep(activity.record)
-        return []
-
-    def looked(self) -> None:
-        self._observer.progress(
-            self._examples + sum(training.examples for training in self._scheduler.running)
-        )
 
 
 def _read(path: Path) -> TrialRecord:
@@ -151,15 +114,12 @@ def _read(path: Path) -> TrialRecord:
 
 # One training by itself, as `dhen-search train` wants it, tried again as a study would try it.
 
-OnChange = Callable[[TrialRecord], None]
-"""A function that is called with the record as it grows."""
-
 
 def train_one(
     record: TrialRecord,
     job: Job,
     trainer: Trainer,
-    on_change: OnChange,
+    on_change: Callable[[TrialRecord], None],
     *,
     start_from: Path | None = None,
     say: Callable[[str], None] = lambda sentence: None,
@@ -179,48 +139,23 @@ def train_one(
     Raises:
         UserError: if this machine lacks what the strategy needs.
     """
-    work = _OneTraining(record, job, trainer, on_change, start_from, say)
-    Scheduler[Training](1).run(work)
-    return work.record
 
+    def start(attempt: TrialRecord) -> Training:
+        return trainer.start(attempt, job, start_from=start_from)
 
-class _OneTraining:
-    """The `search.execution.scheduler.Work` of one training."""
-
-    def __init__(
-        self,
-        record: TrialRecord,
-        job: Job,
-        trainer: Trainer,
-        on_change: OnChange,
-        start_from: Path | None,
-        say: Callable[[str], None],
-    ) -> None:
-        self.record, self._job, self._trainer = record, job, trainer
-        self._on_change, self._start_from, self._say = on_change, start_from, say
-
-    def begin(self) -> Iterator[Training]:
-        yield self._start(self.record)
-
-    def has_room(self) -> bool:
-        return True
-
-    def heard(self, activity: Training) -> bool:
-        self._on_change(activity.record)
-        for notice in activity.take_notices():
-            self._say(notice)
+    def heard(training: Training) -> bool:
+        on_change(training.record)
+        for notice in training.take_notices():
+            say(notice)
         return False
 
-    def ended(self, activity: Training) -> Iterable[Training]:
-        record = self._trainer.execution.next_attempt(activity.record, self._job)
-        if record is None:
-            self.record = self._trainer.execution.ended(activity.record, self._job)
+    def ended(training: Training) -> Iterable[Training]:
+        nonlocal record
+        next_attempt = trainer.execution.next_attempt(training.record, job)
+        if next_attempt is None:
+            record = trainer.execution.ended(training.record, job)
             return []
-        self.record = activity.record
-        return [self._start(record)]
+        return [start(next_attempt)]
 
-    def looked(self) -> None:
-        pass
-
-    def _start(self, record: TrialRecord) -> Training:
-        return self._trainer.start(record, self._job, start_from=self._start_from)
+    Scheduler[Training](1).run(iter([start(record)]), ended, heard=heard)
+    return record

@@ -11,21 +11,23 @@ from typing import Any
 
 from dhen.config import DhenConfig, ModelConfig
 from dhen.cost import dense_parameters, embedding_parameters, headline_flops
+from dhen.errors import UserError
 from dhen.model import model_cost, parse_model
 from dhen.values import parse
 from search.execution.attempts import Execution
 from search.execution.reduce_events import AttemptContext
-from search.execution.running import LateRun, Scoring, Timing, Training, look
+from search.execution.running import LateRun, Scoring, Training, new_events, reasons
 from search.run_directory import CHECKPOINTS, TEACHERS, folder_of
 from spaces.space import Candidate, Point, Space
 from trials.cluster.machine import Precision, cores, fastest_threads, preferred_precision
 from trials.data.prepared_log import PreparedLog
+from trials.records.events import Event, Timed
 from trials.records.job import Job, TrainingConfig, check_order
 from trials.records.serving_limits import ServingConfig, weights_bytes
 from trials.records.strategy import named
 from trials.records.task import Task
 from trials.records.trial_record import JobSummary, Origin, Refit, TrialKind, TrialRecord
-from trials.runtime.launcher import POLL_SECONDS, AnyLauncher
+from trials.runtime.launcher import POLL_SECONDS, AnyLauncher, wait_for
 
 # From models to jobs, and from jobs to the records of trials that are about to start.
 
@@ -210,7 +212,8 @@ class Trainer:
         strategy = self.execution.strategy(record)
         folder = self.folder(record)
         folder.mkdir(parents=True, exist_ok=True)
-        task = self._task(job).replace(
+        task = self._task(
+            job,
             **self.execution.task_fields(record, job),
             attempt=len(record.attempts),
             start_from=str(start_from) if start_from else None,
@@ -231,11 +234,8 @@ class Trainer:
     ) -> Scoring:
         """A scoring of a trial's kept weights on a split, which a scheduler begins; its logits stay in the trial's
         folder if wanted."""
-        task = self._task(job).replace(
-            **self.execution.task_fields(record, job),
-            score_split=split,
-            keep_logits=keep_logits,
-        )
+        fields = self.execution.task_fields(record, job)
+        task = self._task(job, **fields, score_split=split, keep_logits=keep_logits)
         LOG.info("%s %d: is scored on %s", _word(record), record.number, split)
         return Scoring(record, job, split, self._late(task, self.folder(record), record))
 
@@ -247,28 +247,32 @@ class Trainer:
         """
         folder = self._directory / SERVING
         folder.mkdir(parents=True, exist_ok=True)
-        task = self._task(job).replace(threads=serving.threads, serving=serving)
-        timing = Timing(LateRun(lambda: self._launcher.start(task, folder)))
-        timing.run.begin()
+        task = self._task(job, threads=serving.threads, serving=serving)
+        run, said = self._launcher.start(task, folder), list[Event]()
         try:
-            while not timing.run.ended:
-                look([timing], POLL_SECONDS)
+            while not run.ended:
+                wait_for([run], POLL_SECONDS)
+                said += new_events(run)
         except BaseException:
-            timing.run.kill()
+            run.kill()
             raise
-        return timing.forward.ms
+        for event in said:
+            if isinstance(event, Timed):
+                return event.forward.ms
+        raise UserError(f"its forward time could not be measured: {reasons(said)}")
 
     def _late(self, task: Task, folder: Path, record: TrialRecord) -> LateRun:
         return LateRun(lambda: self._launcher.start(task, folder), self.execution.ranks(record))
 
-    def _task(self, job: Job) -> Task:
-        return Task(
+    def _task(self, job: Job, **fields: Any) -> Task:
+        task = Task(
             job=job,
             teacher=str(self.teacher_file(job.teacher)) if job.teacher is not None else None,
             log_directory=str(self._log.directory),
             threads=self._threads,
             debug=LOG.isEnabledFor(logging.DEBUG),  # as the command was asked to with -vv
         )
+        return task.replace(**fields)
 
 
 def _word(record: TrialRecord) -> str:

@@ -28,8 +28,6 @@ SAMPLERS: dict[str, Callable[[int, SamplerContext], BaseSampler]] = {
     "ranker": make_ranker,
     "tpe": make_tpe,
 }
-SUCCESSORS = {"gp": (GP_MOST_TRIALS, "tpe")}
-"""Samplers that another sampler follows: after how many candidates, and which one."""
 AUTO = "ranker"
 """The sampler that `auto` means (docs/benchmarks/samplers.md has the comparison)."""
 
@@ -42,8 +40,7 @@ def check_sampler(name: str) -> None:
 
 def successor(name: str, candidates: int) -> str | None:
     """The sampler that follows the named one after so many candidates; None if the named one goes on."""
-    most, follower = SUCCESSORS.get(name, (0, ""))
-    return follower if follower and candidates >= most else None
+    return "tpe" if name == "gp" and candidates >= GP_MOST_TRIALS else None
 
 
 def make_sampler(

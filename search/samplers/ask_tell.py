@@ -18,7 +18,7 @@ from search.samplers import check_sampler, make_sampler, successor
 from search.samplers.context import CandidatePricer, SamplerContext
 from search.selection import log_flops
 from spaces.space import Point
-from trials.records.trial_record import Outcome, TrialRecord
+from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -66,7 +66,7 @@ class Proposals:
 
     def remember(self, candidates: Iterable[TrialRecord]) -> None:
         """Takes over the candidates of earlier sessions, in order; those that have not ended count as running."""
-        for record in candidates:
+        for record in filter(_is_proposal, candidates):
             self._optuna_numbers[record.number] = len(self._optuna_numbers)
             self._study.add_trial(self._remembered(record))
             self._share_axes(record.number)
@@ -91,7 +91,12 @@ class Proposals:
         seed = int(fingerprint([self._seed, index]), 16) % 2**32
         axes = {name: axis for name, axis in self._axes.items() if name not in fixed}
         self._study.sampler = make_sampler(self._sampler, seed, axes, self._context)
-        self._say_what_goes_on()
+        follower = successor(self._sampler, len(self._context.points))
+        if follower is not None and not self._said:
+            self._said = True
+            self._say(
+                f"sampler={self._sampler} ends after {len(self._context.points)} candidates; {follower} goes on"
+            )
         trial = self._study.ask()
         self._optuna_numbers[number] = trial.number
         self._asked[number] = trial
@@ -99,30 +104,29 @@ class Proposals:
         attributes = self._study.get_trials(deepcopy=False)[trial.number].system_attrs
         return point, {key: value for key, value in attributes.items() if isinstance(value, int)}
 
-    def _say_what_goes_on(self) -> None:
-        """Says once that another sampler has taken over from the one that the settings name."""
-        follower = successor(self._sampler, len(self._context.points))
-        if follower is not None and not self._said:
-            self._said = True
-            self._say(
-                f"sampler={self._sampler} ends after {len(self._context.points)} candidates; {follower} goes on"
-            )
-
     def take_wider_space(self) -> None:
         """Proposes from the space as it is from now on, after it was widened (`Space.widen`)."""
         self._axes = self._distributions()
 
     def note(self, record: TrialRecord) -> None:
-        """Takes in what a proposal that still trains has shown so far."""
-        self._context.records[record.number] = record
+        """Takes in what a proposal that still trains has shown so far; all else that trains is passed over."""
+        if _is_proposal(record):
+            self._context.records[record.number] = record
 
     def tell(self, record: TrialRecord) -> None:
-        """Takes in how a proposal stands: that it has ended, or goes on."""
+        """Takes in how a proposal stands: that it has ended, or goes on; all else is passed over."""
+        if not _is_proposal(record):
+            return
         self.note(record)
         state, values = self._result(record)
         optuna_trial = self._asked.get(record.number) or self._running(record.number)
         if optuna_trial is None:
-            if self._differs(record):
+            # another driver commits an end twice, as its training says so and as its processes have gone
+            known_trial, now_trial = self._known(record.number), self._remembered(record)
+            if record.number in self._replaced or any(
+                getattr(known_trial, name) != getattr(now_trial, name)
+                for name in ("state", "values", "constraints")
+            ):
                 self._replaced[record.number] = record
         elif state.is_finished():
             self._asked.pop(record.number, None)
@@ -144,13 +148,6 @@ class Proposals:
         if frozen.state.is_finished() or number in self._replaced:
             return None
         return self._optuna.trial.Trial(self._study, frozen._trial_id)
-
-    def _differs(self, record: TrialRecord) -> bool:
-        """Tells whether a proposal that has ended as far as Optuna knows has another end, or none: another driver
-        commits one twice, as its training says so and as its processes have gone."""
-        known, now = self._known(record.number), self._remembered(record)
-        same = (known.state, known.values, known.constraints) == (now.state, now.values, now.constraints)
-        return record.number in self._replaced or not same
 
     def _share_axes(self, number: int) -> None:
         """Has a trial of Optuna's share the axes with all others; it keeps a copy of each, most of its memory."""
@@ -217,6 +214,12 @@ class Proposals:
         if record.result.outcome in not_trainable and max(_constraints(record).values(), default=0.0) > 0:
             return state.COMPLETE, [NE_OF_INFEASIBLE, log_flops(record.job.flops)]
         return (state.FAIL if record.result.outcome is Outcome.FAILED else state.PRUNED), None
+
+
+def _is_proposal(record: TrialRecord) -> bool:
+    """Whether a trial is a candidate of the search, at a point of the space."""
+    promoted = record.origin.promoted_from is not None
+    return record.kind is TrialKind.CANDIDATE and not promoted and not record.outside_space
 
 
 def _constraints(record: TrialRecord) -> dict[str, float]:

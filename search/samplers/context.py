@@ -29,8 +29,9 @@ two megabytes."""
 
 @dataclass(frozen=True, kw_only=True)
 class PricedCandidate:
-    """A candidate and its cost."""
+    """A point, its candidate and what is known of it without training."""
 
+    point: Point
     candidate: Candidate
     fingerprint: str
     """Fingerprint of the network and the training settings that the space decides; equal ones train alike."""
@@ -42,6 +43,11 @@ class PricedCandidate:
     """Size of the exported weights."""
     table_bytes: int
     """Size of the embedding tables as training stores them."""
+
+    @property
+    def log_flops(self) -> float:
+        """Log FLOPs of the candidate, the front's first axis."""
+        return log_flops(self.flops)
 
 
 class CandidatePricer:
@@ -81,6 +87,7 @@ class CandidatePricer:
         model = candidate.model.to_dict()
         flops, parameters, in_tables, size = self._cost(fingerprint(model), candidate)
         return PricedCandidate(
+            point=point,
             candidate=candidate,
             fingerprint=fingerprint([model, candidate.training]),
             flops=flops,
@@ -125,10 +132,6 @@ class SamplerContext:
         """What a sampler, which is made anew for each proposal, keeps of earlier ones by their number, and could
         work out again."""
 
-    def unfinished(self, number: int) -> bool:
-        """Whether the proposal with this number has not ended."""
-        return number not in self.records or self.records[number].result.outcome.unfinished
-
 
 # Points that may be proposed: new ones, from the whole space and near good candidates.
 
@@ -144,29 +147,16 @@ STEP = 0.15
 """Standard deviation of a change of a number, over its range: an assumption, not measured."""
 
 
-@dataclass(frozen=True)
-class DrawnPoint:
-    """A point and what is known of it without training."""
-
-    point: Point
-    priced: PricedCandidate
-
-    @property
-    def log_flops(self) -> float:
-        """Log FLOPs of the candidate, the front's first axis."""
-        return log_flops(self.priced.flops)
-
-
 def evenly(
     pricer: CandidatePricer, taken: set[str], rng: random.Random, fixed: Point
-) -> Iterator[DrawnPoint]:
+) -> Iterator[PricedCandidate]:
     """New points from the whole space with the values of `fixed`; their fingerprints join `taken` as they come."""
     return _new(pricer, lambda: pricer.space.random_point(rng) | fixed, taken)
 
 
 def near(
     pricer: CandidatePricer, good: Sequence[Point], taken: set[str], rng: random.Random, fixed: Point
-) -> Iterator[DrawnPoint]:
+) -> Iterator[PricedCandidate]:
     """New points with the values of `fixed` that differ from a good point in a few other axes."""
     return _new(pricer, lambda: neighbour(pricer.space, rng.choice(good) | fixed, rng, fixed), taken)
 
@@ -181,7 +171,7 @@ def neighbour(space: Space, point: Point, rng: random.Random, fixed: Point) -> P
     return point | {axis.name: _moved(axis, point[axis.name], rng) for axis in changed}
 
 
-def _new(pricer: CandidatePricer, draw: Callable[[], Point], taken: set[str]) -> Iterator[DrawnPoint]:
+def _new(pricer: CandidatePricer, draw: Callable[[], Point], taken: set[str]) -> Iterator[PricedCandidate]:
     fruitless = over = 0
     while fruitless < TRIES and over < MOST_OVER:
         point = draw()
@@ -193,7 +183,7 @@ def _new(pricer: CandidatePricer, draw: Callable[[], Point], taken: set[str]) ->
         if priced is not None and priced.fingerprint not in taken:
             taken.add(priced.fingerprint)
             fruitless = 0
-            yield DrawnPoint(point, priced)
+            yield priced
 
 
 def _moved(axis: Axis, value: Scalar, rng: random.Random) -> Scalar:

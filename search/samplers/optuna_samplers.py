@@ -30,7 +30,7 @@ candidates are common here, and Optuna's default is 10."""
 def make_gp(seed: int, context: SamplerContext) -> BaseSampler:
     """Gaussian processes on two objectives, by the logarithm of the expected hypervolume improvement.
 
-    Optuna's own sampler; `search.samplers.SUCCESSORS` names the one that follows after many candidates.
+    Optuna's own sampler; `search.samplers.successor` names the one that follows after many candidates.
     """
     from optuna.samplers import GPSampler
 

@@ -48,7 +48,10 @@ def first_stop(
     """
     for seen in range(judged + 1, len(record.result.curve) + 1):
         so_far = record.with_result(curve=record.result.curve[:seen])
-        stop = judge(so_far, trials) if _can_be_judged(so_far) else None
+        # it has an NE, and patience does not end it anyway, so that stopping saves something
+        stale, patience = seen - 1 - _best(so_far.result.curve), record.job.training.get("patience", math.inf)
+        can_be_judged = stale < patience and math.isfinite(best_ne(so_far, seen))
+        stop = judge(so_far, trials) if can_be_judged else None
         if stop is not None:
             return so_far.with_result(
                 outcome=Outcome.STOPPED,
@@ -87,13 +90,6 @@ def _best(curve: Curve) -> int:
     """The place of the evaluation with the lowest NE."""
     ne = curve.ne
     return min(range(len(ne)), key=lambda place: (math.isnan(ne[place]), ne[place]))
-
-
-def _can_be_judged(record: TrialRecord) -> bool:
-    """Whether the trial has an NE, and patience does not end it anyway, so that stopping saves something."""
-    stale = len(record.result.curve) - 1 - _best(record.result.curve)
-    patience: float = record.job.training.get("patience", math.inf)
-    return stale < patience and math.isfinite(best_ne(record, len(record.result.curve)))
 
 
 def schedule_of(trial: TrialRecord) -> tuple[object, ...]:
@@ -150,9 +146,11 @@ def forecast(candidate: TrialRecord, finished: Sequence[TrialRecord]) -> Forecas
     free = len(left_N) - 1 - len(x_F)
     deviation = np.sqrt((error_N**2).sum() / free * (1.0 + 1.0 / len(left_N) + x_F @ inverse_FF @ x_F))
     leverage_N = 1.0 / len(left_N) + np.einsum("nf,fg,ng->n", x_NF, inverse_FF, x_NF)
-    half_width = max(
-        stdtrit(free, CONFIDENCE) * deviation, _quantile(error_N / (1.0 - leverage_N).clip(LEAST_LEFT))
-    )
+    # the bound that a new error stays below by rank alone (conformal), if enough errors are known
+    left_out_N = np.sort(error_N / (1.0 - leverage_N).clip(LEAST_LEFT))
+    rank = int(np.ceil(CONFIDENCE * (len(error_N) + 1)))
+    quantile = float(left_out_N[rank - 1]) if rank <= len(error_N) else 0.0
+    half_width = max(stdtrit(free, CONFIDENCE) * deviation, quantile)
     expected, lowest = max(mean + x_F @ weight_F, 0.0), best_ne(candidate, milestone)
     return Forecast(ne=float(lowest - expected), low=float(lowest - expected - half_width))
 
@@ -172,13 +170,6 @@ def _left(trial: TrialRecord, milestone: int) -> float:
     return best_ne(trial, milestone) - trial.result.validation.ne
 
 
-def _quantile(error_N: np.ndarray) -> float:
-    """The bound that a new error stays below with `CONFIDENCE`, by rank alone (conformal); 0 where too few errors
-    are known."""
-    rank = int(np.ceil(CONFIDENCE * (len(error_N) + 1)))
-    return float(np.sort(error_N)[rank - 1]) if rank <= len(error_N) else 0.0
-
-
 # Stops a candidate whose curve, extrapolated with its uncertainty, can no longer reach the NE-FLOPs front.
 #
 # FLOPs are known before training, so the front needs no guess in that direction: a candidate whose optimistic
@@ -191,32 +182,23 @@ def judge(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> Stop | None:
 
     milestone = candidate.result.curve[-1]
     finished = went_on(len(candidate.result.curve), like(candidate, trials))
-    rival = _cheaper(candidate, trials)
-    if len(finished) < FEWEST or rival is None:
+    # the best on the front with no more FLOPs
+    flops = candidate.job.flops
+    assert flops is not None
+    front = pareto_front(trial for trial in trials if trial.kind is TrialKind.CANDIDATE)
+    no_dearer = [trial for trial in front if trial.job.flops is not None and trial.job.flops <= flops]
+    if len(finished) < FEWEST or not no_dearer:
         return None
+    rival = no_dearer[-1]
     expected, rival_ne = forecast(candidate, finished), ne_of(rival)
     if not rival_ne <= expected.low:
         return None
     return Stop(
         f"stopped at {milestone.examples:,} examples with NE {milestone.validation.ne:.5f}: expected to end "
         f"at {expected.ne:.5f}, not below {expected.low:.5f} ({100 * CONFIDENCE:.0f} %), and trial "
-        f"{rival.number} has {rival_ne:.5f} at {_share(rival, candidate)} its FLOPs",
+        f"{rival.number} has {rival_ne:.5f} at {(rival.job.flops or 0.0) / max(flops, 1.0):.2g} times its FLOPs",
         expected.ne,
     )
-
-
-def _cheaper(candidate: TrialRecord, trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The best trial on the front with no more FLOPs than the candidate; None if there is none."""
-    assert candidate.job.flops is not None
-    front = pareto_front(trial for trial in trials if trial.kind is TrialKind.CANDIDATE)
-    no_dearer = [
-        trial for trial in front if trial.job.flops is not None and trial.job.flops <= candidate.job.flops
-    ]
-    return no_dearer[-1] if no_dearer else None
-
-
-def _share(rival: TrialRecord, candidate: TrialRecord) -> str:
-    return f"{(rival.job.flops or 0.0) / max(candidate.job.flops or 0.0, 1.0):.2g} times"
 
 
 RULES: dict[str, Judge] = {"curve": judge}

@@ -6,48 +6,31 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dhen.errors import UserError
 from dhen.model import parse_model
 from dhen.values import parse
-from search.config import StudyConfig
-from search.execution.admission import Admission, AdmittedTrial
-from search.execution.budget import TUNED_ARCHITECTURES, Budget, untuned
+from search.execution.admission import AdmittedTrial
+from search.execution.budget import TUNED_ARCHITECTURES, untuned
 from search.execution.growth import Growth
-from search.execution.passes import EPOCHS, OF_TABLES, Passes, has_decay
+from search.execution.passes import EPOCHS, OF_TABLES, has_decay
 from search.execution.proposals import OutsideProposals
-from search.execution.trainer import candidate_of, candidate_training, new_record, now
-from search.samplers.ask_tell import Proposals
-from search.study.reuse import WarmStart, next_point
-from search.study.tuning import Architecture, Baseline, best_architectures, least_tuned
-from search.study_state import StudyState
+from search.execution.trainer import candidate_of, new_record, now
+from search.study.parts import StudyParts
+from search.study.reuse import next_point
+from search.study.tuning import Architecture, best_architectures
 from spaces.nearest import nearest_label, nearest_point
-from spaces.space import Candidate, Point, Space
-from trials.records.job import Job, TrainingConfig
+from spaces.space import Candidate, Point
+from trials.records.job import TrainingConfig
 from trials.records.trial_record import Origin, Outcome, TrialKind, TrialRecord
 
 LOG = logging.getLogger(__name__)
-JobOf = Callable[[Any, TrainingConfig, int], Job]
-"""A function that makes the job of a model, its training with what is left open, and a seed: `Trainer.job`."""
-
-
 MOST_TOO_LONG = 3
 """Number of proposals in a row that would outlast the search after which the sampler is asked no more: it may
 plan hundreds of points for each. An assumption."""
-
-
-class CandidateJobs:
-    """Makes jobs of a space's candidates."""
-
-    def __init__(self, config: StudyConfig, passes: Passes, job_of: JobOf) -> None:
-        self._config, self._passes, self._job_of = config, passes, job_of
-
-    def __call__(self, candidate: Candidate) -> Job:
-        """The job of training a candidate as this study trains candidates."""
-        training = candidate_training(self._passes.decayed(self._config.training), candidate)
-        return self._job_of(candidate.model, training, self._config.seed)
 
 
 class CandidateSource:
@@ -56,36 +39,26 @@ class CandidateSource:
 
     def __init__(
         self,
+        parts: StudyParts,
         *,
-        config: StudyConfig,
-        space: Space,
-        baseline: Baseline,
-        state: StudyState,
-        budget: Budget,
-        proposals: Proposals,
-        admission: Admission,
-        job_of: JobOf,
-        candidate_job: CandidateJobs,
-        warm_start: WarmStart,
         starts: Sequence[Point],
         growth: Growth,
         outside: OutsideProposals | None = None,
     ) -> None:
-        self._config, self._space, self._baseline = config, space, baseline
-        self._state, self._budget, self._proposals = state, budget, proposals
-        self._admission, self._job_of, self._warm_start = admission, job_of, warm_start
-        self._candidate_job, self._outside = candidate_job, outside
-        self._starts, self._growth = starts, growth
+        """The trials of one study.
+
+        Args:
+            parts: the study's parts.
+            starts: start points of earlier studies of other logs.
+            growth: widens the space.
+            outside: proposals from outside; None if there are none.
+        """
+        self._config, self._space, self._jobs = parts.config, parts.space, parts.jobs
+        self._state, self._budget, self._proposals = parts.state, parts.budget, parts.proposals
+        self._admission, self._warm_start = parts.admission, parts.warm_start
+        self._starts, self._growth, self._outside = starts, growth, outside
         self._too_long = 0
         """Number of the sampler's proposals in a row that would have outlasted the search."""
-
-    def check_baseline(self) -> None:
-        """Checks that the cluster's ranks can share the baseline's batch, before anything trains.
-
-        Raises:
-            UserError: for a batch smaller than the number of ranks.
-        """
-        self._admission.plan(self._baseline_job({}))
 
     def baseline_trials(self) -> Iterator[AdmittedTrial]:
         """The baseline as given and tuned, as far as its trials have not ended.
@@ -101,17 +74,16 @@ class CandidateSource:
             ):
                 LOG.info("the baseline is tuned in %d of %d trainings", index, self._config.baseline_trials)
                 return
-            yield from map(self._in_time, self.baseline_trial(number, self._tuned_point(index)))
+            point = self._jobs.baseline.point(index, self._config.seed)
+            if not has_decay(self._jobs.baseline.training):  # embeddings decay as where several passes helped
+                decays: Point = {f"training.{key}": value for key, value in self._decays().items()}
+                point = decays | point
+            yield from map(self._in_time, self.baseline_trial(number, point))
 
     @property
     def baseline_total(self) -> int:
         """Number of the baseline's trainings, as long as there is time for all."""
         return self._config.baseline_trials + max(0, self._finding_passes - 1)
-
-    @property
-    def tunes_afterwards(self) -> bool:
-        """Whether a number of candidates tune the best architectures once the search is over."""
-        return self._config.tune_trials > 0
 
     @property
     def _finding_passes(self) -> int:
@@ -127,15 +99,8 @@ class CandidateSource:
         earlier = self._state.trials.get(number)
         cut_short = earlier is not None and earlier.result.outcome is Outcome.INTERRUPTED
         if earlier is None or (earlier.kind is TrialKind.BASELINE and cut_short):
-            job = self._baseline_job(point)
+            job = self._jobs.of_baseline(point)
             yield self._admission.admit(new_record(number, TrialKind.BASELINE, point, job), job, earlier)
-
-    def _tuned_point(self, index: int) -> Point:
-        """The baseline's point of this index; its embeddings decay as where several passes helped."""
-        point = self._baseline.point(index, self._config.seed)
-        if has_decay(self._baseline.training):
-            return point
-        return {f"training.{key}": value for key, value in self._decays().items()} | point
 
     def _decays(self) -> dict[str, float]:
         passes = self._state.head.passes
@@ -191,13 +156,20 @@ class CandidateSource:
         for their weights; what another driver runs is left to it."""
         for record in self._interrupted():
             if record.origin.trained_for_weights or self._budget.has_time_for_candidate():
-                yield self._admitted(record.number, record.point, record.origin, record)
+                origin = record.origin
+                yield self._admitted(
+                    record.point,
+                    record,
+                    sampler_notes=origin.sampler_notes,
+                    tuned_from=origin.tuned_from,
+                    proposal=origin.proposal,
+                    trained_for_weights=origin.trained_for_weights,
+                )
 
     def _sampled(self, baseline: TrialRecord) -> AdmittedTrial:
         """The sampler's next proposal."""
         self._growth.look()
-        number, candidates = len(self._state.trials), self._state.candidates
-        start = self._start_point(baseline, candidates)
+        start = self._start_point(baseline, self._state.candidates)
         left, axes = self._space.left_for_tuning, self._space.training_axes
         # what waits for the tuning stage has its first value, but for decays without which passes do not help
         decays = {
@@ -206,8 +178,8 @@ class CandidateSource:
             if (axis := axes.get(key)) is not None and axis.name in left
         }
         start = start and start | self._undecayed
-        point, notes = self._proposals.ask(number, start, left | decays | self._undecayed)
-        admitted = self._in_time(self._admitted(number, point, Origin(started_at=now(), sampler_notes=notes)))
+        point, notes = self._ask(start, left | decays | self._undecayed)
+        admitted = self._in_time(self._admitted(point, sampler_notes=notes))
         if not start:  # a start point has taken no time to find
             self._too_long = self._too_long + 1 if admitted[0].result.not_begun else 0
         return admitted
@@ -225,10 +197,10 @@ class CandidateSource:
         """Returns the fastest of the candidates that were not begun. None can end in time, so it trains until it
         is stopped."""
         refused = [one for one in self._state.candidates if one.result.not_begun and not one.outside_space]
-        fastest = min(refused, key=lambda trial: self._admission.step_seconds(trial) or math.inf)
-        self._too_long, number = 0, len(self._state.trials)
-        _, notes = self._proposals.ask(number, fastest.point)
-        return self._admitted(number, fastest.point, Origin(started_at=now(), sampler_notes=notes))
+        fastest = min(refused, key=lambda trial: self._admission.execution.step_seconds(trial) or math.inf)
+        self._too_long = 0
+        _, notes = self._ask(fastest.point)
+        return self._admitted(fastest.point, sampler_notes=notes)
 
     def _from_outside(self) -> AdmittedTrial | None:
         """The next proposal from outside, in turn with the sampler's own; None if it is the sampler's turn, or
@@ -239,12 +211,16 @@ class CandidateSource:
         read = self._outside.next()
         if read is None:
             return None
-        number = len(self._state.trials)
         notes: dict[str, int] = {}
         if not read.proposal.outside:  # the sampler is told of every point, or it would propose it again
-            _, notes = self._proposals.ask(number, read.point)
-        origin = Origin(started_at=now(), sampler_notes=notes, proposal=read.proposal)
-        return self._in_time(self._admitted(number, read.point, origin, candidate=read.candidate))
+            _, notes = self._ask(read.point)
+        return self._in_time(
+            self._admitted(read.point, candidate=read.candidate, sampler_notes=notes, proposal=read.proposal)
+        )
+
+    def _ask(self, start: Point, fixed: Point | None = None) -> tuple[Point, dict[str, int]]:
+        """The sampler's point of the next trial, and its notes."""
+        return self._proposals.ask(len(self._state.trials), start, fixed)
 
     def tuning_trials(self) -> Iterator[AdmittedTrial]:
         """The best architectures with other training settings, once every candidate of the search has ended."""
@@ -257,11 +233,11 @@ class CandidateSource:
         return best_architectures(self._state.candidates, self._space, TUNED_ARCHITECTURES)
 
     def _tuning(self, best: Sequence[Architecture]) -> AdmittedTrial:
-        """The sampler's next proposal for the architecture whose turn it is."""
-        number, architecture = len(self._state.trials), least_tuned(best, self._state.candidates)
-        point, notes = self._proposals.ask(number, {}, architecture.fixed | self._undecayed)
-        origin = Origin(started_at=now(), sampler_notes=notes, tuned_from=architecture.trial)
-        return self._in_time(self._admitted(number, point, origin))
+        """The sampler's next proposal for the architecture that was tuned least often, the first of several."""
+        often = Counter(trial.origin.tuned_from for trial in self._state.candidates)
+        architecture = min(best, key=lambda architecture: often[architecture.trial])
+        point, notes = self._ask({}, architecture.fixed | self._undecayed)
+        return self._in_time(self._admitted(point, sampler_notes=notes, tuned_from=architecture.trial))
 
     def _start_point(self, baseline: TrialRecord, candidates: Sequence[TrialRecord]) -> Point:
         """What the next candidate should try: first the baseline's own network and training, so that the study is
@@ -274,36 +250,31 @@ class CandidateSource:
             return nearest_point(self._space, parse_model(baseline.job.model, "ledger"), training)
         start = self._space.start_point(index - 1, training)
         start = start or self._growth.start_point(candidates)
-        start = start or self._warm_start.start_point(candidates)
-        return start or next_point(self._starts, candidates)
-
-    def _baseline_job(self, point: Point) -> Job:
-        return self._job_of(*self._baseline.at(point), self._config.seed)
+        return start or next_point((*self._warm_start.starts, *self._starts), candidates)
 
     def _admitted(
         self,
-        number: int,
         point: Point,
-        origin: Origin,
         earlier: TrialRecord | None = None,
         *,
         candidate: Candidate | None = None,
+        **origin: Any,
     ) -> AdmittedTrial:
-        """A candidate with its plan; a point that gives no model has ended as infeasible."""
+        """A candidate, new or cut short, with its plan; a point that gives no model has ended as infeasible."""
         began = time.monotonic()
+        number = len(self._state.trials) if earlier is None else earlier.number
         try:
             if candidate is None:
                 candidate = candidate_of(earlier, self._space) if earlier else self._space.decode(point)
-            job = self._candidate_job(candidate)
+            job = self._jobs.of_candidate(candidate)
         except UserError as error:
-            record = TrialRecord(number=number, kind=TrialKind.CANDIDATE, point=point, origin=origin)
+            record = TrialRecord(
+                number=number,
+                kind=TrialKind.CANDIDATE,
+                point=point,
+                origin=Origin(started_at=now(), **origin),
+            )
             seconds = time.monotonic() - began
             return record.with_result(outcome=Outcome.INFEASIBLE, error=str(error), seconds=seconds), None
-        record = new_record(number, TrialKind.CANDIDATE, point, job)
-        record = record.with_origin(
-            sampler_notes=origin.sampler_notes,
-            tuned_from=origin.tuned_from,
-            proposal=origin.proposal,
-            trained_for_weights=origin.trained_for_weights,
-        )
+        record = new_record(number, TrialKind.CANDIDATE, point, job, **origin)
         return self._admission.admit(record, job, self._state.trials.get(number))

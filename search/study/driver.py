@@ -12,26 +12,38 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from dashboards.sentences.stages import passes_found, search_ended
-from search.execution.admission import Admission, AdmittedTrial
-from search.execution.budget import Budget
-from search.execution.passes import Passes
+from dhen.values import compact
+from search.execution.admission import AdmittedTrial
+from search.execution.growth import ordered_axes, widen_again
 from search.execution.trainer import now
+from search.read_study import HEAD
+from search.samplers.stopping import Judge
 from search.study.candidates import CandidateSource
-from search.study.drivers import POLL_SECONDS, Sharing
+from search.study.drivers import POLL_SECONDS
 from search.study.finalize import Finals
-from search.study.settings import StudySettings
+from search.study.parts import StudyParts
 from search.study.trial_runner import Decisions, TrialRunner
-from search.study.tuning import require_promoted
-from search.study_state import StudyState
+from search.study.tuning import promotions, require_promoted
 from spaces.space import Point
-from trials.records.job import Job
 from trials.records.study_record import StageName, StudyRecord
-from trials.records.trial_record import TrialKind, TrialRecord
-from trials.store.ledger import Ledger
+from trials.records.trial_record import TrialKind
+from trials.store.ledger import Changes
 
 LOG = logging.getLogger(__name__)
 STAGES = tuple(StageName)
 """All stages, in their order."""
+SHARED = (
+    "passes",
+    "refused",
+    "grown",
+    "choice",
+    "refits",
+    "expected_gain",
+    "finished",
+    "finished_at",
+    "stage",
+)
+"""Facts of a study's head that any of its drivers may change."""
 
 
 class Study:
@@ -39,34 +51,19 @@ class Study:
 
     def __init__(
         self,
-        *,
-        settings: StudySettings,
-        state: StudyState,
-        ledger: Ledger,
+        parts: StudyParts,
         candidates: CandidateSource,
-        admission: Admission,
-        decisions: Decisions,
         runner: TrialRunner,
         finals: Finals,
-        promotions: Callable[[], Iterator[tuple[TrialRecord, Job]]] | None,
-        passes: Passes,
-        budget: Budget,
-        sharing: Sharing | None = None,
+        rule: Judge | None,
     ) -> None:
-        """A study that is opened.
-
-        Args:
-            settings: the study's settings, and its other parts, as `search.study.open_study` puts them together.
-            promotions: trainings on all rows, where the search is on a part of them.
-            passes: the number of passes that trainings have, or what finds it.
-            budget: what the study may still do.
-            sharing: this driver's share in the study; None if it is the only one.
-        """
-        self.sharing = sharing
-        self._settings, self._state, self._ledger = settings, state, ledger
-        self._candidates, self._admission, self._decisions = candidates, admission, decisions
-        self._runner, self._finals, self._promotions = runner, finals, promotions
-        self._passes, self._budget = passes, budget
+        """A study that is opened; `rule` is its stopping rule."""
+        self.sharing = runner.sharing
+        """This driver's share in the study; None if it is the only one."""
+        self._parts, self._settings, self._state = parts, parts.settings, parts.state
+        self._candidates, self._runner, self._finals = candidates, runner, finals
+        self._passes, self._budget = parts.jobs.passes, parts.budget
+        self._decisions = Decisions(parts.proposals, rule, parts.state)
 
     def run(self) -> StudyRecord:
         """Trains what is still to be trained, scores the winners on test; the study's record.
@@ -78,7 +75,7 @@ class Study:
             UserError: if no training of the baseline completes, or the database fails.
         """
         joins = self.sharing is not None and self.sharing.joins
-        self._settings.note(self._state, **({} if joins else {"finished": False}))
+        self._settings.note(**({} if joins else {"finished": False}))
         try:
             if self.sharing is None:
                 self._go_through(self._finals.go_on_for_weights)
@@ -96,19 +93,19 @@ class Study:
                         continue
                     self._go_through(self._finalise)
                     ended = self._settings.head.finished_at or now()
-                    self._settings.note(self._state, finished=True, finished_at=ended, stage=None)
+                    self._settings.note(finished=True, finished_at=ended, stage=None)
                     break
         except BaseException as error:
             LOG.warning("broken off: %s", type(error).__name__)
             resumable = isinstance(error, KeyboardInterrupt)
             self._runner.break_off(resumable=resumable)
             if resumable:
-                self._settings.note(self._state)
+                self._settings.note()
             raise
         finally:
             self._state.head = self._state.head.replace(running=False)
             if self.sharing is None:
-                self._ledger.close()
+                self._parts.ledger.close()
         self._state.tell()
         return self.record()
 
@@ -125,6 +122,36 @@ class Study:
         """Lets the other drivers know that the end is written too, so that none of them has to do it."""
         if self.sharing is not None and self.sharing.leads and self._state.finished:
             self._settings.note_written()
+
+    def follow(self, changes: Changes) -> None:
+        """Takes in what other drivers have committed, where this driver's parts have to know of it."""
+        parts, state = self._parts, self._state
+        if HEAD in changes.facts:
+            head = StudyRecord.model_validate(changes.facts[HEAD])
+            steps = head.grown[len(state.head.grown) :]
+            if steps:  # before trials that lie beyond the ends so far
+                widen_again(parts.space, steps)
+                parts.proposals.take_wider_space()
+            changed = {name: getattr(head, name) for name in SHARED} | {"axes": ordered_axes(parts.space)}
+            if changed != {name: getattr(state.head, name) for name in changed}:
+                self._settings.head = self._settings.head.replace(**changed)
+                state.head = state.head.replace(**changed)
+                state.changes += 1
+                # where the settings say how many passes, the head has none
+                self._passes.found = self._settings.head.passes or self._passes.found
+                self._budget.enough = self._settings.head.expected_gain
+        for trial in map(compact, changes.trials):
+            before = state.trials.get(trial.number)
+            state.note(trial)
+            if before is None:
+                parts.proposals.remember([trial])
+            else:
+                parts.proposals.tell(trial)
+            if not trial.result.outcome.unfinished and (before is None or before.result.outcome.unfinished):
+                parts.admission.learn(trial)
+                parts.weights.note(trial)
+                self._runner.know(trial)
+                state.ended.append(trial.number)
 
     def _go_through(self, *stages: Callable[[], None]) -> None:
         for stage in stages:
@@ -146,14 +173,15 @@ class Study:
         while True:
             if not sharing.led_elsewhere:
                 with sharing.turn() as mine:
-                    if mine and done():
-                        return False
-                    if mine and more_to_train():
-                        return True
-                    if mine and not (sharing.led_elsewhere or sharing.run_elsewhere):
-                        sharing.take_lead()
-                        self._finals.read_again()
-                        return True
+                    if mine:
+                        if done():
+                            return False
+                        if more_to_train():
+                            return True
+                        if not (sharing.led_elsewhere or sharing.run_elsewhere):
+                            sharing.take_lead()
+                            self._finals.read_again()
+                            return True
             self._state.tell()
             time.sleep(POLL_SECONDS)
             sharing.sync()
@@ -163,21 +191,24 @@ class Study:
         found = self._passes.found is not None
         if not found and self._wait_to_lead(lambda: False, lambda: self._passes.found is not None):
             self._enter(StageName.PASSES)
-            self._passes.find(self._state.trials, self._train_baseline)
-            self._settings.note(self._state, passes=self._passes.found)
-            sentence = passes_found(self._state.head)
-            assert sentence is not None
-            LOG.info("%s", sentence)
-            self._state.say(sentence)
+
+            def train(points: Mapping[int, Point]) -> None:
+                trials = (self._candidates.baseline_trial(number, point) for number, point in points.items())
+                self._runner.train(itertools.chain.from_iterable(trials), self._decisions)
+
+            self._passes.find(self._state.trials, train)
+            self._settings.note(passes=self._passes.found)
+            self._say(passes_found(self._state.head))
             self._leave_lead()
+
+    def _say(self, sentence: str | None) -> None:
+        assert sentence is not None
+        LOG.info("%s", sentence)
+        self._state.say(sentence)
 
     def _leave_lead(self) -> None:
         if self.sharing is not None:
             self.sharing.leave_lead()
-
-    def _train_baseline(self, points: Mapping[int, Point]) -> None:
-        trials = (self._candidates.baseline_trial(number, point) for number, point in points.items())
-        self._runner.train(itertools.chain.from_iterable(trials), self._decisions)
 
     def _baseline(self) -> None:
         """Needs the number of passes; gives the tuned baseline that NE is relative to."""
@@ -199,16 +230,13 @@ class Study:
         turn."""
         yield from self._candidates.proposed_trials(lambda: self._runner.fruitless)
         if self._budget.enough is not None and self._settings.head.expected_gain is None:
-            self._settings.note(self._state, expected_gain=self._budget.enough)
-            sentence = search_ended(self._state.head)
-            assert sentence is not None
-            LOG.info("%s", sentence)
-            self._state.say(sentence)
+            self._settings.note(expected_gain=self._budget.enough)
+            self._say(search_ended(self._state.head))
 
     def _tune(self) -> None:
         """Needs the search's candidates; gives the best architectures with other training settings, where that has
         not taken turns with the search."""
-        if self._candidates.tunes_afterwards:
+        if self._parts.config.tune_trials:  # a number of candidates, once the search is over
             self._enter(StageName.TUNING, self._state.head.trials_budget)
         self._runner.train_in_turns(self._candidates.tuning_trials, self._decisions)
 
@@ -218,12 +246,12 @@ class Study:
 
         From here on selection is frozen: neither the sampler nor the stopping rule sees anything any more.
         """
-        if self._promotions is not None:
+        if self._parts.config.training.train_fraction < 1.0:
             self._enter(StageName.ALL_ROWS)
             known = self._state.trials  # what was cut short goes on with its next attempt
             self._runner.train(
-                self._admission.admit(record, job, known.get(record.number))
-                for record, job in self._promotions()
+                self._parts.admission.admit(record, job, known.get(record.number))
+                for record, job in promotions(self._state, self._parts.jobs)
             )
             require_promoted(self._state)
 
@@ -237,12 +265,12 @@ class Study:
         self._finals.distil()
         self._enter(StageName.CHOICE)
         # the ledger has what is chosen before test is looked at
-        self._settings.note(self._state, choice=self._finals.choose_winners())
+        self._settings.note(choice=self._finals.choose_winners())
         self._enter(StageName.TEST)
         self._finals.score_winners()
         if self._finals.refits:
             self._enter(StageName.REFIT)
-        self._settings.note(self._state, refits=self._finals.refit_winners())
+        self._settings.note(refits=self._finals.refit_winners())
         self._enter(StageName.CONFIRMATION)
         self._finals.confirm_winners()
 
@@ -250,4 +278,4 @@ class Study:
         now = self._state.head.stage
         if self.sharing is not None and now is not None and STAGES.index(stage) <= STAGES.index(now.name):
             return  # another driver was there first
-        self._settings.enter(self._state, stage, total)
+        self._settings.enter(stage, total)

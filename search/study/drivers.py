@@ -18,103 +18,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from sqlalchemy.exc import ArgumentError
 
 from dhen.errors import UserError
-from dhen.values import compact, parse
+from dhen.values import parse
 from search.config import ADDRESSES, StudyConfig, written_config
-from search.execution.admission import Admission
-from search.execution.growth import ordered_axes, widen_again
 from search.execution.reduce_events import cut_short
 from search.log_config import set_override
 from search.read_study import HEAD, run_directory_of, stored_studies
-from search.samplers.ask_tell import Proposals
-from search.study.reuse import KeptWeights
-from search.study_state import StudyState
-from spaces.space import Space
 from trials.records.places import LOCAL
-from trials.records.study_record import StudyRecord
-from trials.records.trial_record import TrialKind, TrialRecord
+from trials.records.trial_record import TrialRecord
 from trials.store.database import PATIENCE_SECONDS, masked, parsed_url
 from trials.store.leases import BEAT_SECONDS, LEAD, REPORT, TRIAL, TURN, Leases
 from trials.store.ledger import Changes, Ledger
-
-# Brings what one driver holds up to date with what the study's other drivers have committed.
-
-SHARED = (
-    "passes",
-    "refused",
-    "grown",
-    "choice",
-    "refits",
-    "expected_gain",
-    "finished",
-    "finished_at",
-    "stage",
-)
-"""Facts of a study's head that any of its drivers may change."""
-
-
-class Follower:
-    """Takes in commits of other drivers, where this driver's parts have to know of them."""
-
-    def __init__(
-        self,
-        *,
-        state: StudyState,
-        space: Space,
-        proposals: Proposals,
-        admission: Admission,
-        weights: KeptWeights,
-        ended: Callable[[TrialRecord], None],
-        head: Callable[[dict[str, Any]], None],
-    ) -> None:
-        """What follows the other drivers of one study.
-
-        Args:
-            state: state of the study, and other parts of this driver.
-            ended: is called with each trial that another driver has ended.
-            head: is called with what has changed in the study's head.
-        """
-        self._state, self._space, self._proposals = state, space, proposals
-        self._admission, self._weights = admission, weights
-        self._ended, self._head = ended, head
-
-    def __call__(self, changes: Changes) -> None:
-        """Takes in changes."""
-        noted = changes.facts.get(HEAD)
-        if noted is not None:
-            self._take_head(StudyRecord.model_validate(noted))
-        for trial in changes.trials:
-            self._take(trial)
-
-    def _take_head(self, head: StudyRecord) -> None:
-        steps = head.grown[len(self._state.head.grown) :]
-        if steps:  # before trials that lie beyond the ends so far
-            widen_again(self._space, steps)
-            self._proposals.take_wider_space()
-        changed = {name: getattr(head, name) for name in SHARED} | {"axes": ordered_axes(self._space)}
-        if changed != {name: getattr(self._state.head, name) for name in changed}:
-            self._head(changed)
-
-    def _take(self, trial: TrialRecord) -> None:
-        trial = compact(trial)
-        before = self._state.trials.get(trial.number)
-        self._state.note(trial)
-        searched = trial.kind is TrialKind.CANDIDATE and trial.origin.promoted_from is None
-        if searched and not trial.outside_space:
-            if before is None:
-                self._proposals.remember([trial])
-            else:
-                self._proposals.tell(trial)
-        if not trial.result.outcome.unfinished and (before is None or before.result.outcome.unfinished):
-            self._admission.learn(trial)
-            self._weights.note(trial)
-            self._ended(trial)
-            self._state.ended.append(trial.number)
-
 
 # How a further driver joins a study: it finds the study in its database, its settings, and a run directory.
 
@@ -167,12 +85,24 @@ def join(
         names = ", ".join(study.name for study in studies)
         raise UserError(f"the database holds several studies ({names}); say with --name which one to join.")
     (study,) = studies
-    facts = _facts(url, study.name)
+    with contextlib.closing(Ledger(url, study.name, create=False)) as ledger:
+        facts = ledger.facts() or {}
+    if facts.get(HEAD, {}).get("finished") and facts.get(WRITTEN, True):
+        raise UserError(
+            f"study {study.name!r} is finished; `dhen-search run` with its run directory and more trials= or "
+            "minutes= goes on, and then takes further drivers."
+        )
     home = run_directory_of(url, study)
     if home is not None and out is None:
         out = home
     at_home = home is not None and out is not None and out.resolve() == home.resolve()
-    settings = written_config(home).to_dict() if home is not None else _noted_settings(facts, study.name)
+    settings: dict[str, Any] | None
+    settings = written_config(home).to_dict() if home is not None else facts.get(SETTINGS)
+    if settings is None:
+        raise UserError(
+            f"study {study.name!r} was begun by a version that leaves no settings for other drivers, and its run "
+            "directory is not on this machine; start the worker where it is."
+        )
     if settings.get("launcher") != LOCAL:
         raise UserError(
             f"study {study.name!r} trains on the hosts of a Ray cluster (launcher={settings['launcher']}), which "
@@ -205,32 +135,6 @@ def _check_server(url: str) -> None:
             f"{masked(url)}: a SQLite database takes one driver; a study with several has its ledger on "
             "PostgreSQL: `dhen-search run storage=postgresql://user@host/studies` begins one."
         )
-
-
-def _facts(url: str, name: str) -> dict[str, Any]:
-    """What the study notes of itself; raises UserError if nothing is left to do."""
-    ledger = Ledger(url, name, create=False)
-    try:
-        facts = ledger.facts() or {}
-    finally:
-        ledger.close()
-    if facts.get(HEAD, {}).get("finished") and facts.get(WRITTEN, True):
-        raise UserError(
-            f"study {name!r} is finished; `dhen-search run` with its run directory and more trials= or minutes= "
-            "goes on, and then takes further drivers."
-        )
-    return facts
-
-
-def _noted_settings(facts: dict[str, Any], name: str) -> dict[str, Any]:
-    """The settings that the study's driver has left for others."""
-    settings: dict[str, Any] | None = facts.get(SETTINGS)
-    if settings is None:
-        raise UserError(
-            f"study {name!r} was begun by a version that leaves no settings for other drivers, and its run "
-            "directory is not on this machine; start the worker where it is."
-        )
-    return settings
 
 
 # Which process a driver is, in words that another process of the same machine can look it up by.
@@ -291,13 +195,6 @@ POLL_SECONDS = 0.25
 """Seconds after which a driver that waits for others asks again."""
 
 
-class Lost(Protocol):
-    """A function that returns a running trial as it stands once its driver has died."""
-
-    def __call__(self, trial: TrialRecord, /, driver: str) -> TrialRecord:
-        """`driver` says which one that was."""
-
-
 class Sharing:
     """This driver's share in a study."""
 
@@ -332,12 +229,17 @@ class Sharing:
             self.close()
             raise
 
-    def begin(self, follow: Callable[[Changes], None], lost: Lost, say: Callable[[str], None]) -> None:
+    def begin(
+        self,
+        follow: Callable[[Changes], None],
+        lost: Callable[[str, TrialRecord], TrialRecord],
+        say: Callable[[str], None],
+    ) -> None:
         """Takes part from now on.
 
         Args:
             follow: takes in what other drivers have committed.
-            lost: says what becomes of a trial whose driver has died.
+            lost: says of a driver that has died, and a trial that it ran, what becomes of that.
             say: says a sentence to whoever watches this driver.
         """
         self._follow, self._lost, self._say = follow, lost, say
@@ -447,7 +349,7 @@ class Sharing:
         self.others = [driver for driver in others if driver.id not in dead]
         for driver in dead.values():
             name = in_words(driver.process, driver.host)
-            lost = self._ledger.bury(driver, partial(self._lost, driver=name))
+            lost = self._ledger.bury(driver, partial(self._lost, name))
             LOG.warning("driver %d (%s) is dead, it ran %d trials", driver.id, name, len(lost))
             for trial in lost:
                 self._say(f"trial {trial.number}: its driver died ({name})")

@@ -40,28 +40,23 @@ from search.analysis.choice import (
     with_earlier_periods,
 )
 from search.analysis.confirm import confirm, confirming, most_important_first
-from search.config import StudyConfig
-from search.execution.admission import Admission, AdmittedTrial
-from search.execution.budget import Budget, SeedBySeed
-from search.execution.later_stages import LaterStages
+from search.execution.admission import AdmittedTrial
 from search.execution.retraining import (
+    HasTimeFor,
     RetrainingRequest,
     Retrainings,
-    ScoringRequest,
     Watcher,
     score_networks,
 )
-from search.execution.trainer import Trainer, new_record, refit_job, trained_job
-from search.study.reuse import KeptWeights
+from search.execution.trainer import new_record, refit_job, trained_job
+from search.study.parts import StudyParts
 from search.study.trial_runner import TrialRunner
-from search.study_state import StudyState
 from trials.data.log_views import JOINED, origins_of, save_teacher
-from trials.data.prepared_log import PreparedLog
 from trials.records.events import Progress
 from trials.records.findings import Choice
-from trials.records.study_record import Refitted, StageName, StudyRecord
+from trials.records.job import Job
+from trials.records.study_record import Refitted, StudyRecord
 from trials.records.trial_record import Metrics, Outcome, TrialKind, TrialRecord
-from trials.store.ledger import Ledger
 
 SEED_STRIDE = 1000
 """Distance between the seeds of one network's trainings for averages: more than what `confirm` draws its seeds
@@ -75,51 +70,36 @@ LOG = logging.getLogger(__name__)
 class Finals:
     """The end of one study."""
 
-    def __init__(
-        self,
-        *,
-        config: StudyConfig,
-        log: PreparedLog,
-        ledger: Ledger,
-        state: StudyState,
-        trainer: Trainer,
-        admission: Admission,
-        weights: KeptWeights,
-        runner: TrialRunner,
-        side_by_side: int,
-        average_seeds: int,
-        budget: Budget,
-        later: LaterStages | None,
-        enter: Callable[[StudyState, StageName, int, int], None],
-    ) -> None:
+    def __init__(self, parts: StudyParts, runner: TrialRunner, *, average_seeds: int) -> None:
         """The end of a study that is opened.
 
         Args:
-            config: the study's settings, and its other parts, as `search.study.open_study` puts them together.
+            parts: the study's parts.
+            runner: trains its trials.
             average_seeds: trainings of the best network that may be members of averages, each from its own seed;
                 1 is the search's own.
-            later: what stages behind the search are expected to take; None without minutes.
-            enter: notes of a stage how many retrainings it has, and how many of them are done.
         """
-        self._enter = enter
-        self._budget, self._later = budget, later
-        self._config, self._log, self._ledger, self._state = config, log, ledger, state
-        self._trainer, self._admission, self._weights, self._runner = trainer, admission, weights, runner
-        self._side_by_side, self._average_seeds = side_by_side, average_seeds
+        self._config, self._log, self._ledger = parts.config, parts.log, parts.ledger
+        self._state, self._settings, self._trainer = parts.state, parts.settings, parts.trainer
+        self._admission, self._weights, self._budget = parts.admission, parts.weights, parts.budget
+        self._later, self._side_by_side = parts.later, parts.side_by_side
+        self._runner, self._average_seeds = runner, average_seeds
         self.retrainings = Retrainings(
-            ledger,
-            trainer,
-            side_by_side=side_by_side,
-            on_change=self._note_retraining,
+            parts.ledger,
+            parts.trainer,
+            side_by_side=parts.side_by_side,
             watcher=Watcher(
-                wanted=self._note_wanted, progress=self._note_progress, looked=state.tell, say=state.say
+                changed=self._note_retraining,
+                wanted=self._note_wanted,
+                progress=self._note_progress,
+                looked=self._state.tell,
+                say=self._state.say,
             ),
         )
 
     def read_again(self) -> None:
         """Takes in what another driver, which has led before, has retrained."""
-        self.retrainings.read_again()
-        for record in self.retrainings.records:
+        for record in self.retrainings.read_again():
             self._state.note_retraining(record)
         self._state.note_comparisons(self._ledger.comparisons())
 
@@ -131,7 +111,10 @@ class Finals:
         while lost := [trial for trial in self._state.selection.exported if not self._weights.has(trial)]:
             self._runner.train(self._again(lost, "won, its weights are gone: trained here before its test"))
         self._state.require_baseline()
-        self._recover_retrained_members()
+        for member in self._state.selection.members:  # of averages on the front
+            if member.kind is TrialKind.RETRAINING and not self._weights.has(member):
+                trial = self._state.trials[member.network_of]
+                self.retrainings.run([RetrainingRequest(trial, trained_job(member, self._log))], weights=True)
         self._weights.drop()
 
     def go_on_for_weights(self) -> None:
@@ -154,11 +137,16 @@ class Finals:
         """
         if not self._config.most_averaged or not self._state.selection.networks:
             return
-        if self._config.averages == "auto" and not self._has_time_for_averages():
+        later = self._later
+        has_time = later is None or self._budget.has_time_for(later.choosing() + later.scores())
+        if self._config.averages == "auto" and not has_time:
             if all(trial.kind is not TrialKind.AVERAGE for trial in self._state.selection.front):
                 self._state.say(no_time_for_averages(self._state.record()))
             return
-        retrained = self._further_seeds()
+        best = self._state.selection.networks[-1]
+        shifts = range(SEED_STRIDE, SEED_STRIDE * self._average_seeds, SEED_STRIDE)
+        wanted = [RetrainingRequest(best, trained_job(best, self._log, seed_shift=shift)) for shift in shifts]
+        retrained = self.retrainings.run(wanted, weights=True).values()
         selection = self._state.selection
         at_hand = (trial for trial in selection.runners_up if self._weights.has(trial))
         pool = (*selection.networks, *at_hand, *retrained)
@@ -186,10 +174,21 @@ class Finals:
         lesson = Lesson.of(self._state, self._log)
         if lesson is None or not lesson.missing:
             return
-        has_time = partial(self._has_time_to_teach, self._state.elapsed_seconds())
+        began, later = self._state.elapsed_seconds(), self._later
+
+        def has_time(seconds: float) -> bool:
+            """Whether so many seconds are within the share of lessons or leave what follows its time; what was
+            asked for is done in any case."""
+            if later is None or self._config.distil is True:
+                return True
+            follows = [later.scores()]
+            if self._state.elapsed_seconds() + seconds > began + later.most_distillation:
+                follows += [later.refits(), later.least_confirmation()]
+            return self._leave_time(seconds, follows)
+
         file, members = self._trainer.teacher_file(lesson.teacher.job.fingerprint), lesson.members
         if not file.exists():
-            scoring = self._later.scored_on_train(members) if self._later is not None else 0.0
+            scoring = later.scored_on_train(members) if later is not None else 0.0
             if not all(map(self._weights.has, members)):
                 return
             if not has_time(scoring + lesson.missing[0][0].result.training_seconds):
@@ -299,8 +298,14 @@ class Finals:
             if self._budget.spent and self._config.refit is not True:
                 has_time = earlier.issuperset(group)
             else:
+                # of the best alone any time, of further ones their share of the minutes, or what leaves the
+                # confirmation its time; what was asked for is done in any case
                 missing = self.retrainings.missing(wanted, weights=True)
-                has_time = self._has_time_to_refit(missing, best=group == first)
+                has_time, later = True, self._later
+                if later is not None and self._config.refit is not True and missing:
+                    seconds = later.retrained(request.of for request in missing)
+                    shared = group == first or seconds <= later.most_refits
+                    has_time = self._leave_time(seconds, [] if shared else [later.least_confirmation()])
             if has_time:
                 asked += group
             elif group == first:
@@ -336,12 +341,39 @@ class Finals:
         least, most = self._config.confirm_seeds
         if not most or not self._state.selection.front:
             return
-        record, winners, has_time_for = self._state.record(), None, None
-        if self._later is not None and least < most:
-            winners, has_time_for = self._winners_in_time(record, self._later)
-            if not winners:
-                self._state.say(no_time_to_confirm(record, least, has_time_for.seconds(least)))
+        record, later, budget = self._state.record(), self._later, self._budget
+        winners: list[int] | None = None
+        has_time_for: HasTimeFor | None = None
+        if later is not None and least < most:
+            winners = most_important_first(record)
+            while True:  # as many winners as there is time to confirm from the least number of seeds
+                wanted = confirming(record, self._log, seeds=most, winners=winners)
+                per_seed = len(wanted) // most  # seed by seed, as many from each
+                missing = [
+                    self.retrainings.missing(wanted[first : first + per_seed], score="test")
+                    for first in range(0, len(wanted), per_seed)
+                ]
+                seed_seconds = [later.retrained(request.of for request in some) for some in missing]
+                seconds = sum(seed_seconds[:least])
+                in_time = not any(missing[:least]) or budget.has_time_for(seconds)
+                if in_time or len(winners) == 1:
+                    break
+                winners = winners[:-1]
+            if not in_time:
+                self._state.say(no_time_to_confirm(record, least, seconds))
                 return
+            seed_of = {request.job.fingerprint: i // per_seed for i, request in enumerate(wanted)}
+            begun = set(range(least)) if any(missing[:least]) else set[int]()
+
+            def may_begin(request: RetrainingRequest) -> bool:
+                """Whether it may begin: with its seed, or after it as long as the minutes are not over."""
+                seed = seed_of[request.job.fingerprint]
+                if seed in begun:
+                    return budget.has_time_for(0.0)
+                begun.add(seed)
+                return budget.has_time_for(seed_seconds[seed])
+
+            has_time_for = may_begin
         try:
             comparisons, sentences = confirm(
                 record,
@@ -359,49 +391,12 @@ class Finals:
         for sentence in sentences:
             self._state.say(sentence)
 
-    def _winners_in_time(self, record: StudyRecord, later: LaterStages) -> tuple[list[int], SeedBySeed]:
-        """Returns as many winners as there is time to confirm, the best first; if there are none, beside what
-        the best alone would take."""
-        least, most = self._config.confirm_seeds
-        winners = most_important_first(record)
-        while True:
-            wanted = confirming(record, self._log, seeds=most, winners=winners)
-            rounds = SeedBySeed(wanted, self.retrainings, self._budget, later, seeds=most)
-            if rounds.has_time_for_seeds(least):
-                return winners, rounds
-            if len(winners) == 1:
-                return [], rounds
-            winners = winners[:-1]
-
-    def _has_time_to_teach(self, began: float, seconds: float) -> bool:
-        """Says whether something of so many seconds, of lessons that `began` at a second of the study, is within
-        their share of the minutes or leaves what follows its time; what was asked for is done in any case."""
-        if self._later is None or self._config.distil is True:
-            return True
-        follows = [self._later.scores()]
-        if self._state.elapsed_seconds() + seconds > began + self._later.most_distillation:
-            follows += [self._later.refits(), self._later.least_confirmation()]
-        return self._leave_time(seconds, follows)
-
-    def _has_time_to_refit(self, missing: Sequence[RetrainingRequest], *, best: bool) -> bool:
-        """Says whether there is time for what is missing of the winners that are trained once more: of the `best`
-        alone any, of further ones their share of the minutes, or what leaves the confirmation its time; what was
-        asked for is done in any case."""
-        if self._later is None or self._config.refit is True or not missing:
-            return True
-        seconds = self._later.retrained(request.of for request in missing)
-        shared = best or seconds <= self._later.most_refits
-        return self._leave_time(seconds, [] if shared else [self._later.least_confirmation()])
-
     def _leave_time(self, seconds: float, follows: Iterable[float]) -> bool:
         """Says whether so many seconds leave what follows its own, as far as there is time for it in any case."""
         kept = 0.0
         for stage in follows:
             kept += stage if self._budget.has_time_for(kept + stage) else 0.0
         return self._budget.has_time_for(seconds + kept)
-
-    def _has_time_for_averages(self) -> bool:
-        return self._later is None or self._budget.has_time_for(self._later.choosing() + self._later.scores())
 
     def _judged_earlier(self, choice: Choice, evidence: Evidence) -> Choice:
         """The choice by evidence on earlier periods too, where the study is to have it (`origins`)."""
@@ -431,20 +426,6 @@ class Finals:
             )
             fresh = fresh.replace(origin=origin)
             yield self._admission.admit(fresh.replace(attempts=finished.attempts), job)
-
-    def _further_seeds(self) -> list[TrialRecord]:
-        """Trainings of the best network from other seeds that completed."""
-        best = self._state.selection.networks[-1]
-        shifts = range(SEED_STRIDE, SEED_STRIDE * self._average_seeds, SEED_STRIDE)
-        wanted = [RetrainingRequest(best, trained_job(best, self._log, seed_shift=shift)) for shift in shifts]
-        return list(self.retrainings.run(wanted, weights=True).values())
-
-    def _recover_retrained_members(self) -> None:
-        """Gives weights to the retrainings that an average on the front has for members."""
-        for member in self._state.selection.members:
-            if member.kind is TrialKind.RETRAINING and not self._weights.has(member):
-                trial = self._state.trials[member.network_of]
-                self.retrainings.run([RetrainingRequest(trial, trained_job(member, self._log))], weights=True)
 
     def _take_in(self, members: Members) -> None:
         """Takes in an average that is new, or whose members have other weights than when it was made."""
@@ -481,12 +462,12 @@ class Finals:
         """
         unique = {(network.kind is TrialKind.RETRAINING, network.owner): network for network in networks}
 
-        def upcoming() -> Iterator[ScoringRequest]:
+        def upcoming() -> Iterator[tuple[TrialRecord, Job]]:
             for network in unique.values():
                 if split == "test":  # counted before the score is known: a look that is cut short is a look
                     for trial in _sharing(winners, network) or [network]:
                         self._ledger.count_test_look(trial.network_of)
-                yield ScoringRequest(network, trained_job(network, self._log))
+                yield network, trained_job(network, self._log)
 
         LOG.info("scoring %d networks on %s", len(unique), split)
         score_networks(
@@ -501,7 +482,7 @@ class Finals:
     def _note_wanted(self, total: int, done: int) -> None:
         stage = self._state.head.stage
         if stage is not None:
-            self._enter(self._state, stage.name, total, done)
+            self._settings.enter(stage.name, total, done)
 
     def _note_progress(self, record: TrialRecord, progress: Progress) -> None:
         self._state.retraining_progress[record.number] = progress

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dashboards.sentences.stages import decay_left_out, warm_starts
-from dhen.config import ModelConfig
 from dhen.errors import UserError
 from dhen.values import compact, parse
 from search.analysis.losses import blocks_of
@@ -27,20 +25,20 @@ from search.execution.passes import (
     without_tables,
 )
 from search.execution.plan_trial import check_some_fit, check_some_tables_fit
-from search.execution.proposals import Lines, OutsideProposals, Proposer, lines_of_file, lines_of_function
+from search.execution.proposals import OutsideProposals, Proposer, lines_of_file, lines_of_function
 from search.execution.reduce_events import cut_short, without_driver
 from search.execution.retraining import SPLIT
-from search.execution.step_correction import StepCorrections
 from search.execution.trainer import Trainer
 from search.read_study import read_study
 from search.run_directory import database_url, study_name
 from search.samplers.ask_tell import Proposals
 from search.samplers.context import CandidatePricer
 from search.samplers.stopping import stopping_rule
-from search.study.candidates import CandidateJobs, CandidateSource
+from search.study.candidates import CandidateSource
 from search.study.driver import Study
-from search.study.drivers import Follower, Sharing
+from search.study.drivers import Sharing
 from search.study.finalize import Finals
+from search.study.parts import StudyParts
 from search.study.reuse import (
     EarlierResults,
     KeptWeights,
@@ -51,14 +49,14 @@ from search.study.reuse import (
     read_reused,
 )
 from search.study.settings import StudySettings, check_training_axes
-from search.study.trial_runner import Decisions, TrialRunner
+from search.study.trial_runner import TrialRunner
 from search.study.tuning import (
     MODEL_AXES,
     Baseline,
     SmallestDifference,
+    StudyJobs,
     check_tunable,
     is_tunable,
-    promotions,
     read_baseline,
 )
 from search.study_state import Observer, StudyState
@@ -67,7 +65,7 @@ from spaces.space import Candidate, Space, load_space
 from trials.data.log_views import check_origins
 from trials.data.periods import check_periods
 from trials.data.prepared_log import PreparedLog
-from trials.records.job import Job, TrainingConfig, check_order
+from trials.records.job import check_order
 from trials.records.study_record import FoundPasses, GrownAxis, RefusedProposal, covered_seconds
 from trials.runtime.launcher import AnyLauncher
 from trials.store.ledger import Ledger
@@ -107,234 +105,165 @@ def open_study(
     """
     space, baseline = load_space(config.space, log.features), read_baseline(config, log.features)
     _check(config, space, log)
+    rule = stopping_rule(config.stopping)
     ledger = Ledger(database_url(directory, config.storage), study_name(directory, config.name))
     sharing = Sharing(ledger, directory, joins=joins) if ledger.database.takes_several_drivers else None
-    try:
+    with contextlib.ExitStack() as undone:
+        if sharing is not None:
+            undone.callback(sharing.close)
         shares = shares or study_parallelism(config)
-        return _put_together(
+        settings = StudySettings(
+            ledger,
             config,
             directory,
             log,
-            launcher,
             space,
-            baseline,
-            ledger,
-            sharing,
-            observers,
-            proposer,
-            clock,
             shares,
-            average_seeds,
+            joins=sharing is not None and sharing.joins,
         )
-    except BaseException:
-        if sharing is not None:
-            sharing.close()
-        raise
+        # the space is as wide as earlier sessions have made it; a new study's as those have that it begins from
+        grown = settings.head.grown
+        widen_again(space, grown)
+        if config.grow and not settings.begun:
+            earlier = [(name, earlier_study(name)) for name in config.warm_start]
+            earlier += [(name, read_other_study(name)) for name in config.start_from]
+            grown = widen_as_earlier(space, earlier)
+        settings.head = settings.head.replace(grown=grown, axes=ordered_axes(space))
+        as_it_stands = cut_short if sharing is None else sharing.as_it_stands
+        trials = [compact(as_it_stands(trial)) for trial in ledger.trials()]
+        executed = execution(config, *settings.clusters, threads=shares.threads)
+        trainer = Trainer(
+            launcher,
+            log,
+            directory,
+            threads=shares.threads,
+            precision=settings.precision,
+            execution=executed,
+            ranks_at_once=shares.ranks,
+        )
+        admission = Admission(
+            clusters=settings.clusters,
+            execution=executed,
+            limits=config.limits,
+            measure_ms=trainer.forward_ms,
+            trials=trials,
+        )
+        noted = settings.once(
+            "undecayed", lambda: {"under": _undecayed(config, space, baseline, trainer, admission)}
+        )
+        settings.head = settings.head.replace(undecayed_under=noted["under"])
+        passes = _passes(config, baseline, settings)
+        jobs = StudyJobs(config=config, trainer=trainer, space=space, baseline=baseline, passes=passes)
+        reused = EarlierResults()
+        if config.warm_start:  # what they had learned when this study began
+            found = settings.once(
+                "warm_start",
+                lambda: read_reused(config, log, space, jobs.of_candidate, admission.admit_by_size).to_dict(),
+            )
+            reused = parse(EarlierResults, found, "the warm start in the study's database")
+            settings.head = settings.head.replace(earlier=reused.studies)
+        warm_start = WarmStart(reused, space, jobs.of_candidate)
+        starts = settings.once(
+            "start_from", lambda: {"points": points_of(space, map(read_other_study, config.start_from))}
+        )
+        head = settings.head.replace(
+            comparisons=ledger.comparisons(),
+            ablations=ledger.ablations(),
+            slices=ledger.slices(),
+        )
+        clock = clock or StudyClock()
+        state = StudyState(
+            head,
+            trials,
+            [cut_short(trial) for trial in ledger.retrainings()],
+            averages=config.most_averaged > 0,
+            observers=(*observers, settings.keep_time),
+            clock=clock.seconds,
+        )
+        settings.state = state
+        clock.earlier_seconds = max(head.elapsed_seconds, covered_seconds(trials))
+        state.notices += warm_starts(head)
+        if head.undecayed_under is not None:
+            state.notices.append(decay_left_out(head.undecayed_under))
+        weights = KeptWeights(directory, state, warm_start)
+        later = None
+        if config.minutes is not None:
+            later = LaterStages(config, state, log.manifest.rows, side_by_side=shares.side_by_side)
+        budget = Budget(
+            config,
+            state,
+            spent=settings.had_finished,
+            later=later,
+            detectable=SmallestDifference(config, log, state, trainer, weights),
+            tunable=is_tunable(space),
+            corrections=executed.corrections,
+        )
 
+        def fits(candidate: Candidate) -> bool:
+            """Whether a plan makes a candidate fit, in a time that the minutes are long enough for."""
+            try:
+                best = (plan := admission.plan(jobs.of_candidate(candidate))).best
+            except UserError:
+                return False
+            factor = 1.0 if executed.corrections is None else executed.corrections.factor(plan)
+            return best is not None and budget.is_worth_its_time(
+                factor * best.seconds_per_batch / plan.batch_size
+            )
 
-def _put_together(
-    config: StudyConfig,
-    directory: Path,
-    log: PreparedLog,
-    launcher: AnyLauncher,
-    space: Space,
-    baseline: Baseline,
-    ledger: Ledger,
-    sharing: Sharing | None,
-    observers: Sequence[Observer],
-    proposer: Proposer | None,
-    clock: StudyClock | None,
-    shares: Parallelism,
-    average_seeds: int,
-) -> Study:
-    """The driver of a study whose ledger is open, of all its parts."""
-    rule = stopping_rule(config.stopping)
-    settings = StudySettings(
-        ledger,
-        config,
-        directory,
-        log,
-        space,
-        side_by_side=shares.sharing,
-        threads=shares.threads,
-        joins=sharing is not None and sharing.joins,
-    )
-    _grow_as_before(config, space, settings)
-    as_it_stands = cut_short if sharing is None else sharing.as_it_stands
-    trials = [compact(as_it_stands(trial)) for trial in ledger.trials()]
-    executed = execution(config, *settings.clusters, threads=shares.threads)
-    trainer = Trainer(
-        launcher,
-        log,
-        directory,
-        threads=shares.threads,
-        precision=settings.precision,
-        execution=executed,
-        ranks_at_once=shares.ranks,
-    )
-    admission = Admission(
-        clusters=settings.clusters,
-        execution=executed,
-        limits=config.limits,
-        measure_ms=trainer.forward_ms,
-        trials=trials,
-    )
-    noted = settings.once(
-        "undecayed", lambda: {"under": _undecayed(config, space, baseline, trainer, admission)}
-    )
-    settings.head = settings.head.replace(undecayed_under=noted["under"])
-    passes = _passes(config, baseline, settings)
+        pricer = CandidatePricer(space, log.features, fits, config.limits, config.training)
+        proposals = Proposals(sampler=config.sampler, seed=config.seed, pricer=pricer, say=state.say)
+        proposals.remember([*warm_start.records, *state.candidates])
+        parts = StudyParts(
+            config=config,
+            log=log,
+            space=space,
+            jobs=jobs,
+            ledger=ledger,
+            settings=settings,
+            state=state,
+            trainer=trainer,
+            admission=admission,
+            warm_start=warm_start,
+            weights=weights,
+            budget=budget,
+            later=later,
+            proposals=proposals,
+            side_by_side=shares.side_by_side,
+        )
 
-    def job_of(model: ModelConfig, training: TrainingConfig, seed: int) -> Job:
-        return trainer.job(model, passes.applied(training), seed).replace(period=config.next_period)
+        def commit(step: GrownAxis) -> None:
+            settings.note(grown=(*settings.head.grown, step), axes=ordered_axes(space))
+            proposals.take_wider_space()
 
-    candidate_job = CandidateJobs(config, passes, job_of)
-    warm_start = _warm_start(config, log, space, settings, candidate_job, admission)
-    starts = settings.once(
-        "start_from", lambda: {"points": points_of(space, map(read_other_study, config.start_from))}
-    )
-    head = settings.head.replace(
-        comparisons=ledger.comparisons(),
-        ablations=ledger.ablations(),
-        slices=ledger.slices(),
-    )
-    retrainings = [cut_short(trial) for trial in ledger.retrainings()]
-    clock = clock or StudyClock()
-    state = StudyState(
-        head,
-        trials,
-        retrainings,
-        averages=config.most_averaged > 0,
-        observers=(*observers, settings.keep_time),
-        clock=clock.seconds,
-    )
-    clock.earlier_seconds = max(head.elapsed_seconds, covered_seconds(trials))
-    state.notices += warm_starts(head)
-    if head.undecayed_under is not None:
-        state.notices.append(decay_left_out(head.undecayed_under))
-    weights = KeptWeights(directory, state, warm_start)
-    later = None
-    if config.minutes is not None:
-        later = LaterStages(config, state, log.manifest.rows, side_by_side=shares.side_by_side)
-    budget = Budget(
-        config,
-        state,
-        spent=settings.had_finished,
-        later=later,
-        detectable=SmallestDifference(config, log, state, trainer, weights),
-        tunable=is_tunable(space),
-        corrections=executed.corrections,
-    )
-    fits = partial(_fits, admission, candidate_job, budget, executed.corrections)
-    pricer = CandidatePricer(space, log.features, fits, config.limits, config.training)
-    proposals = Proposals(sampler=config.sampler, seed=config.seed, pricer=pricer, say=state.say)
-    proposals.remember(
-        [*warm_start.records, *(trial for trial in state.candidates if not trial.outside_space)]
-    )
-
-    def commit(step: GrownAxis) -> None:
-        settings.note(state, grown=(*settings.head.grown, step), axes=ordered_axes(space))
-        proposals.take_wider_space()
-
-    candidates = CandidateSource(
-        config=config,
-        space=space,
-        baseline=baseline,
-        state=state,
-        budget=budget,
-        proposals=proposals,
-        admission=admission,
-        job_of=job_of,
-        candidate_job=candidate_job,
-        warm_start=warm_start,
-        starts=starts["points"],
-        growth=Growth(
+        growth = Growth(
             space=space,
             state=state,
             admission=admission,
-            job_of=candidate_job,
+            job_of=jobs.of_candidate,
             minutes=config.minutes,
             commit=commit,
-        ),
-        outside=_outside(config, space, state, settings, admission, candidate_job, proposer),
-    )
-    candidates.check_baseline()
-    if not state.candidates:
-        check_some_tables_fit(pricer)
-        check_some_fit(
-            pricer, settings.clusters[0], lambda candidate: admission.plan(candidate_job(candidate))
         )
-    runner = TrialRunner(
-        ledger=ledger,
-        state=state,
-        trainer=trainer,
-        admission=admission,
-        weights=weights,
-        warm_start=warm_start,
-        side_by_side=shares.side_by_side,
-        cuts_short=budget.cuts_short,
-        seconds_left=budget.seconds_left,
-        sharing=sharing,
-    )
-    if sharing is not None:
-
-        def take_head(changed: dict[str, Any]) -> None:
-            settings.head = settings.head.replace(**changed)
-            state.head = state.head.replace(**changed)
-            state.changes += 1
-            # where the settings say how many passes, the head has none
-            passes.found = settings.head.passes or passes.found
-            budget.enough = settings.head.expected_gain
-
-        follower = Follower(
-            state=state,
-            space=space,
-            proposals=proposals,
-            admission=admission,
-            weights=weights,
-            ended=runner.take_over,
-            head=take_head,
+        candidates = CandidateSource(
+            parts, starts=starts["points"], growth=growth, outside=_outside(parts, proposer)
         )
-        ledger.settle(settings.setting)  # what a dead driver has left is written at once
-        sharing.begin(
-            follower,
-            lambda trial, driver: without_driver(trial, executed.strategy(trial), driver),
-            state.say,
-        )
-    finals = Finals(
-        config=config,
-        log=log,
-        ledger=ledger,
-        state=state,
-        trainer=trainer,
-        admission=admission,
-        weights=weights,
-        runner=runner,
-        side_by_side=shares.side_by_side,
-        average_seeds=average_seeds,
-        budget=budget,
-        later=later,
-        enter=settings.enter,
-    )
-
-    return Study(
-        settings=settings,
-        state=state,
-        ledger=ledger,
-        candidates=candidates,
-        admission=admission,
-        decisions=Decisions(proposals, rule, state),
-        runner=runner,
-        finals=finals,
-        promotions=(
-            partial(promotions, state, config, space, baseline, job_of, passes)
-            if config.training.train_fraction < 1.0
-            else None
-        ),
-        passes=passes,
-        budget=budget,
-        sharing=sharing,
-    )
+        # before anything trains: the cluster's ranks can share the baseline's batch, and something fits
+        admission.plan(jobs.of_baseline({}))
+        if not state.candidates:
+            check_some_tables_fit(pricer)
+            check_some_fit(
+                pricer, settings.clusters[0], lambda candidate: admission.plan(jobs.of_candidate(candidate))
+            )
+        runner = TrialRunner(parts, sharing)
+        study = Study(parts, candidates, runner, Finals(parts, runner, average_seeds=average_seeds), rule)
+        if sharing is not None:
+            ledger.settle(settings.setting)  # what a dead driver has left is written at once
+            sharing.begin(
+                study.follow,
+                lambda driver, trial: without_driver(trial, executed.strategy(trial), driver),
+                state.say,
+            )
+        undone.pop_all()
+        return study
 
 
 def _check(config: StudyConfig, space: Space, log: PreparedLog) -> None:
@@ -353,29 +282,22 @@ def _check(config: StudyConfig, space: Space, log: PreparedLog) -> None:
         blocks_of(log, log.split(SPLIT), config.block_by)
 
 
-def _grow_as_before(config: StudyConfig, space: Space, settings: StudySettings) -> None:
-    """Widens the space as earlier sessions have; that of a new study as the studies have that it begins from."""
-    grown = settings.head.grown
-    widen_again(space, grown)
-    if config.grow and not settings.begun:
-        earlier = [(name, earlier_study(name)) for name in config.warm_start]
-        earlier += [(name, read_other_study(name)) for name in config.start_from]
-        grown = widen_as_earlier(space, earlier)
-    settings.head = settings.head.replace(grown=grown, axes=ordered_axes(space))
-
-
 def _passes(config: StudyConfig, baseline: Baseline, settings: StudySettings) -> Passes:
     """The number of passes as far as it is known: found by an earlier session, given, or that of an earlier
     study."""
-    found, of_tables = (
-        settings.head.passes or _known_passes(config, baseline),
-        not settings.head.undecayed_under,
-    )
+    found, of_tables = settings.head.passes, not settings.head.undecayed_under
+    training = baseline.training
+    if found is None and training.epochs != "auto":
+        found = FoundPasses(passes=training.epochs, reason="as many as the baseline's settings say")
+    elif found is None and config.warm_start:
+        earlier = config.warm_start[0]
+        reason = f"as many as in {earlier}"
+        found = known_passes(read_study(Path(earlier)), reason, schedule=training.schedule)
     if found is not None and not of_tables:
         found = found.replace(decays=without_tables(found.decays))
     if config.training.epochs == "auto":
         settings.head = settings.head.replace(passes=found)
-    return Passes(baseline.training, minutes=config.minutes, found=found, of_tables=of_tables)
+    return Passes(training, minutes=config.minutes, found=found, of_tables=of_tables)
 
 
 def _undecayed(
@@ -399,78 +321,25 @@ def _undecayed(
     return None
 
 
-def _known_passes(config: StudyConfig, baseline: Baseline) -> FoundPasses | None:
-    if baseline.training.epochs != "auto":
-        return FoundPasses(passes=baseline.training.epochs, reason="as many as the baseline's settings say")
-    if config.warm_start:
-        earlier = config.warm_start[0]
-        schedule = baseline.training.schedule
-        return known_passes(read_study(Path(earlier)), f"as many as in {earlier}", schedule=schedule)
-    return None
-
-
-def _outside(
-    config: StudyConfig,
-    space: Space,
-    state: StudyState,
-    settings: StudySettings,
-    admission: Admission,
-    candidate_job: CandidateJobs,
-    proposer: Proposer | None,
-) -> OutsideProposals | None:
+def _outside(parts: StudyParts, proposer: Proposer | None) -> OutsideProposals | None:
     """Proposals from outside, refused ones of which are noted in the study's head; None if there are none."""
-    lines = _lines(config, state, proposer)
-    if lines is None:
+    settings, state = parts.settings, parts.state
+    if proposer is not None:
+        taken = sum(trial.origin.proposal is not None for trial in state.candidates)
+        lines = lines_of_function(proposer, taken + len(state.head.refused))
+    elif parts.config.proposals:
+        lines = lines_of_file(Path(parts.config.proposals))
+    else:
         return None
 
     def refuse(refusal: RefusedProposal) -> None:
-        settings.note(state, refused=(*settings.head.refused, refusal))
+        settings.note(refused=(*settings.head.refused, refusal))
 
     return OutsideProposals(
-        lines=lines, space=space, state=state, admission=admission, job_of=candidate_job, refuse=refuse
+        lines=lines,
+        space=parts.space,
+        state=state,
+        admission=parts.admission,
+        job_of=parts.jobs.of_candidate,
+        refuse=refuse,
     )
-
-
-def _lines(config: StudyConfig, state: StudyState, proposer: Proposer | None) -> Lines | None:
-    """Where proposals from outside come from; None if there are none."""
-    if proposer is not None:
-        taken = sum(trial.origin.proposal is not None for trial in state.candidates)
-        return lines_of_function(proposer, taken + len(state.head.refused))
-    return lines_of_file(Path(config.proposals)) if config.proposals else None
-
-
-def _fits(
-    admission: Admission,
-    candidate_job: CandidateJobs,
-    budget: Budget,
-    corrections: StepCorrections | None,
-    candidate: Candidate,
-) -> bool:
-    """Says whether a plan makes a candidate fit on the study's cluster, in a time that the minutes are long
-    enough for."""
-    try:
-        best = (plan := admission.plan(candidate_job(candidate))).best
-    except UserError:
-        return False
-    factor = 1.0 if corrections is None else corrections.factor(plan)
-    return best is not None and budget.is_worth_its_time(factor * best.seconds_per_batch / plan.batch_size)
-
-
-def _warm_start(
-    config: StudyConfig,
-    log: PreparedLog,
-    space: Space,
-    settings: StudySettings,
-    candidate_job: CandidateJobs,
-    admission: Admission,
-) -> WarmStart:
-    """What the study was started from, as it was when the study began."""
-    if not config.warm_start:
-        return WarmStart(EarlierResults(), space, candidate_job)
-    noted = settings.once(
-        "warm_start",
-        lambda: read_reused(config, log, space, candidate_job, admission.admit_by_size).to_dict(),
-    )
-    reused = parse(EarlierResults, noted, "the warm start in the study's database")
-    settings.head = settings.head.replace(earlier=reused.studies)
-    return WarmStart(reused, space, candidate_job)

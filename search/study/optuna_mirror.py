@@ -15,8 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from dhen.errors import UserError
 from search.execution.growth import space_of
 from search.study.optuna_storage import WrittenStudy, distributions_of, in_words, open_storage, shown
 from spaces.axes import Axis, Choice, label
-from spaces.space import Point, Space
+from spaces.space import Space
 from trials.records.study_record import GrownAxis, StudyRecord
 from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 
@@ -34,11 +33,13 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.storages import BaseStorage
     from optuna.study import Study
-    from optuna.trial import FrozenTrial, TrialState
+    from optuna.trial import FrozenTrial
 
 
 # What Optuna is told of one candidate: a trial with state, values, curve, constraints and attributes.
 
+QUALITY = ("ne", "auc", "calibration")
+"""User attributes with a trial's quality on validation."""
 NUMBER = "trial"
 """User attribute with the trial's number in the study; Optuna counts candidates alone, from 0 on."""
 DIGEST = "dhen_search:digest"
@@ -58,97 +59,63 @@ FINISHED_AS = {
 NE, which Optuna demands of what is complete, and did not fail: it was given up, as one is that was cut short."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One candidate as Optuna is to have it."""
-
-    number: int
-    """Number of the trial in the study."""
-    state: str
-    """Name of Optuna's state."""
-    values: tuple[float, float] | None
-    """NE and FLOPs, of a completed trial alone."""
-    params: Point
-    curve: dict[int, float]
-    """NE on validation by number of examples."""
-    attributes: dict[str, Any]
-    constraints: list[float] | None
-    started: datetime | None
-    ended: datetime | None
-
-    @property
-    def finished(self) -> bool:
-        """Whether the trial has ended, so that Optuna takes no more of it."""
-        return self.state != "RUNNING"
-
-    @property
-    def digest(self) -> str:
-        """A hash of all that must not change once the trial has ended; times are not among it, as Optuna notes its
-        own for a trial that it saw running."""
-        said = (self.state, self.values, self.params, self.curve, self.attributes, self.constraints)
-        # sorted: a database may give the keys of a point back in another order
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
-
-    @property
-    def system_attributes(self) -> dict[str, Any]:
-        """What Optuna keeps beside the attributes for people."""
-        return {DIGEST: self.digest} | ({} if self.constraints is None else {CONSTRAINTS: self.constraints})
-
-    def optuna_state(self) -> TrialState:
-        """Returns the state as Optuna's own value."""
-        from optuna.trial import TrialState
-
-        state: TrialState = TrialState[self.state]
-        return state
-
-    def frozen(self, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
-        """Returns the trial as Optuna takes it in whole, with its times.
-
-        Args:
-            distributions: distributions of the space's axes, by name.
-        """
-        from optuna.trial import create_trial
-
-        trial: FrozenTrial = create_trial(
-            state=self.optuna_state(),
-            values=self.values,
-            params=self.params,
-            distributions={name: distributions[name] for name in self.params},
-            user_attrs=self.attributes,
-            system_attrs=self.system_attributes,
-            intermediate_values=self.curve,
-        )
-        trial.datetime_start = self.started or trial.datetime_start
-        trial.datetime_complete = (self.ended or trial.datetime_start) if self.finished else None
-        return trial
-
-
-def row_of(trial: TrialRecord, *, resumes: bool = False) -> Row:
-    """Returns what Optuna is told of a candidate that has a point of the space.
+def frozen_trial(
+    trial: TrialRecord, distributions: Mapping[str, BaseDistribution], *, resumes: bool = False
+) -> FrozenTrial:
+    """Returns a candidate that has a point of the space as Optuna takes it in whole, with its times.
 
     Args:
         trial: the candidate.
+        distributions: distributions of the space's axes, by name.
         resumes: whether it was cut short and trains again when its study goes on, so that it has not ended.
+
+    Raises:
+        UserError: if the space has changed, so that the candidate is no point of it.
     """
-    result, started = trial.result, local_time(trial.origin.started_at)
-    quality = result.validation
-    comparable = result.outcome is Outcome.COMPLETED and quality is not None and known(quality.ne)
-    running = resumes or result.outcome is Outcome.RUNNING
-    state = "RUNNING" if running else FINISHED_AS.get(result.outcome, "FAIL")
-    if state == "COMPLETE" and not comparable:
-        state = "FAIL"
-    assert quality is not None or state != "COMPLETE"
-    return Row(
-        number=trial.number,
-        state=state,
-        values=(quality.ne, trial.job.flops or 0.0) if quality is not None and comparable else None,
-        params=dict(trial.point),
-        curve=dict(zip(result.curve.examples, result.curve.ne, strict=True)),
-        attributes=attributes_of(trial),
-        constraints=_constraints(trial),
-        started=started,
-        ended=started + timedelta(seconds=result.seconds or 0.0) if started else None,
-    )
+    from optuna.trial import TrialState, create_trial
+
+    result, quality = trial.result, trial.result.validation
+    state = FINISHED_AS.get(result.outcome, "FAIL")
+    values: tuple[float, float] | None = None
+    constraints: list[float] | None = None
+    if resumes or result.outcome is Outcome.RUNNING:
+        state = "RUNNING"
+    elif result.outcome is Outcome.COMPLETED:
+        if quality is not None and known(quality.ne):
+            values = quality.ne, trial.job.flops or 0.0
+        else:
+            state = "FAIL"
+    curve = dict(zip(result.curve.examples, result.curve.ne, strict=True))
+    attributes = attributes_of(trial)
+    excesses = [trial.plan.memory_excess, trial.plan.serving_excess]
+    if any(excess is not None for excess in excesses):
+        constraints = [0.0 if excess is None else excess for excess in excesses]
+    # times are not in the digest, as Optuna notes its own for a trial that it saw running; keys are sorted, as a
+    # database may give those of a point back in another order
+    said = json.dumps((state, values, trial.point, curve, attributes, constraints), sort_keys=True)
+    digest = hashlib.sha256(said.encode()).hexdigest()[:16]
+    try:
+        frozen: FrozenTrial = create_trial(
+            state=TrialState[state],
+            values=values,
+            params=dict(trial.point),
+            distributions={name: distributions[name] for name in trial.point},
+            user_attrs=attributes,
+            system_attrs={DIGEST: digest} | ({} if constraints is None else {CONSTRAINTS: constraints}),
+            intermediate_values=curve,
+        )
+    except (KeyError, ValueError) as error:
+        raise UserError(
+            f"trial {trial.number} is no point of the space as its file is now ({error}): put the space back as "
+            "it was when the study began."
+        ) from None
+    started = local_time(trial.origin.started_at)
+    if started is not None:
+        frozen.datetime_start = started
+        frozen.datetime_complete = started + timedelta(seconds=result.seconds or 0.0)
+    if not frozen.state.is_finished():
+        frozen.datetime_complete = None
+    return frozen
 
 
 def attributes_of(trial: TrialRecord) -> dict[str, Any]:
@@ -168,9 +135,7 @@ def attributes_of(trial: TrialRecord) -> dict[str, Any]:
         "peak_memory_bytes_predicted": plan.peak_bytes,
         "peak_memory_bytes_measured": measured.peak_memory_bytes,
         "forward_ms": plan.serving_ms,
-        "ne": quality.ne if quality and known(quality.ne) else None,
-        "auc": quality.auc if quality and known(quality.auc) else None,
-        "calibration": quality.calibration if quality and known(quality.calibration) else None,
+        **{name: value for name in QUALITY if quality and known(value := getattr(quality, name))},
         "examples_per_second": measured.examples_per_second,
         "seconds": result.seconds,
         "tuned_from": origin.tuned_from,
@@ -190,29 +155,9 @@ def local_time(moment: str | None) -> datetime | None:
     return datetime.fromisoformat(moment).astimezone().replace(tzinfo=None) if moment else None
 
 
-def _constraints(trial: TrialRecord) -> list[float] | None:
-    """The excesses in the order of their names, 0 for one that is not known; None if none is."""
-    excesses = [trial.plan.memory_excess, trial.plan.serving_excess]
-    if all(excess is None for excess in excesses):
-        return None
-    return [0.0 if excess is None else excess for excess in excesses]
-
-
-"""A function from a study's record to its space, as wide as the study has made it."""
 OBJECTIVES = ("NE", "FLOPs")
 IDENTITY = "dhen_search"
 """User attribute of the study that says whose mirror it is."""
-
-
-@dataclass(kw_only=True)
-class _Mirrored:
-    """A trial as it stands in the storage."""
-
-    id: int
-    finished: bool
-    digest: str
-    curve: set[int] = field(default_factory=set)
-    attributes: dict[str, Any] = field(default_factory=dict)
 
 
 class OptunaMirror:
@@ -229,10 +174,14 @@ class OptunaMirror:
         self._storage: BaseStorage | None = None
         self._close: Callable[[], None] = lambda: None
         self._study: Study | None = None
-        self._space: tuple[tuple[GrownAxis, ...], Space] | None = None
-        """The space as it was read last, with the steps by which it had grown."""
-        self._mirrored: dict[int, _Mirrored] = {}
-        self._rows: dict[int, tuple[TrialRecord, bool, Row]] = {}
+        self._space: Space | None = None
+        """The space as it was read last."""
+        self._grown: tuple[GrownAxis, ...] = ()
+        """The steps by which it had grown."""
+        self._mirrored: dict[int, tuple[int, FrozenTrial]] = {}
+        """Trials as they stand in the storage, with their identities there, by their number in the study."""
+        self._rows: dict[int, tuple[TrialRecord, bool, FrozenTrial]] = {}
+        """Candidates as Optuna is to have them, with what they follow from."""
         self._distributions: dict[str, BaseDistribution] = {}
         self._standing: dict[str, BaseDistribution] = {}
         """Distributions that the newest trials in the storage have."""
@@ -270,21 +219,35 @@ class OptunaMirror:
         self._close = lambda: None
 
     def _sync(self, record: StudyRecord) -> None:
+        import optuna
+
         if self._storage is None:
             self._storage, self._close = open_storage(self._url)
-        if self._space is None or self._space[0] != record.grown:
-            self._space = (record.grown, space_of(record))
-        space = self._space[1]
-        self._distributions = distributions_of(space)
-        rows = self._rows_of(record)
+        if self._space is None or self._grown != record.grown:
+            self._space, self._grown = space_of(record), record.grown
+            self._distributions = distributions_of(self._space)
+            self._rows.clear()
+        rows: dict[int, tuple[TrialRecord, bool, FrozenTrial]] = {}
+        for trial in record.candidates:
+            if not trial.outside_space:
+                resumes = trial.result.outcome is Outcome.INTERRUPTED and not record.finished
+                row = self._rows.get(trial.number)
+                if row is None or row[0] is not trial or row[1] != resumes:
+                    row = trial, resumes, frozen_trial(trial, self._distributions, resumes=resumes)
+                rows[trial.number] = row
+        self._rows = rows
         if self._study is None:
             self._open(self._storage, record)
-        if self._contradicts(rows):
-            self._make_anew(self._storage, record)
-        for row in rows:
-            self._write(row)
-        attributes = study_attributes(record, self._varied(rows, space))
-        for name, value in (self._identity(record) | attributes).items():
+        wanted = {number: frozen for number, (_, _, frozen) in rows.items()}
+        if self._contradicts(wanted):
+            optuna.delete_study(study_name=self._opened.study_name, storage=self._storage)
+            self._create(self._storage, record)
+        for number, frozen in wanted.items():
+            self._write(self._storage, number, frozen)
+        # axes that change nothing on this log are in no point
+        names = {name for frozen in wanted.values() for name in frozen.params}
+        attributes = study_attributes(record, [axis for axis in self._space.axes if axis.name in names])
+        for name, value in (_identity(record) | attributes).items():
             if self._told.get(name) != value:
                 self._opened.set_user_attr(name, value)
                 self._told[name] = value
@@ -293,24 +256,6 @@ class OptunaMirror:
     def _opened(self) -> Study:
         assert self._study is not None, "only an open mirror is written"
         return self._study
-
-    def _rows_of(self, record: StudyRecord) -> list[Row]:
-        """Rows of all candidates with a point; that of a trial that has not changed is the one of before."""
-        rows = {}
-        for trial in record.candidates:
-            if not trial.outside_space:
-                before = self._rows.get(trial.number)
-                resumes = trial.result.outcome is Outcome.INTERRUPTED and not record.finished
-                same = before is not None and before[0] is trial and before[1] == resumes
-                row = before[2] if before is not None and same else row_of(trial, resumes=resumes)
-                rows[trial.number] = trial, resumes, row
-        self._rows = rows
-        return [row for _, _, row in rows.values()]
-
-    def _varied(self, rows: Sequence[Row], space: Space) -> list[Axis]:
-        """The space's axes less those that change nothing on this log, which points do not have."""
-        names = {name for row in rows for name in row.params}
-        return [axis for axis in space.axes if axis.name in names]
 
     def _open(self, storage: BaseStorage, record: StudyRecord) -> None:
         """Finds the study in the storage, or makes it, and reads what stands there."""
@@ -331,13 +276,7 @@ class OptunaMirror:
         for trial in study.get_trials(deepcopy=False):
             if DIGEST in trial.system_attrs:
                 self._standing.update(trial.distributions)
-                self._mirrored[trial.user_attrs[NUMBER]] = _Mirrored(
-                    id=trial._trial_id,
-                    finished=trial.state.is_finished(),
-                    digest=trial.system_attrs[DIGEST],
-                    curve=set(trial.intermediate_values),
-                    attributes=trial.user_attrs,
-                )
+                self._mirrored[trial.user_attrs[NUMBER]] = trial._trial_id, trial
 
     def _create(self, storage: BaseStorage, record: StudyRecord) -> None:
         import optuna
@@ -349,26 +288,19 @@ class OptunaMirror:
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self._study.set_metric_names(list(OBJECTIVES))
         # first of all, so that a mirror whose making was cut short is known to be one
-        self._told = self._identity(record)
+        self._told = _identity(record)
         self._study.set_user_attr(IDENTITY, self._told[IDENTITY])
         self._mirrored, self._standing = {}, {}
 
-    def _make_anew(self, storage: BaseStorage, record: StudyRecord) -> None:
-        import optuna
-
-        optuna.delete_study(study_name=self._opened.study_name, storage=storage)
-        self._create(storage, record)
-
-    def _contradicts(self, rows: Sequence[Row]) -> bool:
+    def _contradicts(self, rows: Mapping[int, FrozenTrial]) -> bool:
         """Whether anything stands there that the record does not say, and that Optuna would not take back."""
         from optuna.distributions import check_distribution_compatibility
 
-        by_number = {row.number: row for row in rows}
-        for number, standing in self._mirrored.items():
-            row = by_number.get(number)
-            if row is None or (standing.finished and standing.digest != row.digest):
+        for number, (_, standing) in self._mirrored.items():
+            row = rows.get(number)
+            if row is None or (standing.state.is_finished() and _differ(standing, row)):
                 return True
-            if not standing.curve <= row.curve.keys():
+            if not standing.intermediate_values.keys() <= row.intermediate_values.keys():
                 return True
         try:
             for name, standing_range in self._standing.items():
@@ -377,52 +309,33 @@ class OptunaMirror:
             return True
         return False
 
-    def _write(self, row: Row) -> None:
-        """Adds a trial, or moves one on that runs."""
-        standing = self._mirrored.get(row.number)
-        if standing is None:
-            self._add(row)
-        elif not standing.finished and standing.digest != row.digest:
-            self._move_on(standing, row)
+    def _write(self, storage: BaseStorage, number: int, row: FrozenTrial) -> None:
+        """Adds a trial; or says what is new of one that runs, and its end at last."""
+        if number not in self._mirrored:
+            trial_id = storage.create_new_trial(self._opened._study_id, template_trial=row)
+            self._mirrored[number], self._standing = (trial_id, row), self._distributions
+            return
+        trial_id, standing = self._mirrored[number]
+        if standing.state.is_finished() or not _differ(standing, row):
+            return
+        for examples in sorted(row.intermediate_values.keys() - standing.intermediate_values.keys()):
+            storage.set_trial_intermediate_value(trial_id, examples, row.intermediate_values[examples])
+        for name, value in row.user_attrs.items():
+            if standing.user_attrs.get(name) != value:
+                storage.set_trial_user_attr(trial_id, name, value)
+        for name, value in row.system_attrs.items():
+            storage.set_trial_system_attr(trial_id, name, value)
+        if row.state.is_finished():
+            storage.set_trial_state_values(trial_id, row.state, row.values)
+        self._mirrored[number] = trial_id, row
 
-    def _add(self, row: Row) -> None:
-        storage, study = self._storage, self._opened
-        assert storage is not None
-        try:
-            frozen = row.frozen(self._distributions)
-        except (KeyError, ValueError) as error:
-            raise UserError(
-                f"trial {row.number} is no point of the space as its file is now ({error}): put the space back as "
-                "it was when the study began."
-            ) from None
-        trial_id = storage.create_new_trial(study._study_id, template_trial=frozen)
-        self._standing = self._distributions
-        self._mirrored[row.number] = _Mirrored(
-            id=trial_id,
-            finished=row.finished,
-            digest=row.digest,
-            curve=set(row.curve),
-            attributes=row.attributes,
-        )
 
-    def _move_on(self, standing: _Mirrored, row: Row) -> None:
-        """Tells what is new of a trial that ran, and its end at last."""
-        storage = self._storage
-        assert storage is not None
-        for examples in sorted(row.curve.keys() - standing.curve):
-            storage.set_trial_intermediate_value(standing.id, examples, row.curve[examples])
-        for name, value in row.attributes.items():
-            if standing.attributes.get(name) != value:
-                storage.set_trial_user_attr(standing.id, name, value)
-        for name, value in row.system_attributes.items():
-            storage.set_trial_system_attr(standing.id, name, value)
-        if row.finished:
-            storage.set_trial_state_values(standing.id, row.optuna_state(), row.values)
-        standing.finished, standing.digest = row.finished, row.digest
-        standing.curve, standing.attributes = set(row.curve), row.attributes
+def _differ(standing: FrozenTrial, row: FrozenTrial) -> bool:
+    return bool(standing.system_attrs[DIGEST] != row.system_attrs[DIGEST])
 
-    def _identity(self, record: StudyRecord) -> dict[str, Any]:
-        return {IDENTITY: {"created_at": record.created_at, "directory": record.directory}}
+
+def _identity(record: StudyRecord) -> dict[str, Any]:
+    return {IDENTITY: {"created_at": record.created_at, "directory": record.directory}}
 
 
 def study_attributes(record: StudyRecord, axes: Sequence[Axis]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -158,28 +158,21 @@ def distributions_of(space: Space) -> dict[str, BaseDistribution]:
     Args:
         space: the space, as wide as the study has made it.
     """
-    return {axis.name: distribution(axis) for axis in space.axes}
+    return {axis.name: _distribution(axis) for axis in space.axes}
 
 
-def distribution(axis: Axis) -> BaseDistribution:
-    """Returns the distribution of one axis, over the values that stand in a point."""
+def _distribution(axis: Axis) -> BaseDistribution:
+    """The distribution of one axis, over the values that stand in a point."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    if isinstance(axis, Choice):
-        if axis.ascending and all(map(is_number, axis.values)):
-            return _between(axis.ascending)
-        return CategoricalDistribution([label(value) for value in axis.ascending or axis.values])
-    if axis.whole:
-        return IntDistribution(int(axis.low), int(axis.high), log=axis.log, step=axis.step)
-    return FloatDistribution(axis.low, axis.high, log=axis.log)
-
-
-def _between(numbers: Sequence[float]) -> BaseDistribution:
-    """The range between the ends of a choice of numbers; whole ones in the widest steps that have them all."""
-    from optuna.distributions import FloatDistribution, IntDistribution
-
-    low, high = numbers[0], numbers[-1]
-    if all(isinstance(number, int) for number in numbers):
+    if not isinstance(axis, Choice):
+        if axis.whole:
+            return IntDistribution(int(axis.low), int(axis.high), log=axis.log, step=axis.step)
+        return FloatDistribution(axis.low, axis.high, log=axis.log)
+    numbers = axis.ascending
+    if not numbers or not all(map(is_number, axis.values)):
+        return CategoricalDistribution([label(value) for value in numbers or axis.values])
+    if all(isinstance(number, int) for number in numbers):  # in the widest steps that have them all
         step = math.gcd(*(int(right - left) for left, right in pairwise(numbers)))
-        return IntDistribution(int(low), int(high), step=step)
-    return FloatDistribution(low, high)
+        return IntDistribution(int(numbers[0]), int(numbers[-1]), step=step)
+    return FloatDistribution(numbers[0], numbers[-1])

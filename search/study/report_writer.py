@@ -57,7 +57,15 @@ class ReportWriter:
         if self._writing is not None and not self._writing.done():
             return
         self._settle()
-        if (self.sharing is not None and not self._has_duty(self.sharing)) or study.finished:
+        sharing = self.sharing
+        if sharing is not None:
+            # one driver at a time writes; that is left to the one that does the study's end
+            if sharing.led_elsewhere:
+                self._leave_duty(sharing)
+            elif not self._on_duty and time.monotonic() >= self._asks_at:
+                self._asks_at = time.monotonic() + PAUSE_SECONDS
+                self._on_duty = sharing.take_report()
+        if (sharing is not None and not self._on_duty) or study.finished:
             return
         if study.ended and study.changes != self._changes and time.monotonic() >= self._due:
             self._changes = study.changes
@@ -80,15 +88,6 @@ class ReportWriter:
             self._thread.shutdown()
             if self._mirror is not None:
                 self._mirror.close()
-
-    def _has_duty(self, sharing: Sharing) -> bool:
-        """Whether this driver is the one that writes; it leaves that to the one that does the study's end."""
-        if sharing.led_elsewhere:
-            self._leave_duty(sharing)
-        elif not self._on_duty and time.monotonic() >= self._asks_at:
-            self._asks_at = time.monotonic() + PAUSE_SECONDS
-            self._on_duty = sharing.take_report()
-        return self._on_duty
 
     def _takes_duty(self, sharing: Sharing) -> bool:
         """Whether this driver writes the end, as the one that leads or the last; waits until no other writes."""
@@ -124,7 +123,14 @@ class ReportWriter:
         """Writes all of them, in the thread that alone uses MLflow and the mirror."""
         began = time.monotonic()
         write_report(record, self._directory / REPORT)
-        self._write_mirror(record)
+        if self._mirror is not None:
+            try:
+                self._mirror.sync(record)
+            except UserError as error:  # its trouble is said once, and ends nothing
+                if str(error) != self._trouble:
+                    self._trouble = str(error)
+                    warning = f"warning: Optuna is behind: {error}"
+                    self._console.print(warning, style="yellow", soft_wrap=True, markup=False)
         written = time.monotonic()
         synced = self._mlflow.follow(record, at_once=last)
         if last and synced:
@@ -134,15 +140,3 @@ class ReportWriter:
         # the report does not wait for an MLflow that is away
         work = self._took if synced else written - began
         self._due = ended + max(PAUSE_SECONDS, PAUSE_RATIO * work)
-
-    def _write_mirror(self, record: StudyRecord) -> None:
-        """Brings the mirror up to date; its trouble is said once, and ends nothing."""
-        if self._mirror is None:
-            return
-        try:
-            self._mirror.sync(record)
-        except UserError as error:
-            if str(error) != self._trouble:
-                self._trouble = str(error)
-                warning = f"warning: Optuna is behind: {error}"
-                self._console.print(warning, style="yellow", soft_wrap=True, markup=False)

@@ -62,7 +62,14 @@ def points_of(space: Space, records: Iterable[StudyRecord]) -> list[Point]:
     each study at most, as the nearest that the space has. Points may leave axes open."""
     points: list[Point] = []
     for record in records:
-        for trial in _best_networks(record)[:MOST]:
+        winners = (record.best, record.knee, *reversed(record.front))
+        networks = (
+            network
+            for number in winners
+            if number is not None
+            for network in record.networks(record.trial(number))
+        )
+        for trial in list({network.job.fingerprint: network for network in networks}.values())[:MOST]:
             training = parse(TrainingConfig, trial.job.training, record.directory)
             point = nearest_point(space, parse_model(trial.job.model, record.directory), dict(training))
             if point not in points:
@@ -91,13 +98,6 @@ def read_other_study(name: str) -> StudyRecord:
             f"start_from: {name}: none of its candidates has a result so far; name another study."
         )
     return record
-
-
-def _best_networks(record: StudyRecord) -> list[TrialRecord]:
-    """Networks of the best, of the knee, then of the rest of the front, the lowest NE first."""
-    winners = [number for number in (record.best, record.knee, *reversed(record.front)) if number is not None]
-    networks = (network for number in winners for network in record.networks(record.trial(number)))
-    return list({network.job.fingerprint: network for network in networks}.values())
 
 
 FOUND_OUT = "auto"
@@ -153,17 +153,14 @@ class WarmStart:
             for record in reused.records
             if record.result.outcome is Outcome.COMPLETED
         }
-        self._starts: list[Point] = []
+        self.starts: list[Point] = []
+        """Points of the earlier front, which are proposed first."""
         trained = 0
         for record in reversed(pareto_front(reused.records)):
             job = job_of(space.decode(record.point)).fingerprint
             trained += job not in self._completed
             if job in self._completed or trained <= TRAINED_AGAIN:
-                self._starts.append(record.point)
-
-    def start_point(self, proposed: Collection[TrialRecord]) -> Point:
-        """Returns the next point of the earlier front that none of these candidates has; empty past the last."""
-        return next_point(self._starts, proposed)
+                self.starts.append(record.point)
 
     def result(self, record: TrialRecord) -> TrialRecord | None:
         """The record of a trial that is about to start, with what an equal job has brought there."""
@@ -239,7 +236,11 @@ def read_reused(
             )
         )
     records = [record.replace(number=number) for number, record in enumerate(found.values(), -len(found))]
-    stamps = {record.number: stamp for record in records if (stamp := _stamp(record)) is not None}
+    stamps = {
+        record.number: FileStamp.of(path.stat())
+        for record in records
+        if (path := weights_there(record)).exists()
+    }
     return EarlierResults(studies=tuple(studies), records=tuple(records), weights=stamps)
 
 
@@ -253,7 +254,7 @@ def weights_there(record: TrialRecord) -> Path:
 
 
 def _here(
-    trial: TrialRecord, there: StudyRecord, log: PreparedLog, space: Space, job_of: JobOf, planned: Planned
+    trial: TrialRecord, study: StudyRecord, log: PreparedLog, space: Space, job_of: JobOf, planned: Planned
 ) -> TrialRecord:
     """A candidate of an earlier study as this one would have it.
 
@@ -268,16 +269,32 @@ def _here(
         raise _NotReusedError(NO_RESULT, "its time was over before its end")
     try:
         job = trained_job(trial, log)
-        candidate = _candidate(job, space)
+        assert isinstance(job.model, DhenConfig)
+        training = {key: getattr(job.training, key) for key in space.training_axes}
+        for key, axis in space.training_axes.items():
+            if axis.size > 1 and axis.has(FOUND_OUT) and not axis.has(training[key]):
+                training[key] = FOUND_OUT  # what was found out there is left to be found out here
+        candidate = Candidate(model=job.model, training=training)
         point = space.encode(candidate)
         own = job_of(candidate)
     except OutsideError as error:
         raise _NotReusedError(OUTSIDE, error.shortly) from None
     except UserError as error:
         raise _NotReusedError(OUTSIDE, str(error).rstrip(".")) from None
-    _check_training(trial, job, own)
-    origin = StudyTrial(study=there.name, directory=str(Path(there.directory).resolve()), trial=trial.owner)
-    record = planned(_to_be_judged(trial), own)
+    # more than the seed differs
+    if job.fingerprint != trial.job.fingerprint:
+        raise _NotReusedError(OTHERWISE, "by another version of dhen-search")
+    pairs = {key: (getattr(job.training, key), here) for key, here in own.training}
+    pairs["period"] = job.period, own.period
+    differ = [f"{key} {there}, here {here}" for key, (there, here) in pairs.items() if there != here]
+    if differ:
+        raise _NotReusedError(OTHERWISE, "; ".join(differ))
+    origin = StudyTrial(study=study.name, directory=str(Path(study.directory).resolve()), trial=trial.owner)
+    # without what only that study's memory and limits said of it
+    judged = trial.with_plan(serving_ms=None, serving_excess=None)
+    if trial.result.outcome is Outcome.INFEASIBLE:
+        judged = judged.with_result(outcome=Outcome.RUNNING)
+    record = planned(judged, own)
     if trial.result.outcome in NO_MEMORY and record.result.outcome is not Outcome.INFEASIBLE:
         raise _NotReusedError(NO_RESULT, f"{trial.result.outcome.value.replace('_', ' ')} there, not here")
     return TrialRecord(
@@ -293,61 +310,24 @@ def _here(
     )
 
 
-def _to_be_judged(trial: TrialRecord) -> TrialRecord:
-    """The trial without what only that study's memory and limits said of it."""
-    judged = trial.with_plan(serving_ms=None, serving_excess=None)
-    if trial.result.outcome is not Outcome.INFEASIBLE:
-        return judged
-    return judged.with_result(outcome=Outcome.RUNNING)
-
-
-def _candidate(job: Job, space: Space) -> Candidate:
-    """The candidate as it was there; a setting that was found out there is left to be found out here
-    (`_check_training`)."""
-    assert isinstance(job.model, DhenConfig)
-    training = {key: getattr(job.training, key) for key in space.training_axes}
-    for key, axis in space.training_axes.items():
-        if axis.size > 1 and axis.has(FOUND_OUT) and not axis.has(training[key]):
-            training[key] = FOUND_OUT
-    return Candidate(model=job.model, training=training)
-
-
-def _check_training(trial: TrialRecord, job: Job, own: Job) -> None:
-    """Raises where more than the seed differs."""
-    if job.fingerprint != trial.job.fingerprint:
-        raise _NotReusedError(OTHERWISE, "by another version of dhen-search")
-    pairs = {key: (getattr(job.training, key), here) for key, here in own.training}
-    pairs["period"] = job.period, own.period
-    differ = [f"{key} {there}, here {here}" for key, (there, here) in pairs.items() if there != here]
-    if differ:
-        raise _NotReusedError(OTHERWISE, "; ".join(differ))
-
-
-def _stamp(record: TrialRecord) -> FileStamp | None:
-    path = weights_there(record)
-    return FileStamp.of(path.stat()) if path.exists() else None
-
-
 def _check_log(name: str, there: LogSummary, here: LogSummary, config: StudyConfig) -> None:
     if there.fingerprint == here.fingerprint:
         return
-    known = LogSummary.model_fields.keys() - {"fingerprint", "ne_floor", "base_rate"}
+    apart = ("fingerprint", "ne_floor", "base_rate")
     pairs = {
-        key: (getattr(there, key), getattr(here, key)) for key in LogSummary.model_fields if key in known
+        key: (getattr(there, key), getattr(here, key)) for key in LogSummary.model_fields if key not in apart
     }
-    pairs |= _read_otherwise(Path(name), config)
+    # settings by which a log is found and prepared
+    read_there, read_here = load_yaml(Path(name) / STUDY_FILE), config.to_dict()
+    pairs |= {
+        key: (read_there.get(key), read_here[key]) for key in LogConfig.model_fields if key in read_there
+    }
     differ = [f"{key} {_words(a)} there, {_words(b)} here" for key, (a, b) in pairs.items() if a != b]
     raise UserError(
         f"warm_start: {name} is a study of another log: its fingerprint is {there.fingerprint}, this log's "
         f"{here.fingerprint}. What differs: {'; '.join(differ) or 'the values of the rows, or their schema'}. "
         "NE on different data cannot be compared; name studies of this log, prepared alike."
     )
-
-
-def _read_otherwise(directory: Path, config: StudyConfig) -> dict[str, tuple[Any, Any]]:
-    """Settings by which a log is found and prepared, there and here."""
-    there, here = load_yaml(directory / STUDY_FILE), config.to_dict()
-    return {key: (there.get(key), here[key]) for key in LogConfig.model_fields if key in there}
 
 
 def _words(value: Any) -> str:

@@ -24,7 +24,7 @@ from search.config import (
     written_config,
 )
 from search.dataset import log_name
-from search.execution.attempts import Parallelism, execution
+from search.execution.attempts import execution
 from search.execution.clock import StudyClock
 from search.execution.retraining import Retrainings
 from search.execution.trainer import Trainer
@@ -94,13 +94,22 @@ def run_session(
         directory = file
         base: Path | None = file / STUDY_FILE
     else:
-        directory = out or _default_directory(file, data)
-        base = file or (directory / STUDY_FILE if _resumes(directory, data) else None)
+        if file is not None:
+            directory = out or Path("runs") / file.stem
+        else:
+            directory = out or Path("runs") / (log_name(data) if data else DEMO)
+        # the run directory's own settings are meant where no log is named, and it has settings
+        own = directory / STUDY_FILE
+        base = file or (own if not data and own.exists() else None)
     config = read_study_config(base, overrides, data=data or None)
     config = as_begun(with_destination(config, directory), directory)
     if config.most_trials is None and config.minutes is None and not config.knows_when_to_stop:
         raise UserError("a study needs a budget: give trials=N, minutes=M, both, or search_until=auto.")
-    _check_names(config)
+    # names are checked before the log is read, which may take long
+    check_sampler(config.sampler)
+    stopping_rule(config.stopping)
+    load_space(config.space)
+    read_baseline(config)
     _warn_of_network_file_system(directory, config, console)
     shared = not database_url(directory, config.storage).startswith("sqlite")
     with open_session(directory, config, launcher, console, shared=shared) as session:
@@ -227,14 +236,6 @@ def _search(
                 study.sharing.close()
 
 
-def _check_names(config: StudyConfig) -> None:
-    """Checks names before the log is read, which may take long."""
-    check_sampler(config.sampler)
-    stopping_rule(config.stopping)
-    load_space(config.space)
-    read_baseline(config)
-
-
 def _split_words(words: tuple[str, ...]) -> tuple[Path | None, list[str]]:
     """Splits words into an optional study file or run directory, which comes first, and `key=value` words."""
     if not words or "=" in words[0]:
@@ -247,17 +248,6 @@ def _split_words(words: tuple[str, ...]) -> tuple[Path | None, list[str]]:
             f"--data {file}; several files each with a --data of its own, or as a pattern in quotes."
         )
     return file, list(words[1:])
-
-
-def _default_directory(file: Path | None, data: tuple[str, ...]) -> Path:
-    if file is not None:
-        return Path("runs") / file.stem
-    return Path("runs") / (log_name(data) if data else DEMO)
-
-
-def _resumes(directory: Path, data: tuple[str, ...]) -> bool:
-    """Whether the run directory's own settings are meant: where no log is named, and it has settings."""
-    return not data and (directory / STUDY_FILE).exists()
 
 
 # Opens a finished study once more, for its winners to be retrained; its report and its bundle are written anew
@@ -296,7 +286,22 @@ def finished_study(directory: Path, console: Console) -> Iterator[FinishedStudy]
                 ledger = Ledger(database_url(directory, config.storage), study_name(directory, config.name))
                 with contextlib.closing(ledger), RetrainingsView(console) as view:
                     shares = session.shares(config)
-                    retrainings = _retrainings(config, session, ledger, view, shares)
+                    space = load_space(config.space, session.log.features)
+                    settings = StudySettings(ledger, config, directory, session.log, space, shares)
+                    ledger.settle(settings.setting)
+                    # trained as its trials were: with the same ranks, precision and memory
+                    trainer = Trainer(
+                        session.launcher,
+                        session.log,
+                        directory,
+                        threads=shares.threads,
+                        precision=settings.precision,
+                        execution=execution(config, *settings.clusters, threads=shares.threads),
+                        ranks_at_once=shares.ranks,
+                    )
+                    retrainings = Retrainings(
+                        ledger, trainer, side_by_side=shares.side_by_side, watcher=view.watcher
+                    )
                     session.admit_hosts(shares)
                     yield FinishedStudy(
                         config=config, record=record, log=session.log, ledger=ledger, retrainings=retrainings
@@ -307,33 +312,3 @@ def finished_study(directory: Path, console: Console) -> Iterator[FinishedStudy]
             ReportWriter(directory, config, console).finish(read_study(directory))
         raise
     ReportWriter(directory, config, console).finish(read_study(directory))
-
-
-def _retrainings(
-    config: StudyConfig, session: Session, ledger: Ledger, view: RetrainingsView, shares: Parallelism
-) -> Retrainings:
-    """The study's retrainings, trained as its trials were: with the same ranks, precision and memory."""
-    directory, log = session.directory, session.log
-    settings = StudySettings(
-        ledger,
-        config,
-        directory,
-        log,
-        load_space(config.space, log.features),
-        side_by_side=shares.sharing,
-        threads=shares.threads,
-    )
-    ledger.settle(settings.setting)
-    trainer = Trainer(
-        session.launcher,
-        log,
-        directory,
-        threads=shares.threads,
-        precision=settings.precision,
-        execution=execution(config, *settings.clusters, threads=shares.threads),
-        ranks_at_once=shares.ranks,
-    )
-
-    return Retrainings(
-        ledger, trainer, side_by_side=shares.side_by_side, on_change=view.changed, watcher=view.watcher
-    )

@@ -12,6 +12,7 @@ from dashboards.terminal.tables import counted
 from dhen.errors import UserError
 from dhen.values import parse
 from search.config import StudyConfig
+from search.execution.attempts import Parallelism
 from search.execution.growth import ordered_axes
 from search.execution.plan_trial import LOCAL, cluster_summary, declared_clusters
 from search.read_study import HEAD, NOTED_AT, not_begun, run_directory_of
@@ -24,19 +25,9 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.machine import Precision, preferred_precision
 from trials.cluster.this_machine import THIS
 from trials.data.prepared_log import PreparedLog
-from trials.records import findings
 from trials.records.job import TRAINING_VERSION, TrainingConfig
 from trials.records.places import LOCAL as LAUNCHED_HERE
-from trials.records.study_record import (
-    ExpectedGain,
-    FoundPasses,
-    GrownAxis,
-    Refitted,
-    RefusedProposal,
-    Stage,
-    StageName,
-    StudyRecord,
-)
+from trials.records.study_record import Stage, StageName, StudyRecord
 from trials.store.database import same_database
 from trials.store.ledger import Ledger, Setting, StoredStudy
 
@@ -58,9 +49,8 @@ class StudySettings:
         directory: Path,
         log: PreparedLog,
         space: Space,
+        shares: Parallelism,
         *,
-        side_by_side: int = 1,
-        threads: int | None = None,
         joins: bool = False,
     ) -> None:
         """Notes the facts of a new study, and holds a known study to its facts.
@@ -71,8 +61,7 @@ class StudySettings:
             directory: the run directory.
             log: log that the study searches on.
             space: space that it searches.
-            side_by_side: number of trials that share a machine, where the cluster is this one or like it.
-            threads: number of CPU threads per rank.
+            shares: what trials have of a machine, where the cluster is this one or like it.
             joins: whether another driver has begun the study, or goes on with it.
 
         Raises:
@@ -82,7 +71,7 @@ class StudySettings:
         if not joins:
             _check_home(ledger, directory)
         self._ledger, self._changes_alone = ledger, joins
-        self._facts = _settled(ledger, config, directory, log, space, side_by_side, threads)
+        self._facts = _settled(ledger, config, directory, log, space, shares)
         with ledger.database.record_errors():
             described = (self._facts["cluster"], *self._facts.get(LARGER_SHAPES, ()))
             # older versions noted `part_costs`, what parts of models had been measured to take
@@ -90,72 +79,55 @@ class StudySettings:
             self.clusters = tuple(map(Cluster.model_validate, known))
             """Cluster that trials are planned for, in each shape that they may have, the least first: as declared,
             or this machine as measured when the study began."""
-            self.precision: Precision = self._facts["precision"]
-            """Precision of all trainings: this machine's preference when the study began."""
-            self.setting = Setting(
-                directory=(ledger.directory() if joins else None) or str(directory.resolve()),
-                log=log.fingerprint,
-                features=log.features.to_dict(),
-                seed=config.seed,
-                version=TRAINING_VERSION,
-                cluster=self._facts["cluster"],
-            )
-            """What the study's trials have in common."""
-            earlier = self._facts.get(HEAD, {})
-            self.head = StudyRecord(
-                name=ledger.study,
-                directory=str(directory),
-                created_at=self._facts["created"],
-                space=space.name,
-                space_file=config.space if config.space != space.name else None,
-                sampler=config.sampler,
-                seed=config.seed,
-                log=log.summary(),
-                cluster=cluster_summary(self.clusters),
-                serving=config.serving,
-                max_table_bytes=config.max_table_bytes,
-                period=config.next_period,
-                refused=tuple(map(RefusedProposal.model_validate, earlier.get("refused", ()))),
-                axes=ordered_axes(space),
-                grows=config.grow,
-                grown=tuple(map(GrownAxis.model_validate, earlier.get("grown", ()))),
-                trials=(),
-                trials_budget=config.most_trials + config.tune_trials if config.most_trials else None,
-                seconds_budget=60.0 * config.minutes if config.minutes else None,
-                elapsed_seconds=earlier.get("elapsed_seconds", 0.0),
-            )
-            """The study's record without its trials."""
-            if joins and earlier:
-                noted = StudyRecord.model_validate(earlier)
-                self.head = self.head.replace(finished=noted.finished, stage=noted.stage)
-            self.begun = bool(earlier)
-            """Whether an earlier session has begun the study."""
-            self._budget = [
-                config.most_trials,
-                config.tune,
-                config.minutes,
-                config.knows_when_to_stop,
-                config.worth,
-            ]
-            if earlier.get("passes") is not None:
-                self.head = self.head.replace(passes=FoundPasses.model_validate(earlier["passes"]))
-            if earlier.get("choice") is not None:
-                self.head = self.head.replace(choice=findings.Choice.model_validate(earlier["choice"]))
-            self.head = self.head.replace(
-                refits=tuple(map(Refitted.model_validate, earlier.get("refits", ())))
-            )
-            same = self._facts.get(BUDGET) == self._budget
-            if same:
-                self.head = self.head.replace(finished_at=earlier.get("finished_at"))
-            if same and earlier.get("expected_gain") is not None:
-                gain = ExpectedGain.model_validate(earlier["expected_gain"])
-                self.head = self.head.replace(expected_gain=gain)
-        self.had_finished: bool = same and (
-            earlier.get("finished", False) or self.head.finished_at is not None
+            earlier = StudyRecord.model_validate(self._facts[HEAD]) if HEAD in self._facts else None
+        self.begun = earlier is not None
+        """Whether an earlier session has begun the study."""
+        self.precision: Precision = self._facts["precision"]
+        """Precision of all trainings: this machine's preference when the study began."""
+        self.setting = Setting(
+            directory=(ledger.directory() if joins else None) or str(directory.resolve()),
+            log=log.fingerprint,
+            features=log.features.to_dict(),
+            seed=config.seed,
+            version=TRAINING_VERSION,
+            cluster=self._facts["cluster"],
         )
+        """What the study's trials have in common."""
+        self.head = StudyRecord(
+            name=ledger.study,
+            directory=str(directory),
+            created_at=self._facts["created"],
+            space=space.name,
+            space_file=config.space if config.space != space.name else None,
+            sampler=config.sampler,
+            seed=config.seed,
+            log=log.summary(),
+            cluster=cluster_summary(self.clusters),
+            serving=config.serving,
+            max_table_bytes=config.max_table_bytes,
+            period=config.next_period,
+            axes=ordered_axes(space),
+            grows=config.grow,
+            trials=(),
+            trials_budget=config.most_trials + config.tune_trials if config.most_trials else None,
+            seconds_budget=60.0 * config.minutes if config.minutes else None,
+        )
+        """The study's record without its trials."""
+        self.state: StudyState
+        """The study's state, once it is opened; its head has what is noted here."""
+        self.had_finished = False
         """Says whether the study came to its end with this very budget: minutes left over then stay so, also where
         a later session of it was broken off."""
-        self._budget_noted: dict[str, Any] = {BUDGET: self._budget}
+        budget = [config.most_trials, config.tune, config.minutes, config.knows_when_to_stop, config.worth]
+        if earlier is not None:
+            stands = ["elapsed_seconds", "refused", "grown", "passes", "choice", "refits"]
+            if joins:
+                stands += ["finished", "stage"]
+            if self._facts.get(BUDGET) == budget:
+                stands += ["finished_at", "expected_gain"]
+                self.had_finished = earlier.finished or earlier.finished_at is not None
+            self.head = self.head.replace(**{name: getattr(earlier, name) for name in stands})
+        self._budget_noted: dict[str, Any] = {BUDGET: budget}
         if ledger.leases is not None:
             self._budget_noted |= {WRITTEN: False, SETTINGS: for_other_drivers(config)}
         self._noted_at = time.monotonic()
@@ -167,13 +139,13 @@ class StudySettings:
         noted: dict[str, Any] = self._facts[key]
         return noted
 
-    def note(self, state: StudyState, **facts: Any) -> None:
+    def note(self, **facts: Any) -> None:
         """Commits the head with these facts and the study's time, so that readers have it, and gives them to the
         state's head too."""
-        facts["elapsed_seconds"] = state.elapsed_seconds()
+        facts["elapsed_seconds"] = self.state.elapsed_seconds()
         self._noted_at = time.monotonic()
         self.head = self.head.replace(**facts)
-        state.head = state.head.replace(**facts)
+        self.state.head = self.state.head.replace(**facts)
         self._ledger.settle(self.setting)
         changes = self.head.model_dump(mode="json", include=set(facts) if self._changes_alone else None)
 
@@ -198,32 +170,29 @@ class StudySettings:
         """Whether a driver has committed that the study's end is in its report and in MLflow."""
         return bool((self._ledger.facts() or {}).get(WRITTEN))
 
-    def enter(
-        self, state: StudyState, name: StageName, total: int | None = None, done_before: int | None = None
-    ) -> None:
+    def enter(self, name: StageName, total: int | None = None, done_before: int | None = None) -> None:
         """Notes that a stage begins, so that observers and other terminals can say how far the study is.
 
         Args:
-            state: the study.
             name: the stage.
             total: number of its trainings, if there are any to count.
             done_before: number of these that are done; None: all trainings of their kind that the study has.
         """
-        before = counted(state.record(), name)
+        before = counted(self.state.record(), name)
         stage = Stage(
             name=name,
             total=total,
             done_before=before if done_before is None else done_before,
             counted_before=before,
-            began_seconds=state.elapsed_seconds(),
+            began_seconds=self.state.elapsed_seconds(),
         )
-        self.note(state, stage=stage)
-        state.tell()
+        self.note(stage=stage)
+        self.state.tell()
 
     def keep_time(self, state: StudyState) -> None:
         """Notes the study's time once in a while, for a driver that is killed: an observer of the state."""
         if time.monotonic() - self._noted_at > KEEP_TIME_SECONDS and state.trials:
-            self.note(state)
+            self.note()
 
 
 def _settled(
@@ -232,8 +201,7 @@ def _settled(
     directory: Path,
     log: PreparedLog,
     space: Space,
-    side_by_side: int,
-    threads: int | None,
+    shares: Parallelism,
 ) -> dict[str, Any]:
     """The facts of a study. This machine is measured for a new study alone: a second measurement would differ."""
     facts: dict[str, Any] = {"log": log.fingerprint, "space": space.fingerprint, "seed": config.seed}
@@ -247,8 +215,8 @@ def _settled(
             config.cluster,
             config.shapes,
             config.hbm,
-            side_by_side=side_by_side,
-            threads=threads,
+            side_by_side=shares.sharing,
+            threads=shares.threads,
             hosts_apart=config.launcher != LAUNCHED_HERE,
         )
         facts |= {"cluster": cluster.to_dict(), LARGER_SHAPES: [one.to_dict() for one in larger]}

@@ -10,20 +10,18 @@ import time
 from collections.abc import Callable, Iterator
 
 from dhen.values import compact
-from search.execution.admission import Admission, AdmittedTrial
+from search.execution.admission import AdmittedTrial
 from search.execution.reduce_events import cut_short
 from search.execution.running import Training
 from search.execution.scheduler import NOT_NOW, NotNow, Scheduler
-from search.execution.trainer import Trainer
 from search.run_directory import CHECKPOINTS
 from search.samplers.ask_tell import Proposals
 from search.samplers.stopping import Judge, first_stop
 from search.study.drivers import Sharing
-from search.study.reuse import KeptWeights, WarmStart
+from search.study.parts import StudyParts
 from search.study_state import StudyState
 from trials.records.job import Job
 from trials.records.trial_record import Outcome, TrialKind, TrialRecord
-from trials.store.ledger import Ledger
 
 # What decides while a study searches: the sampler, which learns from candidates, and the stopping rule.
 
@@ -32,7 +30,7 @@ class Decisions:
     """The sampler and the stopping rule, if there is one, of a study; both see candidates alone."""
 
     def __init__(self, proposals: Proposals, rule: Judge | None, state: StudyState) -> None:
-        self._proposals, self._rule, self._state = proposals, rule, state
+        self.proposals, self._rule, self._state = proposals, rule, state
         self._judged = {
             number: len(trial.result.curve)
             for number, trial in state.trials.items()
@@ -57,16 +55,6 @@ class Decisions:
         self._judged[record.number] = max(judged, len((stopped or so_far).result.curve))
         return stopped
 
-    def note(self, record: TrialRecord) -> None:
-        """The sampler may look at what a candidate that still trains has shown so far."""
-        if record.kind is TrialKind.CANDIDATE and not record.outside_space:
-            self._proposals.note(record)
-
-    def tell(self, record: TrialRecord) -> None:
-        """The sampler learns how a candidate ended."""
-        if record.kind is TrialKind.CANDIDATE and not record.outside_space:
-            self._proposals.tell(record)
-
 
 LOG = logging.getLogger(__name__)
 ASK_AGAIN_SECONDS = 5.0
@@ -75,60 +63,27 @@ time may be over."""
 
 
 class TrialRunner:
-    """Runs the trials of one study: `search.execution.scheduler.Work` in each of its stages."""
+    """Runs the trials of one study, in each of its stages."""
 
-    def __init__(
-        self,
-        *,
-        ledger: Ledger,
-        state: StudyState,
-        trainer: Trainer,
-        admission: Admission,
-        weights: KeptWeights,
-        warm_start: WarmStart,
-        side_by_side: int,
-        cuts_short: Callable[[TrialRecord], bool] = lambda trial: False,
-        seconds_left: Callable[[TrialRecord], float | None] = lambda trial: None,
-        sharing: Sharing | None = None,
-    ) -> None:
-        """The runner of one study.
-
-        Args:
-            ledger: the study's ledger, which is told of every change first.
-            state: state of the study.
-            trainer: starts attempts.
-            admission: says which attempt follows another.
-            weights: keeps and drops what trainings leave.
-            warm_start: results of earlier studies.
-            side_by_side: number of trials at the same time.
-            cuts_short: whether a training of the search has to end, since its time is over.
-            seconds_left: how long a training of the search may take; None for no limit.
-            sharing: this driver's share in the study; None if it is the only one.
-        """
-        self._sharing = sharing
-        self._cuts_short, self._seconds_left = cuts_short, seconds_left
-        self._ledger, self._state, self._trainer, self._admission = ledger, state, trainer, admission
-        self._weights, self._warm_start, self._side_by_side = weights, warm_start, side_by_side
-        latest_first = sorted(state.trials.items(), reverse=True)
+    def __init__(self, parts: StudyParts, sharing: Sharing | None = None) -> None:
+        """The runner of one study; `sharing` is this driver's share in it, None if it is the only one."""
+        self.sharing = sharing
+        self._ledger, self._state, self._trainer = parts.ledger, parts.state, parts.trainer
+        self._admission, self._budget, self._side_by_side = parts.admission, parts.budget, parts.side_by_side
+        self._weights, self._warm_start = parts.weights, parts.warm_start
+        latest_first = sorted(self._state.trials.items(), reverse=True)
         self._known = {
             trial.job.fingerprint: trial
             for _, trial in latest_first
             if trial.result.outcome.holds_for_equal_jobs
         }
-        self._scheduler = Scheduler[Training](side_by_side, ranks=trainer.ranks_at_once)
+        self._scheduler = Scheduler[Training](self._side_by_side, ranks=self._trainer.ranks_at_once)
         self._training: set[str] = set()
         """Fingerprints of the jobs that train now."""
         self._cut = set[int]()
         """Numbers of the trainings whose processes were ended because their time is over."""
         self._waiting: list[tuple[TrialRecord, Job]] = []
         """Trials that wait for the result of an equal job, which trains now."""
-        self._upcoming: Iterator[AdmittedTrial] = iter(())
-        self._in_turns: Callable[[], Iterator[AdmittedTrial]] | None = None
-        """What makes the trials that come up, anew at each of this driver's turns; None if nobody shares
-        them."""
-        self._awaited: Callable[[TrialRecord], bool] = lambda trial: True
-        self._asked_for = (-1, 0.0)
-        """The state's count of changes, and the time, as there was nothing to propose."""
         self._decisions: Decisions | None = None
         self.fruitless = 0
         """Number of trials in a row that needed no training."""
@@ -139,9 +94,15 @@ class TrialRunner:
         `decisions` has the sampler and the stopping rule, while the study searches; without it selection is
         frozen, and results of other studies do not count, since weights are wanted.
         """
-        self._upcoming, self._in_turns, self._decisions = upcoming, None, decisions
-        self._training.clear()
-        self._scheduler.run(self)
+        self._decisions = decisions
+
+        def begin() -> Iterator[Training | None]:
+            for record, job in upcoming:
+                self.fruitless += 1
+                yield self._place(record, job)
+
+        # waiting ones count, or a sampler could propose equal ones without end
+        self._run(begin(), lambda: len(self._waiting) < self._side_by_side)
 
     def train_in_turns(
         self,
@@ -157,17 +118,12 @@ class TrialRunner:
             decisions: the sampler and the stopping rule.
             awaited: says which of the trials that other drivers run have to end before this returns.
         """
-        if self._sharing is None:
+        if self.sharing is None:
             self.train(upcoming(), decisions)
             return
-        self._in_turns, self._decisions, self._awaited = upcoming, decisions, awaited
-        self._asked_for = (-1, 0.0)
-        self._training.clear()
-        self._scheduler.run(self)
-
-    def take_over(self, record: TrialRecord) -> None:
-        """Knows of a trial that another driver has ended: equal jobs share its result here too."""
-        self._know(record)
+        self._decisions = decisions
+        # what waits for another driver's training can only be begun if this driver is asked for more
+        self._run(self._begin_in_turns(self.sharing, upcoming, awaited), lambda: True)
 
     def take_in(self, record: TrialRecord) -> None:
         """Takes in a trial that has ended: equal jobs share its result, weights that nobody wants are dropped."""
@@ -175,10 +131,12 @@ class TrialRunner:
         self.note(record)
         LOG.info("trial %d: %s%s", record.number, record.result.outcome, _why(record))
         if self._decisions is not None:
-            self._decisions.tell(record)
-        self._know(record)
+            self._decisions.proposals.tell(record)
+        self.know(record)
         if self._decisions is None:
-            self._renew_shared(record)
+            for trial in list(self._state.trials.values()):  # they share a result that was trained again
+                if trial.origin.reused_from == record.number:
+                    self.note(_shared(trial, record))
         self._weights.keep(record)
         if self._decisions is not None:
             self._weights.drop({training.record.number for training in self._scheduler.running})
@@ -192,35 +150,23 @@ class TrialRunner:
 
     def break_off(self, *, resumable: bool) -> None:
         """Notes an interruption, whose processes are gone, in the ledger, where that can be relied on."""
-        if self._sharing is not None:
-            self._sharing.lose_patience()
+        if self.sharing is not None:
+            self.sharing.lose_patience()
         if resumable:
             for training in self._scheduler.running:
                 # an attempt may have ended before the interruption: the trial is cut short in its next one
                 self.note(cut_short(self._next_attempt(training) or training.record))
             # trials that wait, and what the interruption found between its first commit and its place among the
             # running ones, or between that place and its last commit: only the ledger has all of them
-            mine = self._ledger.running() if self._sharing is None else self._sharing.running()
+            mine = self._ledger.running() if self.sharing is None else self.sharing.running()
             for record in mine:
                 self.note(cut_short(record))
 
-    # what follows is `Work`
+    def _run(self, upcoming: Iterator[Training | NotNow | None], has_room: Callable[[], bool]) -> None:
+        self._training.clear()
+        self._scheduler.run(upcoming, self._ended, heard=self._heard, looked=self._looked, has_room=has_room)
 
-    def begin(self) -> Iterator[Training | NotNow | None]:
-        """Begins the trials that come up."""
-        if self._in_turns is not None:
-            yield from self._begin_in_turns()
-            return
-        for record, job in self._upcoming:
-            self.fruitless += 1
-            yield self._place(record, job)
-
-    def has_room(self) -> bool:
-        """Whether more trials may begin; waiting ones count, or a sampler could propose equal ones without end."""
-        # what waits for another driver's training can only be begun where this driver is asked for more
-        return self._in_turns is not None or len(self._waiting) < self._side_by_side
-
-    def heard(self, activity: Training) -> bool:
+    def _heard(self, activity: Training) -> bool:
         """Takes in a curve that has grown; says whether the stopping rule gives the trial up."""
         record, before = activity.record, self._state.trials[activity.record.number]
         if activity.progress is not None:
@@ -232,22 +178,30 @@ class TrialRunner:
             activity.stop(stopped)
             return True
         trains = not activity.run.ended and record.result.outcome is Outcome.RUNNING
-        if self._decisions is not None and trains and self._cuts_short(record):
+        if self._decisions is not None and trains and self._budget.cuts_short(record):
             activity.run.kill()
             self._cut.add(record.number)
             return True
         if not activity.run.ended and record is not before:
             self._state.note(record)
             if self._decisions is not None:
-                self._decisions.note(record)
+                self._decisions.proposals.note(record)
         return False
 
-    def ended(self, activity: Training) -> Iterator[Training]:
+    def _ended(self, activity: Training) -> Iterator[Training]:
         """Begins the trial's next attempt, or takes it in; then what has waited for it need not wait."""
         record = activity.record
         self._state.progress.pop(record.number, None)
         if record.number in self._cut:
-            self._cut_short_with_waiting(record)
+            # its checkpoint stays, from which it goes on where the study gets more minutes; what waits for its
+            # result is cut short too
+            self._cut.discard(record.number)
+            self._training.discard(record.job.fingerprint)
+            waiting = [pair for pair in self._waiting if pair[0].job.fingerprint == record.job.fingerprint]
+            for trial in (record, *(trial for trial, _ in waiting)):
+                LOG.info("trial %d: cut short, for its time is over", trial.number)
+                self.note(cut_short(trial))
+            self._waiting = [pair for pair in self._waiting if pair not in waiting]
             return
         next_record = self._next_attempt(activity)
         if next_record is not None:
@@ -258,68 +212,57 @@ class TrialRunner:
             yield self._start(next_record, activity.job)
             return
         self._training.discard(record.job.fingerprint)
-        self.take_in(self._admission.ended(record, activity.job))
+        self.take_in(self._admission.execution.ended(record, activity.job))
         yield from self._begin_waiting(record.job.fingerprint)
 
-    def looked(self) -> None:
+    def _looked(self) -> None:
         """Calls all observers, and takes in what other drivers have done."""
-        if self._sharing is not None:
-            self._sharing.sync()
+        if self.sharing is not None:
+            self.sharing.sync()
         self._state.tell()
 
-    def _begin_in_turns(self) -> Iterator[Training | NotNow | None]:
+    def _begin_in_turns(
+        self,
+        sharing: Sharing,
+        upcoming: Callable[[], Iterator[AdmittedTrial]],
+        awaited: Callable[[TrialRecord], bool],
+    ) -> Iterator[Training | NotNow | None]:
         """Begins, at each of this driver's turns, the first of the trials that come up."""
+        # the state's count of changes, and the time, as there was nothing to propose
+        changes, asked_at = -1, 0.0
         while True:
             for record, _ in list(self._waiting):
                 if record.job.fingerprint not in self._training and not self._trains_elsewhere(record):
                     yield from self._begin_waiting(record.job.fingerprint)
-            changes, asked_at = self._asked_for
             nothing_new = changes == self._state.changes and time.monotonic() < asked_at + ASK_AGAIN_SECONDS
             if nothing_new or len(self._waiting) >= self._side_by_side:
                 yield NOT_NOW
                 continue
-            began, over = self._begin_at_turn()
-            if over:
-                return
-            yield began
+            begun: Training | NotNow | None = NOT_NOW
+            with sharing.turn() as mine:
+                if mine and sharing.led_elsewhere:
+                    return
+                admitted = next(upcoming(), None) if mine else None
+                if admitted is not None:
+                    self.fruitless += 1
+                    # committed before the turn is another driver's
+                    begun = self._place(*admitted)
+                elif mine:
+                    changes, asked_at = self._state.changes, time.monotonic()
+                    elsewhere = (self._state.trials[number] for number in sharing.run_elsewhere)
+                    if not self._waiting and not any(map(awaited, elsewhere)):
+                        return
+            yield begun
 
-    def _begin_at_turn(self) -> tuple[Training | NotNow | None, bool]:
-        """What this driver begins at its turn, if it has the turn; whether there is nothing more to begin."""
-        assert self._sharing is not None
-        assert self._in_turns is not None
-        with self._sharing.turn() as mine:
-            if not mine:
-                return NOT_NOW, False
-            if self._sharing.led_elsewhere:
-                return NOT_NOW, True
-            admitted = next(self._in_turns(), None)
-            if admitted is None:
-                self._asked_for = (self._state.changes, time.monotonic())
-                elsewhere = (self._state.trials[number] for number in self._sharing.run_elsewhere)
-                return NOT_NOW, not self._waiting and not any(map(self._awaited, elsewhere))
-            self.fruitless += 1
-            # committed before the turn is another driver's
-            return self._place(*admitted), False
-
-    def _know(self, record: TrialRecord) -> None:
-        """Knows of a result that equal jobs share."""
+    def know(self, record: TrialRecord) -> None:
+        """Takes in a result that equal jobs share, whichever driver has trained it."""
         if record.result.outcome.holds_for_equal_jobs:
             self._known.setdefault(record.job.fingerprint, record)
-
-    def _say_where_it_goes_on(self, record: TrialRecord) -> None:
-        """Says of a trial whose driver died whether what that had trained is at hand here."""
-        if record.attempts and record.attempts[-1].lost_its_driver:
-            checkpoints = self._trainer.folder(record) / CHECKPOINTS
-            there = checkpoints.is_dir() and any(checkpoints.iterdir())
-            start = f"its start: no checkpoint of it is in {checkpoints}"
-            self._state.say(
-                f"trial {record.number} goes on here, from {'its checkpoint' if there else start}"
-            )
 
     def _trains_elsewhere(self, record: TrialRecord) -> bool:
         """Whether another driver runs a trial of an equal job that began earlier: of two that wait for each other
         one has to begin."""
-        if self._sharing is None:
+        if self.sharing is None:
             return False
         here = {training.record.number for training in self._scheduler.running}
         here |= {waiting.number for waiting, _ in self._waiting}
@@ -332,11 +275,14 @@ class TrialRunner:
     def _place(self, record: TrialRecord, job: Job | None) -> Training | None:
         """Begins a new job; an equal job's result is shared, and waited for where that job still trains."""
         trained = self._known.get(record.job.fingerprint)
+        # other studies' results do not count once selection is frozen, nor for what is trained for its weights
+        searches = self._decisions is not None and not record.attempts
+        takes_over = searches and not record.origin.trained_for_weights
         if job is None:
             self.take_in(record)
         elif trained is not None and trained.owner != record.number:
             self.take_in(_shared(record, trained))
-        elif not record.attempts and (result := self._done_elsewhere(record)) is not None:
+        elif takes_over and (result := self._warm_start.result(record)) is not None:
             self.take_in(result)
             self.fruitless = 0
         else:
@@ -344,26 +290,21 @@ class TrialRunner:
             if job.fingerprint not in self._training and not self._trains_elsewhere(record):
                 self.fruitless = 0
                 self._training.add(job.fingerprint)
-                self._say_where_it_goes_on(record)
+                if record.attempts and record.attempts[-1].lost_its_driver:
+                    checkpoints = self._trainer.folder(record) / CHECKPOINTS
+                    there = checkpoints.is_dir() and any(checkpoints.iterdir())
+                    start = (
+                        "its checkpoint" if there else f"its start: no checkpoint of it is in {checkpoints}"
+                    )
+                    self._state.say(f"trial {record.number} goes on here, from {start}")
                 return self._start(record, job)
             self._waiting.append((record, job))
         return None
 
     def _start(self, record: TrialRecord, job: Job) -> Training:
         """Starts a training, which has a limited time while the study searches."""
-        seconds = self._seconds_left(record) if self._decisions is not None else None
+        seconds = self._budget.seconds_left(record) if self._decisions is not None else None
         return self._trainer.start(record, job, seconds=seconds)
-
-    def _cut_short_with_waiting(self, record: TrialRecord) -> None:
-        """Notes a trial whose time is over, and those that wait for its result; its checkpoint stays, from which
-        it goes on where the study gets more minutes."""
-        self._cut.discard(record.number)
-        self._training.discard(record.job.fingerprint)
-        waiting = [pair for pair in self._waiting if pair[0].job.fingerprint == record.job.fingerprint]
-        for trial in (record, *(trial for trial, _ in waiting)):
-            LOG.info("trial %d: cut short, for its time is over", trial.number)
-            self.note(cut_short(trial))
-        self._waiting = [pair for pair in self._waiting if pair not in waiting]
 
     def _begin_waiting(self, fingerprint: str) -> Iterator[Training]:
         """Places the trials that have waited for this job; where one of them trains it now, the others wait on."""
@@ -381,19 +322,6 @@ class TrialRunner:
         if not record.result.outcome.may_be_tried_again:
             return None
         return self._admission.next_attempt(record, training.job)
-
-    def _done_elsewhere(self, record: TrialRecord) -> TrialRecord | None:
-        """The trial with the result of another study; None if there is none, once selection is frozen, and for
-        one that is trained here for its weights."""
-        if self._decisions is None or record.origin.trained_for_weights:
-            return None
-        return self._warm_start.result(record)
-
-    def _renew_shared(self, record: TrialRecord) -> None:
-        """Gives the new result to trials that share one which was trained again."""
-        for trial in list(self._state.trials.values()):
-            if trial.origin.reused_from == record.number:
-                self.note(_shared(trial, record))
 
 
 def _shared(record: TrialRecord, trained: TrialRecord) -> TrialRecord:

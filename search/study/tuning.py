@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +25,20 @@ from search.analysis.statistics import one_seed_difference
 from search.config import CONFIGURATION_KEYS, StudyConfig
 from search.execution.budget import untuned
 from search.execution.passes import Passes
-from search.execution.retraining import ScoringRequest, score_networks
-from search.execution.trainer import Trainer, candidate_of, new_record, on_all_rows, trained_job
+from search.execution.retraining import score_networks
+from search.execution.trainer import (
+    Trainer,
+    candidate_of,
+    candidate_training,
+    new_record,
+    on_all_rows,
+    trained_job,
+)
 from search.selection import eligible, knee, ne_of, pareto_front
 from search.study.reuse import KeptWeights
 from search.study_state import StudyState
-from spaces.axes import Axis, random_value, read_axis
-from spaces.space import Point, Space
+from spaces.axes import random_value, read_axis
+from spaces.space import Candidate, Point, Space
 from trials.data.prepared_log import PreparedLog
 from trials.records.job import Job, TrainingConfig
 from trials.records.trial_record import TrialKind, TrialRecord
@@ -78,6 +83,42 @@ class Baseline:
         axes |= {} if self.incumbent else MODEL_AXES
         axes |= BUCKETS if self.bucketed else {}
         return {key: random_value(read_axis(key, spec), rng) for key, spec in axes.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyJobs:
+    """Makes the jobs of one study; of a model and its training with what is left open, as is known by now."""
+
+    config: StudyConfig
+    trainer: Trainer
+    space: Space
+    baseline: Baseline
+    passes: Passes
+    """The number of passes that trainings have, or what finds it."""
+
+    def of_model(self, model: ModelConfig, training: TrainingConfig) -> Job:
+        """The job of training a model as this study trains, from its seed."""
+        job = self.trainer.job(model, self.passes.applied(training), self.config.seed)
+        return job.replace(period=self.config.next_period)
+
+    def of_baseline(self, point: Point) -> Job:
+        """The job of training the baseline at a point."""
+        return self.of_model(*self.baseline.at(point))
+
+    def of_candidate(self, candidate: Candidate) -> Job:
+        """The job of training a candidate as this study trains candidates."""
+        training = candidate_training(self.passes.decayed(self.config.training), candidate)
+        return self.of_model(candidate.model, training)
+
+    def on_all_rows(self, trial: TrialRecord) -> Job:
+        """The job of a trial's configuration, not of its record: what was left open is decided anew for all
+        rows."""
+        if trial.kind is TrialKind.BASELINE:
+            model, training = self.baseline.at(trial.point)
+            return self.of_model(model, training.replace(train_fraction=1.0))
+        candidate = candidate_of(trial, self.space)
+        training = on_all_rows(self.passes.decayed(self.config.training), candidate)
+        return self.of_model(candidate.model, training)
 
 
 def read_baseline(config: StudyConfig, features: FeatureSchema | None = None) -> Baseline:
@@ -149,7 +190,9 @@ class Architecture:
 
 def is_tunable(space: Space) -> bool:
     """Whether the space leaves anything to tune."""
-    tuned = {axis.name for axis in (*space.training_axes.values(), *_dropouts(space))}
+    tuned = {axis.name for axis in space.training_axes.values()}
+    for axes in (space.model_axes, *space.layer_axes.values()):
+        tuned |= {axis.name for key, axis in axes.items() if key.split(".")[-1] == DROPOUT}
     return bool(space.left_for_tuning or tuned & {axis.name for axis in space.axes})
 
 
@@ -193,18 +236,6 @@ def best_architectures(
     return tuple(architectures.values())
 
 
-def least_tuned(best: Sequence[Architecture], candidates: Iterable[TrialRecord]) -> Architecture:
-    """The architecture whose turn it is: the first of those that were tuned least often."""
-    often = Counter(trial.origin.tuned_from for trial in candidates)
-    return min(best, key=lambda architecture: often[architecture.trial])
-
-
-def _dropouts(space: Space) -> list[Axis]:
-    """Axes of dropouts: the model's, and those of modules."""
-    all_axes = (space.model_axes, *space.layer_axes.values())
-    return [axis for axes in all_axes for key, axis in axes.items() if key.split(".")[-1] == DROPOUT]
-
-
 def _free(space: Space, trial: TrialRecord, left: Collection[str]) -> set[str]:
     """Names of the tuned axes: training, dropouts, and those left for tuning, of modules in the trial."""
     names = {axis.name for axis in space.training_axes.values()}
@@ -233,9 +264,6 @@ def _without_dropout(value: Any) -> Any:
 # the budget does not count them, samplers and stopping rules do not see them. Whether a ranking on a part of the
 # log carries over, `dhen-search fidelity` measures.
 
-JobOf = Callable[[ModelConfig, TrainingConfig, int], Job]
-"""A function that makes the job of a model, its training with what is left open, and a seed: `Trainer.job`."""
-
 
 def to_promote(state: StudyState) -> tuple[TrialRecord, ...]:
     """Trials on a part of the rows that are to be trained on all: those cut short there, though others have won
@@ -248,9 +276,7 @@ def to_promote(state: StudyState) -> tuple[TrialRecord, ...]:
     return (*wanted.values(), *last)
 
 
-def promotions(
-    state: StudyState, config: StudyConfig, space: Space, baseline: Baseline, job: JobOf, passes: Passes
-) -> Iterator[tuple[TrialRecord, Job]]:
+def promotions(state: StudyState, jobs: StudyJobs) -> Iterator[tuple[TrialRecord, Job]]:
     """Trials that are still to be trained on all rows.
 
     The baseline begins last, so that all promotions have ended once none of them runs (`StudyState.selection`).
@@ -260,7 +286,7 @@ def promotions(
             (trial for trial in state.promoted if trial.origin.promoted_from == selected.number), None
         )
         if earlier is None or earlier.result.outcome.unfinished:
-            whole_job = _whole_log_job(selected, config, space, baseline, job, passes)
+            whole_job = jobs.on_all_rows(selected)
             number = len(state.trials) if earlier is None else earlier.number
             yield (
                 new_record(
@@ -291,22 +317,6 @@ def require_promoted(state: StudyState) -> None:
         )
 
 
-def _whole_log_job(
-    trial: TrialRecord,
-    config: StudyConfig,
-    space: Space,
-    baseline: Baseline,
-    job: JobOf,
-    passes: Passes,
-) -> Job:
-    """The job of a trial's configuration, not of its record: what was left open is decided anew for all rows."""
-    if trial.kind is TrialKind.BASELINE:
-        model, training = baseline.at(trial.point)
-        return job(model, training.replace(train_fraction=1.0), config.seed)
-    candidate = candidate_of(trial, space)
-    return job(candidate.model, on_all_rows(passes.decayed(config.training), candidate), config.seed)
-
-
 # The smallest difference of NE that a log can show: between the two best candidates, over its validation rows.
 #
 # Both are scored on validation once more, for the logits, which averages need anyway. The difference between
@@ -317,51 +327,43 @@ SPLIT = "validation"
 LOG = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
 class SmallestDifference:
     """Measures the smallest detectable difference of one study, as often as it is asked for."""
 
-    def __init__(
-        self,
-        config: StudyConfig,
-        log: PreparedLog,
-        state: StudyState,
-        trainer: Trainer,
-        weights: KeptWeights,
-    ) -> None:
-        self._config, self._log, self._state = config, log, state
-        self._trainer, self._weights = trainer, weights
-        self._known: dict[tuple[int, ...], float] = {}
+    config: StudyConfig
+    log: PreparedLog
+    state: StudyState
+    trainer: Trainer
+    weights: KeptWeights
+    known: dict[tuple[int, ...], float] = field(default_factory=dict)
+    """What was measured, by the numbers of the two networks."""
 
     def __call__(self) -> float | None:
         """The difference relative to NE (0.001 is 0.1 %) that four of five comparisons of two networks like the
         best would find; None while fewer than two of the best have weights."""
-        pair = self._best_two()
+        selection = self.state.selection
+        different = {trial.job.fingerprint: trial for trial in (*selection.runners_up, *selection.networks)}
+        by_ne = sorted(eligible(different.values()), key=ne_of)
+        pair = [trial for trial in by_ne[:3] if self.weights.has(trial)][:2]
         if len(pair) < 2:
             return None
         numbers = tuple(network.number for network in pair)
-        if numbers not in self._known:
-            try:
-                self._known[numbers] = self._measured(pair)
-            except UserError as error:
-                LOG.info("the smallest detectable difference is not known: %s", error)
-                return None
-            LOG.info("trials %s differ detectably by %g", numbers, self._known[numbers])
-        return self._known[numbers]
-
-    def _best_two(self) -> list[TrialRecord]:
-        """The two best candidates that are different networks and have weights."""
-        selection = self._state.selection
-        kept = {trial.job.fingerprint: trial for trial in (*selection.runners_up, *selection.networks)}
-        by_ne = sorted(eligible(kept.values()), key=ne_of)
-        return [trial for trial in by_ne[:3] if self._weights.has(trial)][:2]
-
-    def _measured(self, pair: list[TrialRecord]) -> float:
-        missing = [network for network in pair if not self._weights.have_logits(network, SPLIT)]
-        requests = [ScoringRequest(network, trained_job(network, self._log)) for network in missing]
-        score_networks(requests, SPLIT, self._trainer, lambda network, metrics: None, keep_logits=True)
-        split, rate = self._log.split(SPLIT), self._log.schema.negative_sampling_rate
-        sums = partial(
-            block_sums, split=split, rate=rate, blocks=blocks_of(self._log, split, self._config.block_by)
-        )
-        best_K, second_K = (sums([self._weights.logits(network, SPLIT)]) for network in pair)
-        return one_seed_difference(best_K, second_K).detectable() / 100.0
+        if numbers in self.known:
+            return self.known[numbers]
+        missing = [network for network in pair if not self.weights.have_logits(network, SPLIT)]
+        requests = [(network, trained_job(network, self.log)) for network in missing]
+        try:
+            score_networks(requests, SPLIT, self.trainer, lambda network, metrics: None, keep_logits=True)
+            split, rate = self.log.split(SPLIT), self.log.schema.negative_sampling_rate
+            blocks = blocks_of(self.log, split, self.config.block_by)
+            best_K, second_K = (
+                block_sums([self.weights.logits(network, SPLIT)], split=split, rate=rate, blocks=blocks)
+                for network in pair
+            )
+        except UserError as error:
+            LOG.info("the smallest detectable difference is not known: %s", error)
+            return None
+        self.known[numbers] = one_seed_difference(best_K, second_K).detectable() / 100.0
+        LOG.info("trials %s differ detectably by %g", numbers, self.known[numbers])
+        return self.known[numbers]

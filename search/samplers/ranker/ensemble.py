@@ -134,21 +134,21 @@ class Ranker:
 
 def train(x_NF: np.ndarray, pairs: PairsAmong, rng: np.random.Generator) -> list[Ranker]:
     """The members of the ensemble for these candidates, best first."""
-    tried = [_ranker(x_NF, pairs, rng) for _ in range(TRIED)]
-    return sorted(tried, key=lambda ranker: ranker.loss)[:MEMBERS]
-
-
-def _ranker(x_NF: np.ndarray, pairs: PairsAmong, rng: np.random.Generator) -> Ranker:
-    order = rng.permutation(len(x_NF))
+    tried = []
     learned = min(round(LEARNED_SHARE * len(x_NF)), MOST_LEARNED)
-    rows, held_out = np.sort(order[:learned]), np.sort(order[learned:])
-    tests = np.sort(order[learned : learned + MOST_TESTED])
-    kernel = Kernel.drawn(x_NF.shape[1], rng)
-    k_KK = kernel(x_NF[rows], x_NF[rows])
-    dual_K = _most_likely(k_KK, pairs(rows, rows))
-    ahead_TK = (kernel(x_NF[tests], x_NF[rows]) @ dual_K)[:, None] - k_KK @ dual_K
-    loss = _cross_entropy(ahead_TK, pairs(tests, rows))
-    return Ranker(kernel, x_NF[rows], dual_K, held_out, loss)
+    for _ in range(TRIED):
+        order = rng.permutation(len(x_NF))
+        rows, held_out = np.sort(order[:learned]), np.sort(order[learned:])
+        tests = np.sort(order[learned : learned + MOST_TESTED])
+        kernel = Kernel.drawn(x_NF.shape[1], rng)
+        k_KK = kernel(x_NF[rows], x_NF[rows])
+        dual_K = _most_likely(k_KK, pairs(rows, rows))
+        ahead_TK = (kernel(x_NF[tests], x_NF[rows]) @ dual_K)[:, None] - k_KK @ dual_K
+        tested = pairs(tests, rows)
+        cross_entropy_TK = np.logaddexp(0.0, ahead_TK) - _sigmoid(tested.logit_LR) * ahead_TK
+        loss = float((tested.weight_LR * cross_entropy_TK).sum() / max(tested.weight_LR.sum(), 1e-12))
+        tried.append(Ranker(kernel, x_NF[rows], dual_K, held_out, loss))
+    return sorted(tried, key=lambda ranker: ranker.loss)[:MEMBERS]
 
 
 def _most_likely(k_KK: np.ndarray, pairs: Pairs) -> np.ndarray:
@@ -169,11 +169,6 @@ def _most_likely(k_KK: np.ndarray, pairs: Pairs) -> np.ndarray:
         dual_K = solve_KK @ (bound_KK @ score_K - error_KK.sum(axis=1))
         score_K = k_KK @ dual_K
     return dual_K
-
-
-def _cross_entropy(ahead_LR: np.ndarray, pairs: Pairs) -> float:
-    loss_LR = np.logaddexp(0.0, ahead_LR) - _sigmoid(pairs.logit_LR) * ahead_LR
-    return float((pairs.weight_LR * loss_LR).sum() / max(pairs.weight_LR.sum(), 1e-12))
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
@@ -309,28 +304,13 @@ SMALLEST_SPREAD = 1e-9
 below any noise."""
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """NE that is expected of N candidates."""
-
-    ne_N: np.ndarray
-    error_N: np.ndarray
-    """Standard error of NE."""
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """The line NE = level + slope * score; errors are `error_scale` times those that the members expect."""
-
-    level: float
-    slope: float
-    error_scale: float
-
-
-def predict_ne(x_NF: np.ndarray, records: Sequence[TrialRecord], rng: np.random.Generator) -> Prediction:
-    """The prediction for all rows by rankers that learned from `records`; the first rows are those records'
-    candidates."""
-    ne_R = _bounded(np.array([_or_nan(final_ne(record)) for record in records]))
+def predict_ne(
+    x_NF: np.ndarray, records: Sequence[TrialRecord], rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """NE that is expected for all rows, and its standard error, by rankers that learned from `records`; the first
+    rows are those records' candidates."""
+    final_R = np.array([np.nan if (ne := final_ne(record)) is None else ne for record in records])
+    ne_R = np.minimum(final_R, np.median(final_R[np.isfinite(final_R)]) + TAIL * _spread(final_R))
     temperature = TEMPERATURE * _spread(ne_R)
     rankers = train(x_NF[: len(records)], Comparison(records, temperature).among, rng)
     score_EN = np.stack([ranker.scores(x_NF) for ranker in rankers])
@@ -338,20 +318,19 @@ def predict_ne(x_NF: np.ndarray, records: Sequence[TrialRecord], rng: np.random.
     held_out_ER = np.zeros((len(rankers), len(records)), dtype=bool)
     for row, ranker in zip(held_out_ER, rankers, strict=True):
         row[ranker.held_out] = True
-    calibration = _calibration(
-        _mean_of(score_EN[:, : len(records)], held_out_ER),
-        _mean_of(variance_EN[:, : len(records)], held_out_ER),
-        ne_R,
-        temperature,
-    )
-    error_N = np.sqrt(variance_EN.mean(axis=0)) * calibration.error_scale * -calibration.slope
-    return Prediction(calibration.level + calibration.slope * score_EN.mean(axis=0), error_N)
-
-
-def _bounded(ne_R: np.ndarray) -> np.ndarray:
-    finite = ne_R[np.isfinite(ne_R)]
-    bounded_R: np.ndarray = np.minimum(ne_R, np.median(finite) + TAIL * _spread(ne_R))
-    return bounded_R
+    score_R = _mean_of(score_EN[:, : len(records)], held_out_ER)
+    variance_R = _mean_of(variance_EN[:, : len(records)], held_out_ER)
+    # the line NE = level + slope * score, by scores of candidates that the members did not learn from
+    both = np.isfinite(score_R) & np.isfinite(ne_R)
+    x, y = score_R[both], ne_R[both]
+    steepness = -float(np.cov(x, y, bias=True)[0, 1]) / (float(x.var()) or 1.0) / temperature
+    slope = -temperature * float(np.clip(steepness, *SLOPES))
+    level = float(y.mean() - slope * x.mean())
+    # the errors are so many times those that the members expect
+    off = (y - level - slope * x) ** 2 / (slope**2 * np.maximum(variance_R[both], 1e-12))
+    error_scale = float(np.clip(np.sqrt(off.mean()), *ERROR_SCALES))
+    error_N = np.sqrt(variance_EN.mean(axis=0)) * error_scale * -slope
+    return level + slope * score_EN.mean(axis=0), error_N
 
 
 def _spread(ne_R: np.ndarray) -> float:
@@ -364,20 +343,3 @@ def _mean_of(value_ER: np.ndarray, held_out_ER: np.ndarray) -> np.ndarray:
     count_R = held_out_ER.sum(axis=0)
     total_R = (value_ER * held_out_ER).sum(axis=0)
     return np.where(count_R > 0, total_R / np.maximum(count_R, 1), np.nan)
-
-
-def _calibration(
-    score_R: np.ndarray, variance_R: np.ndarray, ne_R: np.ndarray, temperature: float
-) -> Calibration:
-    """The line from held-out scores to NE."""
-    both = np.isfinite(score_R) & np.isfinite(ne_R)
-    x, y = score_R[both], ne_R[both]
-    steepness = -float(np.cov(x, y, bias=True)[0, 1]) / (float(x.var()) or 1.0) / temperature
-    slope = -temperature * float(np.clip(steepness, *SLOPES))
-    level = float(y.mean() - slope * x.mean())
-    off = (y - level - slope * x) ** 2 / (slope**2 * np.maximum(variance_R[both], 1e-12))
-    return Calibration(level, slope, float(np.clip(np.sqrt(off.mean()), *ERROR_SCALES)))
-
-
-def _or_nan(value: float | None) -> float:
-    return np.nan if value is None else value

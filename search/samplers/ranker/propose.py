@@ -22,9 +22,8 @@ import numpy as np
 from scipy.special import ndtr
 
 from dhen.config import DhenConfig
-from search.samplers.context import CandidatePricer, DrawnPoint, PricedCandidate, SamplerContext, evenly, near
+from search.samplers.context import CandidatePricer, PricedCandidate, SamplerContext, evenly, near
 from search.samplers.ranker.ensemble import final_ne, has_shown, predict_ne
-from search.selection import log_flops
 from spaces.space import Point
 from trials.records.trial_record import TrialRecord
 
@@ -51,7 +50,10 @@ def expected_gain(
     gain_N = np.zeros(len(log_flops_N))
     for start, end, level in zip(starts_S, ends_S, levels_S, strict=True):
         width_N = np.clip(end - np.maximum(start, log_flops_N), 0.0, None)
-        gain_N += width_N * _expected_below(level, ne_N, error_N)
+        # expected distance of a normal NE below the level, counted as 0 where it lies above
+        z_N = (level - ne_N) / error_N
+        density_N = np.exp(-0.5 * z_N**2) / np.sqrt(2.0 * np.pi)
+        gain_N += width_N * (error_N * (density_N + z_N * ndtr(z_N)))
     return gain_N
 
 
@@ -60,14 +62,6 @@ def hypervolume(points: Iterable[Corner], reference: Corner) -> float:
     starts_S, levels_S = _stairs(points, reference)
     widths_S = np.diff(np.append(starts_S[1:], reference[0]))
     return float((widths_S * (reference[1] - levels_S[1:])).sum())
-
-
-def _expected_below(level: float, ne_N: np.ndarray, error_N: np.ndarray) -> np.ndarray:
-    """Expected distance of normal variables below a level, counted as 0 where they lie above."""
-    z_N = (level - ne_N) / error_N
-    density_N = np.exp(-0.5 * z_N**2) / np.sqrt(2.0 * np.pi)
-    below_N: np.ndarray = error_N * (density_N + z_N * ndtr(z_N))
-    return below_N
 
 
 def _stairs(points: Iterable[Corner], reference: Corner) -> tuple[np.ndarray, np.ndarray]:
@@ -109,23 +103,6 @@ class Description:
     """How many there are of a thing; 0 if there is none."""
     sizes: dict[str, float] = field(default_factory=dict)
     """How large a thing is; unknown if there is none."""
-
-
-class KeptDescription:
-    """A description in less memory, for one of thousands that are kept: without the network that it is of, and
-    with names that it shares with others."""
-
-    __slots__ = ("_names", "_numbers", "_shares")
-
-    def __init__(self, description: Description) -> None:
-        self._names = tuple(map(sys.intern, (*description.shares, *description.sizes)))
-        self._numbers = array("d", (*description.shares.values(), *description.sizes.values()))
-        self._shares = len(description.shares)
-
-    def whole(self) -> Description:
-        """The description."""
-        pairs = list(zip(self._names, self._numbers, strict=True))
-        return Description(dict(pairs[: self._shares]), dict(pairs[self._shares :]))
 
 
 def describe(priced: PricedCandidate) -> Description:
@@ -239,8 +216,8 @@ not measured."""
 
 
 def likely_in_time(
-    timed: Sequence[tuple[Description, float]], pool: Sequence[DrawnPoint], max_ms: float | None
-) -> list[DrawnPoint]:
+    timed: Sequence[tuple[Description, float]], pool: Sequence[PricedCandidate], max_ms: float | None
+) -> list[PricedCandidate]:
     """The candidates of the pool that are expected to take no longer than the limit; all of them where too few are
     timed.
 
@@ -251,12 +228,7 @@ def likely_in_time(
     """
     if max_ms is None or len(timed) < FEWEST_TIMED or not pool:
         return list(pool)
-    expected_N = _expected_ms(timed, pool)
-    return [drawn for drawn, ms in zip(pool, expected_N, strict=True) if ms <= max_ms]
-
-
-def _expected_ms(timed: Sequence[tuple[Description, float]], pool: Sequence[DrawnPoint]) -> np.ndarray:
-    described = [*(description for description, _ in timed), *(describe(drawn.priced) for drawn in pool)]
+    described = [*(description for description, _ in timed), *(describe(drawn) for drawn in pool)]
     x_NF = Encoder(described).matrix(described)
     x_TF, log_T = x_NF[: len(timed)], np.log([ms for _, ms in timed])
     # features are standardised over the pool too, and the intercept has no penalty
@@ -265,8 +237,8 @@ def _expected_ms(timed: Sequence[tuple[Description, float]], pool: Sequence[Draw
     # by features, of which there are some dozens, while candidates may be thousands
     gram_FF = x_TF.T @ x_TF + PENALTY * np.eye(x_TF.shape[1])
     weights_F = np.linalg.solve(gram_FF, x_TF.T @ (log_T - log_T.mean()))
-    expected_N: np.ndarray = np.exp(log_T.mean() + (x_NF[len(timed) :] - mean_F) @ weights_F)
-    return expected_N
+    expected_N = np.exp(log_T.mean() + (x_NF[len(timed) :] - mean_F) @ weights_F)
+    return [drawn for drawn, ms in zip(pool, expected_N, strict=True) if ms <= max_ms]
 
 
 STARTUP = 12
@@ -291,22 +263,24 @@ WORST = 0.75
 """Quantile of the first candidates' NE up to which the front's area counts: an assumption, not measured apart."""
 
 
-@dataclass(frozen=True, slots=True)
 class KnownPoint:
     """A point that was proposed, and what is known of it without training; of its network the description alone
-    stays, since there may be thousands."""
+    stays, in little memory and with names that it shares with others, since there may be thousands."""
 
-    point: Point
-    fingerprint: str
-    """Fingerprint of the network and the training settings that the space decides."""
-    log_flops: float
-    """Log FLOPs of the candidate, the front's first axis."""
-    kept: KeptDescription
+    __slots__ = ("_names", "_numbers", "_shares", "fingerprint", "log_flops", "point")
+
+    def __init__(self, priced: PricedCandidate) -> None:
+        self.point, self.fingerprint, self.log_flops = priced.point, priced.fingerprint, priced.log_flops
+        description = describe(priced)
+        self._names = tuple(map(sys.intern, (*description.shares, *description.sizes)))
+        self._numbers = array("d", (*description.shares.values(), *description.sizes.values()))
+        self._shares = len(description.shares)
 
     @property
     def description(self) -> Description:
         """The candidate in numbers."""
-        return self.kept.whole()
+        pairs = list(zip(self._names, self._numbers, strict=True))
+        return Description(dict(pairs[: self._shares]), dict(pairs[self._shares :]))
 
 
 @dataclass(frozen=True)
@@ -324,11 +298,8 @@ class Observations:
     timed: list[tuple[KnownPoint, float]] = field(default_factory=list)
     """Candidates that have ended, with their forward time in milliseconds, where it was measured."""
 
-    @property
-    def finished(self) -> list[tuple[KnownPoint, float]]:
-        """Candidates with an NE at their end, and that NE."""
-        pairs = ((known, final_ne(record)) for known, record in zip(self.shown, self.records, strict=True))
-        return [(known, ne) for known, ne in pairs if ne is not None and math.isfinite(ne)]
+    finished: list[tuple[KnownPoint, float]] = field(default_factory=list)
+    """Candidates with an NE at their end, and that NE."""
 
 
 def propose(context: SamplerContext, seed: int) -> Point:
@@ -351,40 +322,35 @@ def observations_of(context: SamplerContext) -> Observations:
     """What is known of a study, in the order of its trials."""
     observations = Observations()
     for number in sorted(context.points):
-        known, record = _known(context, number), context.records.get(number)
+        if number not in context.kept:  # worked out once; None if the point gives no model
+            priced = context.pricer.price(context.points[number])
+            context.kept[number] = None if priced is None else KnownPoint(priced)
+        known: KnownPoint | None = context.kept[number]
+        record = context.records.get(number)
         if known is None or known.fingerprint in observations.taken:
             continue
         observations.taken.add(known.fingerprint)
         if record is not None and has_shown(record):
             observations.shown.append(known)
             observations.records.append(record)
-        if context.unfinished(number):
+            ne = final_ne(record)
+            if ne is not None and math.isfinite(ne):
+                observations.finished.append((known, ne))
+        if record is None or record.result.outcome.unfinished:
             observations.pending.append(known)
-        elif record is not None and record.plan.serving_ms is not None:
+        elif record.plan.serving_ms is not None:
             observations.timed.append((known, record.plan.serving_ms))
     return observations
 
 
-def _known(context: SamplerContext, number: int) -> KnownPoint | None:
-    """What is known of the proposal with this number, worked out once; None if its point gives no model."""
-    if number not in context.kept:
-        point = context.points[number]
-        priced = context.pricer.price(point)
-        context.kept[number] = priced and KnownPoint(
-            point, priced.fingerprint, log_flops(priced.flops), KeptDescription(describe(priced))
-        )
-    known: KnownPoint | None = context.kept[number]
-    return known
-
-
-def _first_that_fits(drawn: Iterable[DrawnPoint], pricer: CandidatePricer, rng: random.Random) -> Point:
+def _first_that_fits(drawn: Iterable[PricedCandidate], pricer: CandidatePricer, rng: random.Random) -> Point:
     """The first drawn point that fits. Where none of many does, the first of all, which the plan then refuses or
     which takes long; if nothing new is drawn, any point: the study counts how often that happens, and ends."""
     first, began = None, time.monotonic()
     # where an axis is a range new points never end, and of one architecture, which is tuned, none may fit
     for drawn_point in islice(drawn, MOST_TRIED):
         first = first or drawn_point
-        if pricer.fits(drawn_point.priced.candidate):
+        if pricer.fits(drawn_point.candidate):
             return drawn_point.point
         if time.monotonic() - began > PLANNING_SECONDS:
             break
@@ -402,21 +368,16 @@ def _good(observations: Observations) -> list[Point]:
     return front + [known.point for known, _ in by_ne[:BEST]]
 
 
-def _gains(observations: Observations, pool: list[DrawnPoint], seed: int) -> np.ndarray:
+def _gains(observations: Observations, pool: list[PricedCandidate], seed: int) -> np.ndarray:
     """Expected gains gain_P of the points in the pool."""
     known = [*observations.shown, *observations.pending]
     described = [each.description for each in known]
-    described += [describe(drawn.priced) for drawn in pool]
-    prediction = predict_ne(
-        Encoder(described).matrix(described), observations.records, np.random.default_rng(seed)
-    )
+    described += [describe(drawn) for drawn in pool]
+    x_NF = Encoder(described).matrix(described)
+    ne_N, error_N = predict_ne(x_NF, observations.records, np.random.default_rng(seed))
     front: list[Corner] = [(each.log_flops, ne) for each, ne in observations.finished]
     first, end = len(observations.shown), len(observations.shown) + len(observations.pending)
     flops_N = np.array([*(each.log_flops for each in known), *(drawn.log_flops for drawn in pool)])
-    front += zip(flops_N[first:end].tolist(), prediction.ne_N[first:end].tolist(), strict=True)
-    reference = (float(flops_N.max()), _worst(observations))
-    return expected_gain(flops_N[end:], prediction.ne_N[end:], prediction.error_N[end:], front, reference)
-
-
-def _worst(observations: Observations) -> float:
-    return float(np.quantile([ne for _, ne in observations.finished[:STARTUP]], WORST))
+    front += zip(flops_N[first:end].tolist(), ne_N[first:end].tolist(), strict=True)
+    worst = float(np.quantile([ne for _, ne in observations.finished[:STARTUP]], WORST))
+    return expected_gain(flops_N[end:], ne_N[end:], error_N[end:], front, (float(flops_N.max()), worst))

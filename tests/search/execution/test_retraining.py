@@ -23,7 +23,7 @@ from dhen.errors import UserError
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
 from search.execution.attempts import Execution
-from search.execution.retraining import RetrainingRequest, Retrainings
+from search.execution.retraining import RetrainingRequest, Retrainings, Watcher
 from search.execution.trainer import Trainer, new_record
 from trials.cluster.cluster import Cluster
 from trials.cluster.this_machine import load_cluster
@@ -66,7 +66,9 @@ class Session:
             self.launcher, log, directory, threads=1, precision="fp32", execution=Execution(cluster)
         )
         self.ended: list[int] = []
-        self.retrainings = Retrainings(self.ledger, trainer, side_by_side=2, on_change=self._changed)
+        self.retrainings = Retrainings(
+            self.ledger, trainer, side_by_side=2, watcher=Watcher(changed=self._changed)
+        )
 
     def _changed(self, record: TrialRecord, ended: bool) -> None:
         self.ended += [record.job.seed] if ended else []
@@ -157,14 +159,14 @@ def test_ctrl_c_while_one_trains_keeps_what_has_ended(tmp_path: Path) -> None:
         return well(task) if task.job.seed == 1 else FakeRun([progress(1)], ends=False)
 
     session = Session(tmp_path, script)
-    real = session.retrainings._on_change
+    real = session.retrainings.watcher.changed
 
     def changed(record: TrialRecord, ended: bool) -> None:
         real(record, ended)
         if ended:
             raise KeyboardInterrupt
 
-    session.retrainings._on_change = changed
+    session.retrainings.watcher = Watcher(changed=changed)
     with pytest.raises(KeyboardInterrupt):
         session.retrainings.run([wanted(1), wanted(2)])
     assert session.launcher.alive == []

@@ -54,7 +54,10 @@ class FakeWork:
 
     def worked_off(self, places: int = 1, ranks: int | None = None) -> FakeWork:
         self.scheduler = Scheduler[Fake](places, poll_seconds=0.0, ranks=ranks)
-        self.scheduler.run(self)
+        return self.run_by(self.scheduler)
+
+    def run_by(self, scheduler: Scheduler[Fake]) -> FakeWork:
+        scheduler.run(self.begin(), self.ended, heard=self.heard, looked=self.looked, has_room=self.has_room)
         return self
 
     def begin(self) -> Iterator[Fake | None]:
@@ -286,6 +289,6 @@ def test_a_second_run_knows_nothing_of_an_interrupted_one() -> None:
         work.worked_off()
     fresh, seen = FakeWork(made(lasting("b"))), []
     fresh.looked = lambda: seen.append(len(work.scheduler.running))  # type: ignore[method-assign]
-    work.scheduler.run(fresh)
+    fresh.run_by(work.scheduler)
     assert fresh.over == ["b"]
     assert max(seen) <= 1

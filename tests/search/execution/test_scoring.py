@@ -11,15 +11,15 @@ from fake_processes import FakeLauncher, FakeRun, failed, killed, progress, scor
 from dhen.errors import UserError
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
-from search.execution.retraining import ScoringRequest, score_networks, score_one
+from search.execution.retraining import score_networks, score_one
 from search.execution.trainer import Trainer, new_record
 from trials.data.prepared_log import PreparedLog
 from trials.records.job import Job, TrainingConfig
 from trials.records.task import Task
-from trials.records.trial_record import TrialKind
+from trials.records.trial_record import TrialKind, TrialRecord
 
 
-def network(number: int) -> ScoringRequest:
+def network(number: int) -> tuple[TrialRecord, Job]:
     job = Job(
         model=parse_model(
             {"embedding_dim": 4, "layers": [{"modules": ["dcn_v2"], "out_embeddings": 2}]}, "test"
@@ -29,7 +29,7 @@ def network(number: int) -> ScoringRequest:
         training=TrainingConfig(batch_size=64).resolved(1000, "fp32"),
         seed=number,
     )
-    return ScoringRequest(new_record(number, TrialKind.CANDIDATE, {}, job), job)
+    return new_record(number, TrialKind.CANDIDATE, {}, job), job
 
 
 def trainer(directory: Path, script: Callable[[Task], FakeRun]) -> tuple[Trainer, FakeLauncher]:
@@ -46,7 +46,7 @@ def test_each_network_is_scored_once_side_by_side_and_taken_up_as_late_as_there_
     taken: list[tuple[int, float]] = []
     begun: list[int] = []
 
-    def networks() -> Iterator[ScoringRequest]:
+    def networks() -> Iterator[tuple[TrialRecord, Job]]:
         for number in range(4):
             begun.append(number - len(taken))
             yield network(number)
@@ -91,7 +91,7 @@ def test_a_scoring_without_a_result_says_which_trial_and_that_nothing_is_lost(
 def test_ctrl_c_ends_the_scorings(tmp_path: Path) -> None:
     its, launcher = trainer(tmp_path, lambda task: FakeRun([], ends=False))
 
-    def networks() -> Iterator[ScoringRequest]:
+    def networks() -> Iterator[tuple[TrialRecord, Job]]:
         yield network(0)
         raise KeyboardInterrupt
 

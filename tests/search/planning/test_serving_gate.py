@@ -157,7 +157,7 @@ def test_the_ranker_draws_only_what_meets_size_and_flops() -> None:
     limits = Limits(serving=ServingConfig(max_flops=2000, max_bytes=8000))
     bound = CandidatePricer(space, FEATURES, lambda _: True, limits)
     for pricer in (free, bound):
-        drawn = [each.priced for each in islice(evenly(pricer, set(), Random(0), {}), 30)]
+        drawn = list(islice(evenly(pricer, set(), Random(0), {}), 30))
         within = [each.flops <= 2000 and each.weights_bytes <= 8000 for each in drawn]
         assert all(within) == (pricer is bound)
         assert drawn

@@ -109,7 +109,7 @@ def test_only_points_within_the_limit_are_drawn() -> None:
     )  # type: ignore[union-attr]
     assert len(sizes) == 2
     for limit in sizes:
-        drawn = [each.priced for each in islice(evenly(pricer_of(limit), set(), Random(0), {}), 30)]
+        drawn = list(islice(evenly(pricer_of(limit), set(), Random(0), {}), 30))
         assert {priced.table_bytes for priced in drawn} == {size for size in sizes if size <= limit}
     check_some_tables_fit(pricer_of(sizes[0]))
     with pytest.raises(UserError, match=f"would be with max_table_bytes={sizes[0]}"):

@@ -294,12 +294,12 @@ def test_a_point_that_is_given_whole_may_be_a_parent() -> None:
 def test_forward_times_are_expected_of_a_pool_that_is_larger_than_what_was_timed() -> None:
     """Times follow FLOPs; the smaller half of the networks was timed, and the limit is in the other half."""
     pool = itertools.islice(evenly(pricer_of(load_space("default")), set(), random.Random(0), {}), 120)
-    by_flops = sorted(pool, key=lambda drawn: drawn.priced.flops)
-    ms = [math.sqrt(drawn.priced.flops) / 1e3 for drawn in by_flops]
-    timed = [(describe(drawn.priced), each) for drawn, each in zip(by_flops[:60], ms, strict=False)]
+    by_flops = sorted(pool, key=lambda drawn: drawn.flops)
+    ms = [math.sqrt(drawn.flops) / 1e3 for drawn in by_flops]
+    timed = [(describe(drawn), each) for drawn, each in zip(by_flops[:60], ms, strict=False)]
     limit = ms[90]
     kept = likely_in_time(timed, by_flops[60:], limit)
-    within = [math.sqrt(drawn.priced.flops) / 1e3 <= limit for drawn in kept]
+    within = [math.sqrt(drawn.flops) / 1e3 <= limit for drawn in kept]
     assert len(kept) < 50
     assert sum(within) > 0.7 * len(kept)
 

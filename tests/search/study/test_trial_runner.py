@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,8 +23,10 @@ from records import judged
 
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
+from search.config import StudyConfig
 from search.execution.admission import Admission, AdmittedTrial
 from search.execution.attempts import Execution
+from search.execution.budget import Budget
 from search.execution.trainer import Trainer, new_record
 from search.samplers.stopping import Judge, Stop
 from search.study.reuse import EarlierResults, KeptWeights, WarmStart
@@ -113,15 +116,17 @@ class Study:
             measure_ms=lambda *_: 1.0,
             trials=self.ledger.trials(),
         )
-        self.runner = TrialRunner(
+        parts = SimpleNamespace(
             ledger=self.ledger,
             state=self.state,
             trainer=trainer,
             admission=self.admission,
             weights=KeptWeights(directory, self.state, NO_EARLIER_STUDIES),
             warm_start=NO_EARLIER_STUDIES,
+            budget=Budget(StudyConfig(), self.state, spent=False),
             side_by_side=side_by_side,
         )
+        self.runner = TrialRunner(parts)  # type: ignore[arg-type]
         self.proposals = FakeProposals()
         self.decisions = Decisions(self.proposals, rule, self.state)  # type: ignore[arg-type]
 
