@@ -475,8 +475,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "the tables' learning rate is warmed up",
         "trials/training/schedule.py",
-        "return factor * _warmup(config, examples, total_examples), factor",
-        "return (factor * _warmup(config, examples, total_examples),) * 2",
+        "return factor * warmup, factor",
+        "return (factor * warmup,) * 2",
         "tests/trials/training/test_local_step.py::test_a_warm_up_is_of_the_dense_part_alone",
     ),
     Mutation(

@@ -48,7 +48,7 @@ from trials.training.distributed.parallelize import (
     device_mesh,
     parallelize,
 )
-from trials.training.distributed.tensor_parallel import DATA, TensorParallel
+from trials.training.distributed.tensor_parallel import DATA
 from trials.training.distributed.zero import Zero, when_accumulated
 from trials.training.memory_limit import counted_by
 
@@ -133,15 +133,13 @@ def measure(
             step = parallelize(
                 dense, strategy, training, mesh, replicate=partial(_labelled, counter, replicate)
             )
-        split = isinstance(step.engine, TensorParallel)
-        engine = step.engine.engine if isinstance(step.engine, TensorParallel) else step.engine
-        if isinstance(engine, Zero):
-            _label_buckets(engine, counter)
+        if isinstance(step.engine, Zero) and strategy.dense != "zero_offload":
+            _label_buckets(step.engine, counter)
         with counter.new_are("input_batch"):
             batch = blank_batch(model, schema, examples)
         if host:
             counter.label(dense.parameters(), HOST)
-        alone = mesh is None or (mesh[DATA] if split else mesh).size() == 1
+        alone = mesh is None or (mesh[DATA] if strategy.tensor > 1 else mesh).size() == 1
         gradients_stay = strategy.dense == "dp" and alone
         if strategy.fully_sharded or gradients_stay:
             _label_gradients(dense.parameters(), counter, HOST if host else "gradients")

@@ -38,9 +38,10 @@ from trials.data.read_options import DAY, parse_length
 from trials.records.job import Job, TablesConfig, TrainingConfig
 from trials.store.weights import KEYS, Weights, apply_changes, read_optimizer_state, without_rows
 from trials.training.checkpointer import STEPS, Checkpoints, TrainingState, put_back
+from trials.training.distributed_step import fresh_step
 from trials.training.evaluation import logit_metrics, split_logits
 from trials.training.progressive import FIXED, in_order_of_time, train_once
-from trials.training.step import ONE_RANK, PLAIN_DP, DivergenceError, Step, fresh_step
+from trials.training.step import ONE_RANK, PLAIN_DP, DivergenceError, Step
 
 LOG = logging.getLogger(__name__)
 CHECKPOINTS = ".online"

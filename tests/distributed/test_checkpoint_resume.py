@@ -34,13 +34,12 @@ from trials.records.job import Job
 from trials.records.places import PREFIX
 from trials.records.strategy import Ranks, Strategy
 from trials.training.checkpoint_files import damage, write_manifest
-from trials.training.checkpointer import BEST, KEPT, STANDS, Checkpoints, Resumable
+from trials.training.checkpointer import BEST, KEPT, STANDS, Checkpoints
 from trials.training.distributed import zero_offload
 from trials.training.distributed_step import DistributedStep
 from trials.training.loop import train
 from trials.training.memory_limit import limited_memory
-from trials.training.schedule import WeightAverage
-from trials.training.step import TrainStep
+from trials.training.step import Step, TrainStep, WeightAverage
 
 ROWS, BATCH, EPOCHS, EVERY = 3000, 42, 2, 700
 SHAPES = {2: (1, 2), 4: (2, 2)}
@@ -509,7 +508,7 @@ def killed(shared: Path) -> None:
     run(one_pass(log), log, Told(at=1500, then=die), shared / "killed", **more)
 
 
-def off_from_best(step: Resumable, job: Job, folder: Path, ranks: Ranks = Ranks()) -> float:  # noqa: B008
+def off_from_best(step: Step, job: Job, folder: Path, ranks: Ranks = Ranks()) -> float:  # noqa: B008
     """Of the newest of what a checkpoint's average is of; the best weights are of the same evaluation."""
     average = WeightAverage(step, job.training.weight_average)
     restored = Checkpoints(folder, job, ranks).restore(step, average)

@@ -180,7 +180,7 @@ def dropout(log: PreparedLog, ranks: Ranks, held: Any) -> dict[str, Any]:
     step = held(strategy, job(log, DROPPING))
     torch.manual_seed(ranks.rank // 2)
     train(step, log, ranks, last=3)
-    model = step._model
+    model = step.model
     splits = split_parameters(model)
     mine = {name: p.detach().clone() for name, p in model.named_parameters() if name not in splits}
     patterns = []

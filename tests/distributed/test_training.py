@@ -33,9 +33,8 @@ from trials.records.strategy import Ranks, Strategy
 from trials.store.weights import save_weights
 from trials.training.distributed_step import DistributedStep
 from trials.training.evaluation import evaluate, logits_over_ranks, metrics_over_ranks
-from trials.training.schedule import WeightAverage
 from trials.training.scoring import score
-from trials.training.step import TrainStep
+from trials.training.step import TrainStep, WeightAverage
 
 pytestmark = needs("torchrec")
 

@@ -167,7 +167,7 @@ def test_micro_batches_are_added_up_in_fp32_on_the_host(precision: str) -> None:
     peer = parallelize(model(), Strategy(), config(precision)).engine.module
     sums = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in peer.parameters()]
     for start in range(0, EXAMPLES, EXAMPLES // parts):
-        part = part_of(batch(0), start, start + EXAMPLES // parts)
+        part = part_of(batch(0), slice(start, start + EXAMPLES // parts))
         loss = cross_entropy(peer(part.inputs), part.label_B, None) / parts
         loss.backward()  # type: ignore[no-untyped-call]
         for parameter, total in zip(peer.parameters(), sums, strict=True):

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import accumulate
-from typing import Any, NamedTuple, overload
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -56,31 +56,17 @@ class Bf16AdamW(Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self._seed = torch.initial_seed()
 
-    @overload
-    def step(self, closure: None = ...) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Updates every weight that has a gradient; there is no closure."""
         assert closure is None
         for group in self.param_groups:
             for index, parameter in enumerate(group["params"]):
                 if parameter.grad is not None:
                     self._update(parameter, index, group)
-        return None
 
-    def state_of(self, parameter: Tensor) -> dict[str, Any]:
-        """Returns a parameter's state, as its first step would make it; `step` is a number, not a tensor."""
-        state: dict[str, Any] = self.state[parameter]
-        if not state:
-            state["step"] = 0
-            for moment in ("exp_avg", "exp_avg_sq"):
-                state[moment] = torch.zeros_like(parameter, dtype=torch.bfloat16).detach()
-        return state
-
-    def _update(self, parameter: Tensor, index: int, group: dict[str, Any]) -> None:
-        state = self.state_of(parameter)
+    def _update(self, parameter: nn.Parameter, index: int, group: dict[str, Any]) -> None:
+        state, (beta1, beta2) = _state(self, parameter), group["betas"]
         state["step"] += 1
         assert parameter.grad is not None
         tensors = parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"]
@@ -90,42 +76,30 @@ class Bf16AdamW(Optimizer):
         workspace = torch.empty(2 * min(chunk, len(flat[0])), device=device)
         step = torch.full((), state["step"], dtype=torch.float32, device=device)
         draws = random.Random(hash((self._seed, state["step"], index)))
-        for numbers in zip(*(torch.split(tensor, chunk) for tensor in flat), strict=True):
-            _update_chunk(numbers, workspace, step, group, draws)
-
-
-def _update_chunk(
-    numbers: tuple[Tensor, ...],
-    workspace: Tensor,
-    step: Tensor,
-    group: dict[str, Any],
-    draws: random.Random,
-) -> None:
-    """Updates in place; `numbers` are weights, their gradients and their moments, each (N)."""
-    weight_N, gradient_N, mean_N, square_N = numbers
-    exact = workspace[: 2 * len(weight_N)]
-    exact_mean_N, exact_square_N = exact.view(2, -1)
-    exact_mean_N.copy_(mean_N)
-    exact_square_N.copy_(square_N)
-    beta1, beta2 = group["betas"]
-    torch._fused_adamw_(
-        [weight_N],
-        [gradient_N],
-        [exact_mean_N],
-        [exact_square_N],
-        [],
-        [step],
-        lr=group["lr"],
-        beta1=beta1,
-        beta2=beta2,
-        weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        amsgrad=False,
-        maximize=False,
-    )
-    mean_bits_N, square_bits_N = round_to_bf16(exact, draws).view(2, -1)
-    mean_N.view(torch.int16).copy_(mean_bits_N)
-    square_N.view(torch.int16).copy_(square_bits_N)
+        chunks = zip(*(torch.split(tensor, chunk) for tensor in flat), strict=True)
+        for weight_N, gradient_N, mean_N, square_N in chunks:
+            exact = workspace[: 2 * len(weight_N)]
+            exact_mean_N, exact_square_N = exact.view(2, -1)
+            exact_mean_N.copy_(mean_N)
+            exact_square_N.copy_(square_N)
+            torch._fused_adamw_(
+                [weight_N],
+                [gradient_N],
+                [exact_mean_N],
+                [exact_square_N],
+                [],
+                [step],
+                lr=group["lr"],
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                amsgrad=False,
+                maximize=False,
+            )
+            mean_bits_N, square_bits_N = round_to_bf16(exact, draws).view(2, -1)
+            mean_N.view(torch.int16).copy_(mean_bits_N)
+            square_N.view(torch.int16).copy_(square_bits_N)
 
 
 def round_to_bf16(x_N: Tensor, draws: random.Random) -> Tensor:
@@ -196,13 +170,13 @@ def set_steps(optimizer: Optimizer, parameter: nn.Parameter, steps: int) -> None
 
 
 def _state(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
-    """Returns a parameter's state as the first step would make it."""
-    if isinstance(optimizer, Bf16AdamW):
-        return optimizer.state_of(parameter)
+    """Returns a parameter's state as the first step would make it; with bf16 moments `step` is a number."""
     state: dict[str, Any] = optimizer.state[parameter]
     if not state:
-        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-        state |= {moment: torch.zeros_like(parameter).detach() for moment in MOMENTS}
+        in_bf16 = isinstance(optimizer, Bf16AdamW)
+        state["step"] = 0 if in_bf16 else torch.zeros((), dtype=torch.float32, device=parameter.device)
+        dtype = torch.bfloat16 if in_bf16 else parameter.dtype
+        state |= {moment: torch.zeros_like(parameter, dtype=dtype).detach() for moment in MOMENTS}
     return state
 
 
@@ -217,15 +191,6 @@ DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfl
 ALIGNMENT_BYTES = 16
 """Compiled kernels of a GPU take for granted that a weight begins at a multiple of it, where that of the layer did
 for which they were compiled; another layer of the same shapes shares them."""
-
-
-class Range(NamedTuple):
-    """Weights that lie one after another in `MasterWeights.flat`."""
-
-    start: int
-    """The number of weights before, without what lies between them to align them."""
-    place: slice
-    """The place of these weights in `flat`."""
 
 
 def dense_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -265,6 +230,8 @@ class MasterWeights:
         values = [p.detach().flatten() for p in self._dense.values()] or [torch.zeros(0)]
         self._lengths = [len(each) for each in values]
         self._gaps = [each.new_zeros(-len(each) % multiple, dtype=dtype) for each in values]
+        # lengths with the gaps behind them
+        self._places = [len(each) + len(gap) for each, gap in zip(values, self._gaps, strict=True)]
         self.flat = nn.Parameter(torch.cat(self._with_gaps(values)))
         """All dense weights in fp32, which the optimizer updates; their gradient is set by `gather_gradients`."""
         self._compute = self.flat.detach().to(dtype)
@@ -277,13 +244,14 @@ class MasterWeights:
         return sum(self._lengths)
 
     @property
-    def ranges(self) -> list[Range]:
-        """Returns where in `flat` the weights are: one range, or one for each of them where gaps align them."""
+    def ranges(self) -> list[tuple[int, slice]]:
+        """Returns where in `flat` the weights are: one range, or one for each of them if gaps align them, each
+        behind the number of weights before it."""
         if self.flat.numel() == self.length:
-            return [Range(0, slice(0, self.length))]
+            return [(0, slice(0, self.length))]
         starts, places = accumulate(self._lengths, initial=0), accumulate(self._places, initial=0)
         return [
-            Range(start, slice(place, place + length))
+            (start, slice(place, place + length))
             for start, place, length in zip(starts, places, self._lengths, strict=False)
         ]
 
@@ -293,7 +261,9 @@ class MasterWeights:
         Gradients that lie in a collective's buckets stay there, set to zero, so that the next step's add up in
         place: micro-batches would otherwise need as much memory again.
         """
-        gradients = [_flat_gradient(p) for p in self._dense.values()]
+        gradients = [
+            (torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in self._dense.values()
+        ]
         self.flat.grad = torch.empty_like(self.flat)
         if gradients:
             torch.cat(self._with_gaps(gradients), out=self.flat.grad)
@@ -320,11 +290,6 @@ class MasterWeights:
             for name, tensor in self._model.state_dict().items()
         }
 
-    @property
-    def _places(self) -> list[int]:
-        """Length of each weight with the gap behind it."""
-        return [length + len(gap) for length, gap in zip(self._lengths, self._gaps, strict=True)]
-
     def _with_gaps(self, tensors: list[Tensor]) -> list[Tensor]:
         """Returns the tensors, each with the zeros behind it."""
         pairs = zip(tensors, self._gaps, strict=True)
@@ -333,10 +298,6 @@ class MasterWeights:
     def _views(self, flat: Tensor) -> list[Tensor]:
         pieces = zip(torch.split(flat, self._places), self._lengths, self._dense.values(), strict=False)
         return [piece[:length].view_as(parameter) for piece, length, parameter in pieces]
-
-
-def _flat_gradient(parameter: nn.Parameter) -> Tensor:
-    return (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).flatten()
 
 
 # Clipping of the dense part's gradients by their global norm (arXiv 1211.5063, algorithm 1).
@@ -401,7 +362,11 @@ class Clip:
         mine = [gradient for gradient in gradients if gradient is not None]
         squares = _sum_of_squares(mine)
         if self._tensor_group is not None:
-            self._count_once(squares, mine)
+            # each tensor rank gives its share of what all have alike
+            pairs = zip(mine, self._replicated, strict=True)
+            if parts := [gradient[where] for gradient, ranges in pairs for where in ranges]:
+                squares -= (1 - 1 / dist.get_world_size(self._tensor_group)) * _sum_of_squares(parts)
+            dist.all_reduce(squares, group=self._tensor_group)
         if self._group is not None:
             squares = squares.to(device())  # offloaded parts are on the host, where NCCL does not send
             dist.all_reduce(squares, group=self._group)
@@ -412,18 +377,6 @@ class Clip:
             gradient.mul_(factor.to(gradient.device))
         clipped = (factor < 1.0).long()
         self._clipped = clipped if self._clipped is None else clipped + self._clipped
-
-    def _count_once(self, squares: Tensor, mine: Sequence[Tensor]) -> None:
-        """Adds the other tensor ranks' squares to this rank's; each gives its share of what all have alike."""
-        assert self._tensor_group is not None
-        parts = [
-            gradient[where]
-            for gradient, ranges in zip(mine, self._replicated, strict=True)
-            for where in ranges
-        ]
-        if parts:
-            squares -= (1 - 1 / dist.get_world_size(self._tensor_group)) * _sum_of_squares(parts)
-        dist.all_reduce(squares, group=self._tensor_group)
 
     def clipped_steps(self) -> int:
         """Returns the number of steps since the last call whose gradients were longer than the largest norm; the

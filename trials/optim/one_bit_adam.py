@@ -71,8 +71,8 @@ def compress(x_N: Tensor, bits_Z: Tensor, scale_K: Tensor) -> None:
         bits_Z: where signs go, uint8, with room for whole blocks.
         scale_K: where scales go, fp32.
     """
-    for start, stop in _pieces(len(x_N), AT_ONCE[x_N.device.type]):
-        piece_N, blocks, packed = x_N[start:stop], _blocks(start, stop), _bytes(start, stop)
+    for place, blocks, packed in _pieces(len(x_N), AT_ONCE[x_N.device.type]):
+        piece_N = x_N[place]
         missing = -len(piece_N) % BLOCK
         x_KB = (pad(piece_N, (0, missing)) if missing else piece_N).view(-1, BLOCK)
         scale_K[blocks] = x_KB.abs().mean(dim=1)
@@ -94,29 +94,20 @@ def decompressed(bits_RZ: Tensor, scale_RK: Tensor, numbers: int) -> Iterator[tu
     """
     ranks, device = len(bits_RZ), bits_RZ.device
     size = max(BLOCK, AT_ONCE[device.type] // ranks // BLOCK * BLOCK)
-    for start, stop in _pieces(numbers, size):
-        blocks, packed = _blocks(start, stop), _bytes(start, stop)
+    for place, blocks, packed in _pieces(numbers, size):
         signs = _signs(device).index_select(0, bits_RZ[:, packed].reshape(-1).int())
         x_RKB = signs.view(ranks, -1, BLOCK).mul_(scale_RK[:, blocks].unsqueeze(2))
         x_KB = x_RKB[0] if ranks == 1 else x_RKB.mean(dim=0)
-        yield slice(start, stop), x_KB.view(-1)[: stop - start]
+        yield place, x_KB.view(-1)[: place.stop - place.start]
 
 
-def _pieces(numbers: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yields the first and the last number, excluded, of each piece."""
+def _pieces(numbers: int, size: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Yields where each piece lies, its blocks, and the bytes of its signs."""
     for start in range(0, numbers, size):
-        yield start, min(start + size, numbers)
-
-
-def _blocks(start: int, stop: int) -> slice:
-    """Returns the blocks of a piece."""
-    return slice(start // BLOCK, ceil(stop / BLOCK))
-
-
-def _bytes(start: int, stop: int) -> slice:
-    """Returns the bytes of a piece's signs."""
-    blocks, size = _blocks(start, stop), BLOCK // SIGNS_PER_BYTE
-    return slice(blocks.start * size, blocks.stop * size)
+        stop = min(start + size, numbers)
+        blocks = slice(start // BLOCK, ceil(stop / BLOCK))
+        signs = slice(blocks.start * BLOCK // SIGNS_PER_BYTE, blocks.stop * BLOCK // SIGNS_PER_BYTE)
+        yield slice(start, stop), blocks, signs
 
 
 @cache
@@ -208,11 +199,21 @@ class CompressedAllReduce:
 
         `vector_N` is left with what this rank, as a worker, has lost.
         """
-        received = self._exchanged(self._compressed(vector_N, self.layout.ranks))
+        received = chunks = self._compressed(vector_N, self.layout.ranks)
+        if self._group is not None:  # as a server this rank gets a chunk of each
+            received = torch.empty_like(chunks)
+            dist.all_to_all_single(received, chunks, group=self._group)
+            self.sent_bytes += chunks.nbytes - self.layout.chunk_bytes
+        del chunks
         for place, mean in decompressed(*self._parts(received), len(self.residue)):
             self.residue[place].add_(mean)
         del received
-        average = self._gathered(self._compressed(self.residue, 1))
+        average = self._compressed(self.residue, 1)
+        if self._group is not None:
+            whole = average.new_empty(self.layout.vector_bytes)
+            dist.all_gather_single(whole, average.view(-1), group=self._group)
+            self.sent_bytes += whole.nbytes - self.layout.chunk_bytes
+            average = whole.view(self.layout.ranks, -1)
         bits_RZ, scale_RK = self._parts(average)
         yield from decompressed(bits_RZ.reshape(1, -1), scale_RK.reshape(1, -1), len(vector_N))
 
@@ -228,24 +229,6 @@ class CompressedAllReduce:
         """Returns signs (R, Z) and scales (R, K) of compressed chunks."""
         signs = self.layout.sign_bytes
         return chunks[:, :signs], chunks[:, signs:].contiguous().view(torch.float32)
-
-    def _exchanged(self, chunks: Tensor) -> Tensor:
-        """Returns what all ranks have for this one as a server, a chunk of each."""
-        if self._group is None:
-            return chunks
-        received = torch.empty_like(chunks)
-        dist.all_to_all_single(received, chunks, group=self._group)
-        self.sent_bytes += chunks.nbytes - self.layout.chunk_bytes
-        return received
-
-    def _gathered(self, chunk: Tensor) -> Tensor:
-        """Returns the chunks of all servers."""
-        if self._group is None:
-            return chunk
-        whole = chunk.new_empty(self.layout.vector_bytes)
-        dist.all_gather_single(whole, chunk.view(-1), group=self._group)
-        self.sent_bytes += whole.nbytes - self.layout.chunk_bytes
-        return whole.view(self.layout.ranks, -1)
 
 
 LOG = logging.getLogger(__name__)

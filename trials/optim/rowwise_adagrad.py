@@ -36,8 +36,7 @@ AT_ONCE = {"cpu": 2**16, "cuda": 2**22}
 """Numbers that are rounded at a time: on a CPU as many as its cache has room for."""
 WORKSPACE_BYTES = 16
 """Bytes of workspace per number that is rounded: four numbers of four bytes (trials/planner/memory_counter.py
-counts as
-many)."""
+counts as many)."""
 BITS_PER_WORD, BITS_PER_NUMBER = 64, 16
 GOLDEN = 0x9E3779B97F4A7C15
 MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
@@ -161,43 +160,41 @@ class RowWiseAdagrad(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Updates the rows that have a gradient."""
         assert closure is None
-        for group in self.param_groups:
-            if group["table_decay"]:
-                group[LOG_SHRINK] += log_shrink(group["lr"], group["table_decay"])
-            for table in group["params"]:
-                if table.grad is not None:
-                    self._update(table, group)
+        (group,) = self.param_groups
+        if group["table_decay"]:
+            group[LOG_SHRINK] += log_shrink(group["lr"], group["table_decay"])
+        for table in group["params"]:
+            if table.grad is not None:
+                self._update(table, group)
 
     @torch.no_grad()
     def catch_up(self, table: Tensor, rows: Tensor) -> None:
         """Applies the table decay that rows have missed, before they are read; duplicates do no harm."""
-        for group in self.param_groups:
-            if group["table_decay"] and any(table is parameter for parameter in group["params"]):
-                weights_RD = _rows_of(table, rows).mul_(self._due(table, group, rows))
-                self._write(table, rows, weights_RD)
+        if self.param_groups[0]["table_decay"]:
+            self._write(table, rows, _rows_of(table, rows).mul_(self._due(table, rows)))
 
     @torch.no_grad()
     def settle(self) -> None:
         """Applies all table decay that is due, before tables are evaluated or saved."""
-        for group in self.param_groups:
-            if group[LOG_SHRINK] != group[SETTLED]:
-                group[SETTLED] = group[LOG_SHRINK]
-                for table in group["params"]:
-                    factor_R1 = self._due(table, group, slice(None))
-                    if table.dtype == torch.float16:
-                        self._rounding.multiply([table], factor_R1)
-                    else:
-                        table.mul_(factor_R1)
+        (group,) = self.param_groups
+        if group[LOG_SHRINK] != group[SETTLED]:
+            group[SETTLED] = group[LOG_SHRINK]
+            for table in group["params"]:
+                factor_R1 = self._due(table, slice(None))
+                if table.dtype == torch.float16:
+                    self._rounding.multiply([table], factor_R1)
+                else:
+                    table.mul_(factor_R1)
 
-    def _due(self, table: Tensor, group: dict[str, Any], rows: Tensor | slice) -> Tensor:
+    def _due(self, table: Tensor, rows: Tensor | slice) -> Tensor:
         """Returns what rows are multiplied by for the table decay that they have missed (R, 1), and notes it as
         done."""
-        applied = self.state_of(table)[LOG_SHRINK]
-        factor_R1 = missed_shrink(group[LOG_SHRINK], applied[rows])
+        applied, shrink = self.state_of(table)[LOG_SHRINK], self.param_groups[0][LOG_SHRINK]
+        factor_R1 = missed_shrink(shrink, applied[rows])
         if isinstance(rows, slice):
-            applied.fill_(group[LOG_SHRINK])
+            applied.fill_(shrink)
         else:  # by index an accelerator would wait for the number
-            applied.index_fill_(0, rows, group[LOG_SHRINK])
+            applied.index_fill_(0, rows, shrink)
         return factor_R1
 
     def _update(self, table: Tensor, group: dict[str, Any]) -> None:
@@ -205,7 +202,7 @@ class RowWiseAdagrad(Optimizer):
         rows, gradient_RD = summed_by_row(table, state["slot"])
         weights_RD = _rows_of(table, rows)
         if group["table_decay"]:
-            weights_RD.mul_(self._due(table, group, rows))
+            weights_RD.mul_(self._due(table, rows))
         if group["decay"]:
             gradient_RD.add_(weights_RD, alpha=group["decay"])
         self._write(table, rows, weights_RD.sub_(row_steps(state["sum"], rows, gradient_RD, group["lr"])))
@@ -225,7 +222,7 @@ class RowWiseAdagrad(Optimizer):
             rows, device = table.shape[0], table.device
             state["sum"] = torch.zeros(rows, dtype=torch.float32, device=device)
             state["slot"] = torch.zeros(rows, dtype=torch.int64, device=device)
-            if any(group["table_decay"] for group in self.param_groups):
+            if self.param_groups[0]["table_decay"]:
                 state[LOG_SHRINK] = torch.zeros(rows, dtype=torch.float64, device=device)
         return state
 

@@ -64,19 +64,19 @@ class FlatPieces:
     """Length of the vector."""
     pieces: tuple[Piece, ...]
 
+    @classmethod
+    def whole(cls, values: Tensor) -> FlatPieces:
+        """Returns a vector that this rank has whole."""
+        return cls(len(values), (Piece(0, values),))
+
     def size(self) -> torch.Size:
         """Returns the size of the vector, which DCP compares with the checkpoint's."""
         return torch.Size([self.length])
 
-    def at(self, index: MetadataIndex) -> Tensor:
-        """Returns the piece that DCP asks for."""
-        assert index.offset is not None
-        return self._by_start[index.offset[0]]
-
     @cached_property
-    def _by_start(self) -> dict[int, Tensor]:
-        """The pieces, of which a rank may have thousands."""
-        return {piece.start: piece.values for piece in self.pieces}
+    def by_offset(self) -> dict[torch.Size | None, Tensor]:
+        """The pieces as DCP asks for them; a rank may have thousands."""
+        return {torch.Size([start]): values for start, values in self.pieces}
 
     def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
         """Says what there is to write (DCP's protocol)."""
@@ -108,7 +108,9 @@ class VectorSavePlanner(DefaultSavePlanner):
     def lookup_object(self, index: MetadataIndex) -> Any:
         """Returns what is written under this index."""
         value = self.state_dict[index.fqn]
-        return value.at(index) if isinstance(value, FlatPieces) else super().lookup_object(index)
+        return (
+            value.by_offset[index.offset] if isinstance(value, FlatPieces) else super().lookup_object(index)
+        )
 
 
 class VectorLoadPlanner(DefaultLoadPlanner):
@@ -127,7 +129,9 @@ class VectorLoadPlanner(DefaultLoadPlanner):
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
         """Returns the tensor to read into."""
         value = self.state_dict[index.fqn]
-        return value.at(index) if isinstance(value, FlatPieces) else super().lookup_tensor(index)
+        return (
+            value.by_offset[index.offset] if isinstance(value, FlatPieces) else super().lookup_tensor(index)
+        )
 
 
 INDEX = "index.json"
@@ -175,15 +179,41 @@ class IndexedWriter(FileSystemWriter):
             for name in {result.storage_data.relative_path for result in results}
         }
         hashed: Future[list[WriteResult]] = Future()
-        hashed.set_result([_with_hash(result, hashes) for result in results])
+        written = ((result, result.storage_data) for result in results)
+        hashed.set_result(
+            [
+                WriteResult(
+                    result.index,
+                    result.size_in_bytes,
+                    _Place(place.relative_path, place.offset, place.length, hashes[place.relative_path]),
+                )
+                for result, place in written
+            ]
+        )
         return hashed
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Writes the index, when all ranks have written their files."""
         places = {each.index: each.storage_data for of_rank in results for each in of_rank}
-        saved = metadata.state_dict_metadata
+        tensors = {}
+        for name, tensor in metadata.state_dict_metadata.items():
+            assert isinstance(tensor, TensorStorageMetadata), f"{name}: a checkpoint holds tensors alone"
+            chunks = []
+            for chunk in tensor.chunks:
+                place = places[MetadataIndex(name, chunk.offsets)]
+                chunks.append(
+                    SavedChunk(
+                        offsets=tuple(chunk.offsets),
+                        sizes=tuple(chunk.sizes),
+                        file=place.relative_path,
+                        start=place.offset,
+                        length=place.length,
+                    )
+                )
+            dtype, size = str(tensor.properties.dtype), tuple(tensor.size)
+            tensors[name] = SavedTensor(dtype=dtype, size=size, chunks=tuple(chunks))
         index = CheckpointIndex(
-            tensors={name: _saved(name, saved[name], places) for name in saved},
+            tensors=tensors,
             sha256={place.relative_path: place.sha256 for place in places.values()},
         )
         (Path(self.path) / INDEX).write_text(index.model_dump_json())
@@ -200,12 +230,19 @@ class IndexedReader(FileSystemReader):
             ValueError: if the index is not one of ours.
         """
         index = CheckpointIndex.model_validate_json((Path(self.path) / INDEX).read_bytes())
-        places = {
-            MetadataIndex(name, chunk.offsets): _Place(chunk.file, chunk.start, chunk.length)
-            for name, tensor in index.tensors.items()
-            for chunk in tensor.chunks
-        }
-        return Metadata({name: _described(name, each) for name, each in index.tensors.items()}, None, places)
+        places, described = dict[MetadataIndex, _Place](), dict[str, Any]()
+        for name, tensor in index.tensors.items():
+            if tensor.dtype not in DTYPES:
+                raise ValueError(
+                    f"{INDEX}: {name} is of {tensor.dtype}; known are {', '.join(sorted(DTYPES))}"
+                )
+            chunks = []
+            for chunk in tensor.chunks:
+                places[MetadataIndex(name, chunk.offsets)] = _Place(chunk.file, chunk.start, chunk.length)
+                chunks.append(ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes)))
+            properties = TensorProperties(dtype=DTYPES[tensor.dtype])
+            described[name] = TensorStorageMetadata(properties, torch.Size(tensor.size), chunks)
+        return Metadata(described, None, places)
 
 
 @dataclass(frozen=True)
@@ -218,39 +255,6 @@ class _Place:
     sha256: str = ""
     """Of the whole file, where it was just written."""
     transform_descriptors: None = None
-
-
-def _with_hash(result: WriteResult, hashes: Mapping[str, str]) -> WriteResult:
-    written = result.storage_data
-    place = _Place(written.relative_path, written.offset, written.length, hashes[written.relative_path])
-    return WriteResult(result.index, result.size_in_bytes, place)
-
-
-def _saved(name: str, tensor: object, places: Mapping[MetadataIndex, Any]) -> SavedTensor:
-    assert isinstance(tensor, TensorStorageMetadata), f"{name}: a checkpoint holds tensors alone"
-    found = [(chunk, places[MetadataIndex(name, chunk.offsets)]) for chunk in tensor.chunks]
-    chunks = [
-        SavedChunk(
-            offsets=tuple(chunk.offsets),
-            sizes=tuple(chunk.sizes),
-            file=place.relative_path,
-            start=place.offset,
-            length=place.length,
-        )
-        for chunk, place in found
-    ]
-    return SavedTensor(dtype=str(tensor.properties.dtype), size=tuple(tensor.size), chunks=tuple(chunks))
-
-
-def _described(name: str, tensor: SavedTensor) -> TensorStorageMetadata:
-    if tensor.dtype not in DTYPES:
-        raise ValueError(f"{INDEX}: {name} is of {tensor.dtype}; known are {', '.join(sorted(DTYPES))}")
-    chunks = [
-        ChunkStorageMetadata(torch.Size(each.offsets), torch.Size(each.sizes)) for each in tensor.chunks
-    ]
-    return TensorStorageMetadata(
-        TensorProperties(dtype=DTYPES[tensor.dtype]), torch.Size(tensor.size), chunks
-    )
 
 
 # Whether a checkpoint is as it was written: SHA-256 of its files, which its ranks look through together.

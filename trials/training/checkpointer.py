@@ -15,9 +15,8 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,7 +30,7 @@ from dhen.errors import UserError
 from dhen.values import Value
 from trials.records.job import Job
 from trials.records.places import PREFIX, checkpoints_in, steps_of
-from trials.records.strategy import Ranks, Strategy
+from trials.records.strategy import Ranks
 from trials.records.trial_record import CurvePoint, Metrics
 from trials.store.user_cache import disk_full, is_disk_full
 from trials.store.weights import OPTIMIZER, Weights, read_all, save_weights
@@ -49,6 +48,7 @@ from trials.training.embeddings.blocks import State, sums_of
 from trials.training.embeddings.growing import PROGRESS, TABLE_WEIGHTS
 from trials.training.memory_limit import on_host
 from trials.training.process_group import all_agree, as_first
+from trials.training.step import Step, WeightAverage
 
 # Where a training stands between two steps, but for weights: what a checkpoint needs to go on with.
 
@@ -101,46 +101,6 @@ AVERAGED = "averaged{}."
 """Prefix of the names of earlier weights, which an average is made of."""
 
 
-class Resumable(Protocol):
-    """A training step that can be saved."""
-
-    @property
-    def strategy(self) -> Strategy:
-        """The strategy that the model is held with."""
-
-    def dense_state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
-        """Returns the dense state of this rank, to save it; with `saved`, to load what a checkpoint has under
-        these names into, which changes what trains."""
-
-    def dense_moments(self, steps: int) -> dict[str, FlatPieces]:
-        """Returns the dense part's two moments as AdamW would have them after so many steps, on this rank; a
-        collective."""
-
-    def table_state(self, saved: Collection[str] | None = None) -> State:
-        """Returns this rank's tables, to save them; with `saved`, what it needs of a checkpoint that has these
-        keys."""
-
-    def restored(self, tables: State, steps: int) -> None:
-        """Takes over what was loaded into `dense_state()` and `table_state(saved)`, after so many steps."""
-
-    def save_tables(self, folder: Path) -> None:
-        """Has servers write their tables into a folder, where servers hold them; a collective."""
-
-    def go_on_with_tables(self, steps: int, folder: Path | None) -> None:
-        """Has servers go on after so many steps, with what they wrote into a folder or, without one, as they
-        are; a collective."""
-
-
-class Average(Protocol):
-    """A mean of weights that the step had earlier."""
-
-    def state(self) -> Iterator[tuple[FlatPieces, State]]:
-        """Yields the dense weights and the tables' parts for each set of weights in the mean, oldest first."""
-
-    def note(self) -> None:
-        """Takes the step's weights, as they are now, into the mean."""
-
-
 class CheckpointInfo(Value):
     """What the file `training.json` of a checkpoint says of the training."""
 
@@ -189,10 +149,10 @@ class Checkpoints:
 
     def save(
         self,
-        step: Resumable,
+        step: Step,
         state: TrainingState,
         best: Weights | None,
-        average: Average | None = None,
+        average: WeightAverage | None = None,
     ) -> float:
         """Makes a checkpoint; the best weights are rank 0's. Returns the seconds that saving took."""
         assert self._folder is not None
@@ -207,7 +167,15 @@ class Checkpoints:
         step.save_tables(partial)
         try:
             with on_host():
-                _write(_everything(step, self._ranks) | _averaged(average), partial)
+                state_dict = _state(step.dense_state(), step.table_state()) | _random(self._ranks)
+                for number, weights in enumerate(average.state() if average is not None else ()):
+                    state_dict |= _state(*weights, prefix=AVERAGED.format(number))
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", ".*intent is to save in a single process", UserWarning)
+                    writer, planner = IndexedWriter(partial), VectorSavePlanner()
+                    save(
+                        state_dict, storage_writer=writer, planner=planner, no_dist=not dist.is_initialized()
+                    )
         except CheckpointException as error:  # a BaseException, which says more than a rank can pass on
             if is_disk_full(error):
                 raise disk_full(self._folder) from error
@@ -223,7 +191,7 @@ class Checkpoints:
         return self._last - began
 
     def restore(
-        self, step: Resumable, average: Average | None = None
+        self, step: Step, average: WeightAverage | None = None
     ) -> tuple[TrainingState, Weights | None] | None:
         """Puts the newest checkpoint into a fresh step and the random number generators; None if there is none.
 
@@ -243,12 +211,24 @@ class Checkpoints:
         if newest is None:
             step.go_on_with_tables(0, None)
             return None
-        stand = self._stand(newest)
+        try:
+            stand = CheckpointInfo.model_validate_json((newest / STANDS).read_bytes())
+        except (OSError, ValidationError) as error:
+            raise UserError(
+                f"{newest}: no readable checkpoint ({error}). Delete it, and training begins anew; ranks on "
+                "several hosts need a folder that all of them see."
+            ) from None
+        if stand.job != self._job.fingerprint:
+            raise UserError(
+                f"{newest} is a checkpoint of another job ({stand.job}; this one is {self._job.fingerprint}): "
+                "model, log, training and seed must be the same. Name another folder, or delete it."
+            )
         LOG.info("goes on from %s, made by %d rank(s)", newest, stand.ranks)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*intent is to load in a single process", UserWarning)
             if average is not None:
-                for earlier in range(self._noted(stand.training)):
+                evaluations = stand.training.evaluations(self._job.evaluate_every)
+                for earlier in range(min(evaluations, self._job.weight_average)):
                     step.restored(self._read(newest, step, AVERAGED.format(earlier)), stand.training.steps)
                     average.note()
             tables = self._read(newest, step)
@@ -264,16 +244,12 @@ class Checkpoints:
         with on_host():  # as they are when an evaluation keeps them, on the first rank alone
             return stand.training, read_all(best) if self._ranks.first else {}
 
-    def _noted(self, state: TrainingState) -> int:
-        """Returns how many earlier weights are in a checkpoint of a training with an average."""
-        return min(state.evaluations(self._job.evaluate_every), self._job.weight_average)
-
     def drop(self) -> None:
         """Removes all checkpoints, when the training has ended."""
         if self._folder is not None and self._ranks.first:
             self._drop_all_but(0)
 
-    def _read(self, path: Path, step: Resumable, weights: str = "") -> State:
+    def _read(self, path: Path, step: Step, weights: str = "") -> State:
         """Loads a checkpoint. `weights` is the prefix of the names to read in place of the newest weights."""
         try:
             reader = IndexedReader(path)
@@ -281,16 +257,22 @@ class Checkpoints:
             tables = step.table_state({key.removeprefix(TABLES) for key in saved if key.startswith(TABLES)})
             random = {name: tensor for name, tensor in _random(self._ranks).items() if name in saved}
             names = {key.removeprefix(DENSE) for key in saved if key.startswith(DENSE)}
-            dense = {f"{DENSE}{name}": pieces for name, pieces in step.dense_state(names).items()}
-            state = dense | {f"{TABLES}{name}": tensor for name, tensor in tables.items()} | random
-            state = {f"{weights}{key}" if _is_weight(key) else key: value for key, value in state.items()}
-            load(state, storage_reader=reader, planner=VectorLoadPlanner(), no_dist=_alone())
+            of_weights = f"{DENSE}weight", *(f"{TABLES}{name}" for name in TABLE_WEIGHTS)
+            state = {
+                f"{weights}{key}" if key == of_weights[0] or key.startswith(of_weights[1:]) else key: value
+                for key, value in (_state(step.dense_state(names), tables) | random).items()
+            }
+            planner = VectorLoadPlanner()
+            load(state, storage_reader=reader, planner=planner, no_dist=not dist.is_initialized())
         except (CheckpointException, OSError, ValueError) as error:
             reason = " ".join(str(error).split())[-300:]
             raise UserError(
                 f"{path}: the checkpoint cannot be read ({reason}). Delete it, and training begins anew."
             ) from None
-        _set_random(random, self._ranks)
+        if (drawn := random.get(f"{RANDOM}{self._ranks.rank}")) is not None:
+            torch.set_rng_state(drawn)
+        if (drawn := random.get(f"{RANDOM_CUDA}{self._ranks.rank}")) is not None:
+            torch.cuda.set_rng_state(drawn)
         return tables
 
     def _newest_whole(self) -> Path | None:
@@ -315,52 +297,30 @@ class Checkpoints:
             as_first(self._ranks, [0.0])  # it is gone for all
         return None
 
-    def _stand(self, path: Path) -> CheckpointInfo:
-        try:
-            stand = CheckpointInfo.model_validate_json((path / STANDS).read_bytes())
-        except (OSError, ValidationError) as error:
-            raise UserError(
-                f"{path}: no readable checkpoint ({error}). Delete it, and training begins anew; ranks on several "
-                "hosts need a folder that all of them see."
-            ) from None
-        if stand.job != self._job.fingerprint:
-            raise UserError(
-                f"{path} is a checkpoint of another job ({stand.job}; this one is {self._job.fingerprint}): "
-                "model, log, training and seed must be the same. Name another folder, or delete it."
-            )
-        return stand
-
-    def _write_rest(self, partial: Path, step: Resumable, state: TrainingState, best: Weights | None) -> None:
+    def _write_rest(self, partial: Path, step: Step, state: TrainingState, best: Weights | None) -> None:
         """Writes where the training stands, the best weights and the manifest; best weights are written once, and
         linked to from then on."""
         ranks, tensor = self._ranks.world, step.strategy.tensor
         stand = CheckpointInfo(job=self._job.fingerprint, ranks=ranks, tensor=tensor, training=state)
         (partial / STANDS).write_text(stand.model_dump_json())
         known = {}
-        if best is not None:
-            earlier = self._with_these_best(state)
-            if earlier is None:
-                save_weights(best, partial / BEST)
-            else:
+        assert self._folder is not None
+        for earlier in checkpoints_in(self._folder) if best is not None else ():
+            try:
+                stand = CheckpointInfo.model_validate_json((earlier / STANDS).read_bytes())
+                hashes = written_hashes(earlier)
+            except (OSError, ValueError):
+                continue  # it was damaged since
+            if stand.training.best_examples == state.best_examples and BEST in hashes:
                 try:
                     os.link(earlier / BEST, partial / BEST)
                 except OSError:  # of a file system without hard links
                     shutil.copyfile(earlier / BEST, partial / BEST)
-                known = {BEST: written_hashes(earlier)[BEST]}
+                known = {BEST: hashes[BEST]}
+                break
+        if best is not None and not known:
+            save_weights(best, partial / BEST)
         write_manifest(partial, known)
-
-    def _with_these_best(self, state: TrainingState) -> Path | None:
-        """Returns a checkpoint that has the best weights already, and whose files tell so."""
-        assert self._folder is not None
-        for path in checkpoints_in(self._folder):
-            try:
-                stand = CheckpointInfo.model_validate_json((path / STANDS).read_bytes())
-                hashes = written_hashes(path)
-            except (OSError, ValueError):
-                continue  # it was damaged since
-            if stand.training.best_examples == state.best_examples and BEST in hashes:
-                return path
-        return None
 
     def _drop_all_but(self, count: int) -> None:
         assert self._folder is not None
@@ -376,33 +336,10 @@ def _remove(path: Path) -> None:
     shutil.rmtree(leaving, ignore_errors=True)
 
 
-def _everything(step: Resumable, ranks: Ranks) -> dict[str, Tensor | FlatPieces]:
-    dense = {f"{DENSE}{name}": pieces for name, pieces in step.dense_state().items()}
-    return {**dense, **{f"{TABLES}{name}": t for name, t in step.table_state().items()}, **_random(ranks)}
-
-
-def _averaged(average: Average | None) -> dict[str, Tensor | FlatPieces]:
-    state: dict[str, Tensor | FlatPieces] = {}
-    for number, (dense, table_parts) in enumerate(average.state() if average is not None else ()):
-        prefix = AVERAGED.format(number)
-        state[f"{prefix}{DENSE}weight"] = dense
-        state |= {f"{prefix}{TABLES}{name}": tensor for name, tensor in table_parts.items()}
-    return state
-
-
-def _is_weight(key: str) -> bool:
-    return key == f"{DENSE}weight" or key.startswith(tuple(f"{TABLES}{name}" for name in TABLE_WEIGHTS))
-
-
-def _write(state: dict[str, Tensor | FlatPieces], folder: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*intent is to save in a single process", UserWarning)
-        writer = IndexedWriter(folder)
-        save(state, storage_writer=writer, planner=VectorSavePlanner(), no_dist=_alone())
-
-
-def _alone() -> bool:
-    return not dist.is_initialized()
+def _state(dense: dict[str, FlatPieces], tables: State, prefix: str = "") -> dict[str, Tensor | FlatPieces]:
+    """Returns dense state and tables by their names in a checkpoint."""
+    named = {f"{prefix}{DENSE}{name}": pieces for name, pieces in dense.items()}
+    return {**named, **{f"{prefix}{TABLES}{name}": tensor for name, tensor in tables.items()}}
 
 
 def _random(ranks: Ranks) -> dict[str, Tensor]:
@@ -413,21 +350,12 @@ def _random(ranks: Ranks) -> dict[str, Tensor]:
     return states
 
 
-def _set_random(states: dict[str, Tensor], ranks: Ranks) -> None:
-    if (state := states.get(f"{RANDOM}{ranks.rank}")) is not None:
-        torch.set_rng_state(state)
-    if (state := states.get(f"{RANDOM_CUDA}{ranks.rank}")) is not None:
-        torch.cuda.set_rng_state(state)
-
-
 # Optimizer state beside weights in their file, in the form of one process: what goes on learning begins with it.
 #
 # Names begin with `optimizer.`: `dense.exp_avg` and the like are vectors over all dense weights in the order of
 # `named_parameters`, `tables.sum.TABLE.FIRST-LAST` row-wise Adagrad's sums by row, `tables.PROGRESS` and so on
-# what
-# growing tables have counted, `steps` the number of training steps. However a model is held, its state is
-# gathered
-# into this form and put back from it. Weights are not part of it: they have a form of their own.
+# what growing tables have counted, `steps` the number of training steps. However a model is held, its state is
+# gathered into this form and put back from it. Weights are not part of it: they have a form of their own.
 #
 # Without it, Adagrad's first update of a row is as large as if nothing had been learnt (docs/log.md).
 
@@ -435,13 +363,14 @@ STEPS = f"{OPTIMIZER}steps"
 SUM, COUNTED = "sum.", f"{PROGRESS}."
 
 
-def optimizer_state(step: Resumable, steps: int, ranks: Ranks) -> Weights:
+def optimizer_state(step: Step, steps: int, ranks: Ranks) -> Weights:
     """Returns a copy of a step's optimizer state after so many steps, on the first rank, empty on others; a
     collective."""
     with on_host():
         dense = step.dense_moments(steps)
         held = {name: [(start, values.cpu()) for start, values in one.pieces] for name, one in dense.items()}
-        tables = {name: values.cpu() for name, values in _tables(step).items()}
+        table_state = step.table_state().items()
+        tables = {name: t.cpu() for name, t in table_state if name.startswith((SUM, COUNTED))}
         of_ranks: list[Any] = [(held, tables)]
         if ranks.world > 1:
             of_ranks = [None] * ranks.world
@@ -459,7 +388,7 @@ def optimizer_state(step: Resumable, steps: int, ranks: Ranks) -> Weights:
         return found
 
 
-def put_back(step: Resumable, saved: Weights, ranks: Ranks) -> None:
+def put_back(step: Step, saved: Weights, ranks: Ranks) -> None:
     """Puts optimizer state, which the first rank has, into a step that has the weights already; does nothing if
     there is none. A collective."""
     if ranks.world > 1:
@@ -486,8 +415,3 @@ def table_part(saved: Weights) -> State:
     """Returns what of an optimizer state is of the tables, by the names that `put_back` knows a step's by."""
     prefix = f"{OPTIMIZER}{TABLES}"
     return {name.removeprefix(prefix): one for name, one in saved.items() if name.startswith(prefix)}
-
-
-def _tables(step: Resumable) -> State:
-    """Returns what a step's tables have beside weights."""
-    return {name: one for name, one in step.table_state().items() if name.startswith((SUM, COUNTED))}

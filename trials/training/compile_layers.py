@@ -104,36 +104,27 @@ class _CompileOnce:
             return  # an evaluation
         self._hook.remove()
         buffers = {name: buffer.clone() for name, buffer in layer.named_buffers()}
+        where = inputs[0].device
         try:
-            astray = _compiled_astray(layer, inputs)
+            # training draws what it would have
+            with torch.random.fork_rng([where] if where.type == "cuda" else []):
+                eager = _results(layer, inputs)
+                with torch._inductor.config.patch(fallback_random=True):  # dropout has the same masks
+                    layer.compile(dynamic=False)
+                    astray = _astray(eager, _results(layer, inputs))
         except Exception as error:  # whatever it is, the layer itself has trained so far
             astray = f"{type(error).__name__}: {error}"
         for name, buffer in layer.named_buffers():
             buffer.copy_(buffers[name])
         if astray is None:
-            _for_training_alone(layer)
+            # evaluations go through the layer itself: other numbers of rows would be compiled for anew, unchecked
+            compiled: Callable[..., Tensor] | None = layer._compiled_call_impl
+            itself: Callable[..., Tensor] = layer._call_impl
+            assert compiled is not None
+            layer._compiled_call_impl = lambda *inputs: (compiled if layer.training else itself)(*inputs)
         else:
             layer._compiled_call_impl = None
             LOG.warning("layer %d is not compiled, for it would not be the same (%s)", self._number, astray)
-
-
-def _for_training_alone(layer: nn.Module) -> None:
-    """Has evaluations go through the layer itself: other numbers of rows would be compiled for anew, unchecked."""
-    compiled: Callable[..., Tensor] | None = layer._compiled_call_impl
-    itself: Callable[..., Tensor] = layer._call_impl
-    assert compiled is not None
-    layer._compiled_call_impl = lambda *inputs: (compiled if layer.training else itself)(*inputs)
-
-
-def _compiled_astray(layer: nn.Module, inputs: tuple[Tensor, ...]) -> str | None:
-    """Compiles a layer; says what comes of it then that is not what came of it before."""
-    where = inputs[0].device
-    # training draws what it would have
-    with torch.random.fork_rng([where] if where.type == "cuda" else []):
-        eager = _results(layer, inputs)
-        with torch._inductor.config.patch(fallback_random=True):  # dropout has the same masks
-            layer.compile(dynamic=False)
-            return _astray(eager, _results(layer, inputs))
 
 
 def _results(layer: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:

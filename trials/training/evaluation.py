@@ -7,11 +7,10 @@ takes as many rows as fit in what a training step holds (`Pricing.evaluation_row
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dhen.batch import FeatureBatch
@@ -46,15 +45,16 @@ def evaluate(
     split = log.split(split_name)
     with torch.no_grad():
         logit_N = split_logits(model, split, batch_size)
-    with on_host():
-        if keep is not None:
-            keep(logit_N)
-        return logit_metrics(logit_N, split, log)
+    return metrics_over_ranks(logit_N, split, log, Ranks(), keep)
 
 
 def logit_metrics(logit_N: Tensor, split: Split, log: PreparedLog) -> Metrics:
     """Returns metrics of logits of all rows of a split of the log, not corrected for negative sampling so far."""
-    return _metrics(_probabilities(logit_N), split, log)
+    rate, p = log.schema.negative_sampling_rate, torch.sigmoid(logit_N.double()).numpy()
+    label = np.asarray(split.labels, dtype=np.float64)
+    return evaluate_predictions(
+        undo_negative_sampling(p, rate), label, example_weights(split.labels, split.weight, rate)
+    )
 
 
 def split_logits(model: nn.Module, split: Split, batch_size: int | None = None) -> Tensor:
@@ -64,9 +64,9 @@ def split_logits(model: nn.Module, split: Split, batch_size: int | None = None) 
     was_training = model.training
     model.eval()
     batches = eval_batches(split, batch_size=batch_size or rows_at_once(model))
-    logits = [_to_host(model(batch.to(device).features)) for batch in batches]
+    logit_N = _on_host(model(batch.to(device).features) for batch in batches)
     model.train(was_training)
-    return _joined_on_host(logits)
+    return logit_N
 
 
 def logits_over_ranks(
@@ -91,10 +91,21 @@ def logits_over_ranks(
         UserError: on all ranks, where the split has fewer rows than there are ranks.
     """
     data = data or ranks.data_part()
-    mine = _logits(score, split, data, batch_size)
-    without = [0] * (ranks.world - data.ranks)
+    slices = [rank_slice(split.rows, rank, data.ranks) for rank in range(data.ranks)]
+    sizes = [rows.stop - rows.start for rows in slices]
+    if min(sizes) == 0:
+        raise UserError(
+            f"the {split.name} split has {split.rows} rows, fewer than one for each of {data.ranks} ranks; "
+            "train on fewer ranks, or on a longer log."
+        )
+    # as many batches as any other rank: ranks may meet in each, and would wait for ever for one that has fewer
+    passes = min(-(-max(sizes) // batch_size), min(sizes))
+    at_once = max(batch_size, -(-max(sizes) // passes))
+    batches = eval_batches(split, batch_size=at_once, passes=passes, rank=data.rank, ranks=data.ranks)
+    where = device()
+    mine = _on_host(score(batch.to(where).features) for batch in batches)
     with on_host():
-        return joined(ranks, mine, _part_sizes(split.rows, data) + without)
+        return joined(ranks, mine, sizes + [0] * (ranks.world - data.ranks))
 
 
 def metrics_over_ranks(
@@ -103,58 +114,23 @@ def metrics_over_ranks(
     """Returns metrics of logits that the first rank has, equal on all ranks; a collective. `keep` is given the
     logits on the first."""
     with on_host():
-        if logit_N is None:
-            return _on_all_ranks(ranks, None, split.rows)
-        if keep is not None:
-            keep(logit_N)
-        return _on_all_ranks(ranks, logit_metrics(logit_N, split, log), split.rows)
+        numbers = [0.0] * 4
+        if logit_N is not None:
+            if keep is not None:
+                keep(logit_N)
+            metrics = logit_metrics(logit_N, split, log)
+            numbers = [metrics.ne, metrics.log_loss, metrics.auc, metrics.calibration]
+        ne, log_loss, auc, calibration = as_first(ranks, numbers)
+        return Metrics(ne=ne, log_loss=log_loss, auc=auc, calibration=calibration, examples=split.rows)
 
 
-def _logits(score: Callable[[FeatureBatch], Tensor], split: Split, data: DataPart, batch_size: int) -> Tensor:
-    """Returns the logits of this rank's part, fp32, in as many batches as any other rank's: ranks may meet in each
-    of them, and would wait for ever for one that has fewer."""
-    sizes = _part_sizes(split.rows, data)
-    if min(sizes) == 0:
-        raise UserError(
-            f"the {split.name} split has {split.rows} rows, fewer than one for each of {data.ranks} ranks; "
-            "train on fewer ranks, or on a longer log."
-        )
-    passes = min(-(-max(sizes) // batch_size), min(sizes))
-    at_once = max(batch_size, -(-max(sizes) // passes))
-    batches = eval_batches(split, batch_size=at_once, passes=passes, rank=data.rank, ranks=data.ranks)
-    where = device()
-    return _joined_on_host([_to_host(score(batch.to(where).features)) for batch in batches])
-
-
-def _to_host(logit_B: Tensor) -> Tensor:
-    """Returns a copy in fp32 in the host's memory: a device that trains has no room for those of a split."""
+def _on_host(logits: Iterable[Tensor]) -> Tensor:
+    """Returns logits of batches (B each) one after another, in fp32 in the host's memory: a device that trains has
+    no room for those of a split."""
+    found = []
+    for logit_B in logits:
+        with on_host():
+            found.append(logit_B.to("cpu", torch.float32, copy=True))
+        del logit_B  # before the next ones are made
     with on_host():
-        return logit_B.to("cpu", torch.float32, copy=True)
-
-
-def _joined_on_host(logits: list[Tensor]) -> Tensor:
-    with on_host():
-        return torch.cat(logits)
-
-
-def _part_sizes(rows: int, data: DataPart) -> list[int]:
-    slices = (rank_slice(rows, rank, data.ranks) for rank in range(data.ranks))
-    return [rows_of_rank.stop - rows_of_rank.start for rows_of_rank in slices]
-
-
-def _probabilities(logit_N: Tensor) -> NDArray[np.float64]:
-    return torch.sigmoid(logit_N.double()).numpy()
-
-
-def _metrics(p: NDArray[np.float64], split: Split, log: PreparedLog) -> Metrics:
-    rate = log.schema.negative_sampling_rate
-    label = np.asarray(split.labels, dtype=np.float64)
-    weights = example_weights(split.labels, split.weight, rate)
-    return evaluate_predictions(undo_negative_sampling(p, rate), label, weights)
-
-
-def _on_all_ranks(ranks: Ranks, metrics: Metrics | None, rows: int) -> Metrics:
-    """Returns rank 0's metrics, on all ranks."""
-    values = (metrics.ne, metrics.log_loss, metrics.auc, metrics.calibration) if metrics else (0.0,) * 4
-    ne, log_loss, auc, calibration = as_first(ranks, list(values))
-    return Metrics(ne=ne, log_loss=log_loss, auc=auc, calibration=calibration, examples=rows)
+        return torch.cat(found)

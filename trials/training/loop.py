@@ -13,8 +13,8 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,22 +27,21 @@ from trials.cluster.machine import device
 from trials.data.loader import on_device
 from trials.data.prepared_log import PreparedLog
 from trials.records.events import Diverged, Evaluated, Event, Progress, Trained, Wrapped
-from trials.records.job import Job, TrainingConfig
+from trials.records.job import Job
 from trials.records.strategy import DataPart, Ranks, Strategy, rank_slice
 from trials.records.trial_record import CurvePoint, Measured, Metrics
 from trials.store.weights import Weights
 from trials.training.checkpointer import CHECKPOINT_SECONDS, Checkpoints, TrainingState, optimizer_state
 from trials.training.compile_layers import CALIBRATION_STEPS, compile_if_it_pays
-from trials.training.distributed_step import DistributedStep
-from trials.training.embeddings.levels import CacheUse
+from trials.training.distributed_step import fresh_step
 from trials.training.memory_limit import on_host, process_peak_bytes
 from trials.training.process_group import as_first, mean_over
 from trials.training.progressive import Pulse, score_ahead
-from trials.training.schedule import PassBatches, Turn, WeightAverage, handed_out, in_order, rate_factors
+from trials.training.schedule import PassBatches, Turn, handed_out, in_order, rate_factors
 from trials.training.servers.client import Servers
 from trials.training.servers.messages import LinkBrokenError
 from trials.training.servers.server import Losses
-from trials.training.step import ONE_RANK, PLAIN_DP, DivergenceError, Step, TrainStep, fresh_step
+from trials.training.step import ONE_RANK, PLAIN_DP, DivergenceError, Step, TrainStep, WeightAverage
 from trials.training.stragglers import OwnTime, Stragglers, like_ranks
 
 # Stops a training when its time is over: after the same step on all ranks, and early enough to evaluate and keep
@@ -102,6 +101,8 @@ class _Run:
     checkpoints: Checkpoints
     emit: Callable[[Event], None]
     progress_seconds: float
+    limit: TimeLimit
+    """When the training has to have ended."""
     state: TrainingState
     losses: list[Tensor] = field(default_factory=list)
     """Losses of the steps since the last check."""
@@ -117,8 +118,6 @@ class _Run:
     """Judges what all ranks take; None if nothing is measured."""
     own_since: int = 0
     """Examples that were done when the stretch began that is measured now."""
-    limit: TimeLimit = field(default_factory=lambda: TimeLimit(None, ONE_RANK, 0))
-    """When the training has to have ended."""
     cut_after: int | None = None
     """Examples after which it was stopped; None if it came to its own end."""
     checks: int = 0
@@ -128,11 +127,6 @@ class _Run:
     def data(self) -> DataPart:
         """Which part of every batch this rank reads."""
         return self.ranks.data_part(self.step.strategy.pipeline)
-
-    @property
-    def rows(self) -> int:
-        """Number of rows of a pass."""
-        return self.job.training.rows_used(self.log.manifest.rows["train"])
 
     @cached_property
     def batches(self) -> PassBatches:
@@ -223,9 +217,9 @@ def train(
     emit(Wrapped(strategy=step.strategy.name))
     for point in state.curve:
         emit(Evaluated(point=point))
-    run = _Run(job, log, step, ranks, checkpoints, emit, progress_seconds, state, servers=servers)
-    run.best_weights, run.average = best_weights, average
-    run.limit = TimeLimit(ends_at, ranks, log.manifest.rows["validation"])
+    limit = TimeLimit(ends_at, ranks, log.manifest.rows["validation"])
+    run = _Run(job, log, step, ranks, checkpoints, emit, progress_seconds, limit, state)
+    run.best_weights, run.average, run.servers = best_weights, average, servers
     if ranks.world > 1 and device().type == "cpu":
         run.own, run.stragglers = OwnTime(), Stragglers(like_ranks(ranks, step.strategy))
     try:
@@ -266,41 +260,29 @@ def train(
         assert best is not None
         if ranks.first:
             keep(best_weights)
-        trained = _trained(state, job.training, best, cache_use, staleness, lost_steps)
-        trained = trained.replace(measured=trained.measured.replace(cut_after=cut_after))
-        emit(trained)
+        speed = statistics.median(state.speeds)
+        measured = Measured(
+            examples_per_second=speed,
+            step_ms=1000.0 * (job.training.batch_size or 0) / speed,
+            peak_memory_bytes=process_peak_bytes(device()),
+            train_seconds=state.curve[-1].seconds - state.evaluate_seconds,
+            evaluate_seconds=state.evaluate_seconds,
+            table_hit_rate=cache_use.hit_rate if cache_use else None,
+            table_rows_copied=cache_use.rows_a_step if cache_use else None,
+            staleness=staleness,
+            lost_steps=lost_steps or None,
+            cut_after=cut_after,
+        )
+        emit(Trained(best=best, measured=measured))
         LOG.info(
             "training ended: best NE %.6f after %s examples; %s examples/s",
-            trained.best.ne,
+            best.ne,
             f"{state.best_examples:,}",
-            f"{trained.measured.examples_per_second:,.0f}",
+            f"{speed:,.0f}",
         )
     if checkpoints.count:
         LOG.info("checkpoints: %d, %.2f s in all", checkpoints.count, checkpoints.seconds)
     checkpoints.drop()
-
-
-def _trained(
-    state: TrainingState,
-    config: TrainingConfig,
-    best: Metrics,
-    cache: CacheUse | None,
-    staleness: dict[int, int] | None,
-    lost_steps: int,
-) -> Trained:
-    speed = statistics.median(state.speeds)
-    measured = Measured(
-        examples_per_second=speed,
-        step_ms=1000.0 * (config.batch_size or 0) / speed,
-        peak_memory_bytes=process_peak_bytes(device()),
-        train_seconds=state.curve[-1].seconds - state.evaluate_seconds,
-        evaluate_seconds=state.evaluate_seconds,
-        table_hit_rate=cache.hit_rate if cache else None,
-        table_rows_copied=cache.rows_a_step if cache else None,
-        staleness=staleness,
-        lost_steps=lost_steps or None,
-    )
-    return Trained(best=best, measured=measured)
 
 
 def _train(run: _Run) -> None:
@@ -319,19 +301,30 @@ def _train(run: _Run) -> None:
     )
     first_steps, stretch_first, rate = state.steps, state.examples, 0.0
     _measure_anew(run)
-    for turn in _turns(run):
+    if run.alone:
+        assert run.servers is not None
+        turns = handed_out(run.batches, run.servers, state, config, lambda: run.done)
+    else:
+        turns = in_order(
+            on_device(run.batches.from_step(state.steps, *run.data), device()), config.batch_size, state
+        )
+    for turn in turns:
         rate, checked = _step(run, turn)
         # what a checkpoint brings about is done also where none follows: one must change nothing
-        if checked and isinstance(step, DistributedStep):
+        if checked:
             step.finish_update()
         run.checks += checked
         may_save = checked and (not run.decays_late or run.checks % SETTLED_EVERY == 0)
         if may_save and run.decays_late:
             step.settle()
         now = time.perf_counter()
-        if state.steps - first_steps == CALIBRATION_STEPS:
+        if state.steps - first_steps == CALIBRATION_STEPS and isinstance(step, TrainStep):
+            if device().type == "cuda":
+                torch.cuda.synchronize()  # what was only started is part of the time
             steps = (state.examples - stretch_first) // config.batch_size
-            _consider_compiling(run, stretch_began, steps)
+            seconds = (time.perf_counter() - stretch_began) / steps
+            steps_left = (run.total_examples - state.examples) // config.batch_size
+            LOG.info(compile_if_it_pays(step.model, seconds, steps_left))
         if now - last_progress > run.progress_seconds:
             last_progress = now
             run.emit(run.progress(now - began))
@@ -359,10 +352,14 @@ def _train(run: _Run) -> None:
         validation, averaged = _evaluate(run)
         stretch_began, stretch_first = time.perf_counter(), state.examples
         state.evaluate_seconds += stretch_began - now
+        if state.loss_steps or not state.curve:
+            train_loss = state.loss_sum / max(1, state.loss_steps)
+        else:  # the batches since the last evaluation were lost with the ranks that had them
+            train_loss = state.curve[-1].train_loss
         point = CurvePoint(
             examples=state.examples,
-            epoch=state.examples / run.rows,
-            train_loss=_mean_loss(state),
+            epoch=state.examples / config.rows_used(run.log.manifest.rows["train"]),
+            train_loss=train_loss,
             learning_rate=rate,
             seconds=stretch_began - began,
             validation=validation,
@@ -412,24 +409,17 @@ def _step(run: _Run, turn: Turn) -> tuple[float, bool]:
     if run.alone:
         run.done = Losses(float(loss), 1, step.clipped_steps())
         return rate, False
-    return rate, _note_loss(run, loss)
+    run.losses.append(loss)
+    if len(run.losses) < FINITE_CHECK_STEPS:
+        return rate, False
+    _check_losses(run)
+    return rate, True
 
 
 def _save(run: _Run, began: float) -> float:
     """Saves a checkpoint; returns the seconds it took."""
     run.state.seconds = time.perf_counter() - began
     return run.checkpoints.save(run.step, run.state, run.best_weights, run.average)
-
-
-def _consider_compiling(run: _Run, began: float, steps: int) -> None:
-    """Decides on compiling after the first steps, so many since `began`; what was decided is in the rank's log."""
-    assert run.job.training.batch_size is not None
-    if isinstance(run.step, TrainStep):
-        if device().type == "cuda":
-            torch.cuda.synchronize()  # what was only started is part of the time
-        seconds = (time.perf_counter() - began) / steps
-        steps_left = (run.total_examples - run.state.examples) // run.job.training.batch_size
-        LOG.info(compile_if_it_pays(run.step.model, seconds, steps_left))
 
 
 def _goes_on_unseen(run: _Run, turn: Turn) -> bool:
@@ -450,30 +440,20 @@ def _goes_on_unseen(run: _Run, turn: Turn) -> bool:
 
 
 def _evaluate(run: _Run) -> tuple[Metrics, bool]:
-    """Evaluates on validation: the weights as they are, or, with True, their mean over the last evaluations where
-    better; of a refit, at whose end nothing is better for sure, the mean."""
-    if run.job.refit is not None:
-        return _of_refit(run)
-    validation = run.step.evaluate(run.log, "validation")
-    if run.average is None:
-        return validation, False
-    run.average.note()
-    if not run.average.is_mean:
-        return validation, False
-    with run.average.in_place(run.state.steps):
-        of_mean = run.step.evaluate(run.log, "validation")
-    return (of_mean, True) if of_mean.ne < validation.ne else (validation, False)
-
-
-def _of_refit(run: _Run) -> tuple[Metrics, bool]:
-    """Evaluates the mean of the last weights at the end of a refit, on rows that it was trained on; the weights
-    themselves where no others were noted."""
-    if run.average is not None:
-        run.average.note()
-    if run.average is None or not run.average.is_mean:
-        return run.step.evaluate(run.log, "validation"), False
-    with run.average.in_place(run.state.steps):
-        return run.step.evaluate(run.log, "validation"), True
+    """Evaluates on validation: the weights as they are, or, with True, their mean over the last evaluations if it
+    is better. A refit was trained on these rows, so that nothing is better for sure: it takes the mean if there is
+    one."""
+    validation, average = None, run.average
+    if run.job.refit is None or average is None:
+        validation = run.step.evaluate(run.log, "validation")
+    if average is not None:
+        average.note()
+        if average.is_mean:
+            with average.in_place(run.state.steps):
+                of_mean = run.step.evaluate(run.log, "validation")
+            if validation is None or of_mean.ne < validation.ne:
+                return of_mean, True
+    return validation or run.step.evaluate(run.log, "validation"), False
 
 
 def _judge(run: _Run, point: CurvePoint) -> bool:
@@ -484,7 +464,8 @@ def _judge(run: _Run, point: CurvePoint) -> bool:
     state.loss_sum, state.loss_steps, state.clipped_steps = 0.0, 0, 0
     if state.best is None or point.validation.ne < state.best.ne:
         state.best, state.best_examples, state.stale = point.validation, point.examples, 0
-        with _weights_of(run, point), on_host():
+        better = run.average.in_place(state.steps) if run.average and point.averaged else nullcontext()
+        with better, on_host():
             run.best_weights = run.step.weights()
             if run.job.period is not None:  # it is judged as it goes on learning
                 run.best_weights |= optimizer_state(run.step, state.steps, run.ranks)
@@ -496,25 +477,24 @@ def _judge(run: _Run, point: CurvePoint) -> bool:
     return state.stale >= config.patience or point.validation.ne >= BY_HEART * state.best.ne
 
 
-def _weights_of(run: _Run, point: CurvePoint) -> AbstractContextManager[None]:
-    """Puts into the step, inside, the weights that were found to be better at this evaluation."""
-    return run.average.in_place(run.state.steps) if run.average and point.averaged else nullcontext()
-
-
-def _note_loss(run: _Run, loss: Tensor) -> bool:
-    """Notes a loss; returns True if losses were checked."""
-    run.losses.append(loss)
-    if len(run.losses) < FINITE_CHECK_STEPS:
-        return False
-    _check_losses(run)
-    return True
-
-
 def _check_losses(run: _Run) -> None:
-    """Adds up the losses since the last check; raises at the first that is not finite; a collective."""
+    """Adds up the losses since the last check, their means over ranks; raises at the first that is not finite. Has
+    judged what each rank took itself. A collective."""
     if not run.losses:
         return
-    losses = _over_ranks(run, torch.stack(run.losses))
+    mine = torch.stack(run.losses)
+    if run.own is None or run.stragglers is None:
+        losses = mean_over(run.ranks, mine).tolist()
+    else:  # what each rank took itself travels with them
+        (taken, wall), world = run.own.taken(), run.ranks.world
+        own = torch.zeros(world, dtype=mine.dtype, device=mine.device)
+        own[run.ranks.rank] = taken
+        means = mean_over(run.ranks, torch.cat((mine, own))).tolist()
+        losses, seconds = means[: len(mine)], [world * mean for mean in means[len(mine) :]]
+        for slow in run.stragglers.note(seconds, wall, run.own_since):
+            LOG.warning("%s", slow.words)
+            run.emit(slow)
+        _measure_anew(run)
     first_step = run.state.steps - len(losses) + 1
     run.losses.clear()
     for step, loss in enumerate(losses, start=first_step):
@@ -525,44 +505,9 @@ def _check_losses(run: _Run) -> None:
     run.state.clipped_steps += run.step.clipped_steps()
 
 
-def _over_ranks(run: _Run, losses: Tensor) -> list[float]:
-    """Returns the means of losses over ranks, and has what each rank took itself judged, which travels with them;
-    a collective."""
-    if run.own is None or run.stragglers is None:
-        return mean_over(run.ranks, losses).tolist()
-    taken, count, world = run.own.taken(), len(losses), run.ranks.world
-    own = torch.zeros(world, dtype=losses.dtype, device=losses.device)
-    own[run.ranks.rank] = taken.own
-    means = mean_over(run.ranks, torch.cat((losses, own))).tolist()
-    seconds = [world * mean for mean in means[count:]]
-    for slow in run.stragglers.note(seconds, taken.wall, run.own_since):
-        LOG.warning("%s", slow.words)
-        run.emit(slow)
-    _measure_anew(run)
-    return means[:count]
-
-
-def _mean_loss(state: TrainingState) -> float:
-    """Returns the mean loss of the steps since the last evaluation; where their batches were lost with the ranks
-    that had them, the one before."""
-    if state.loss_steps or not state.curve:
-        return state.loss_sum / max(1, state.loss_steps)
-    return state.curve[-1].train_loss
-
-
 def _measure_anew(run: _Run) -> None:
     """Begins a stretch in which is measured what this rank takes itself; what was since the last one is left
     out."""
     if run.own is not None:
         run.own_since = run.state.examples
         run.own.begin()
-
-
-def _turns(run: _Run) -> Iterator[Turn]:
-    """Yields what this rank does, from where the training stands."""
-    assert run.job.training.batch_size is not None
-    if run.alone:
-        assert run.servers is not None
-        return handed_out(run.batches, run.servers, run.state, run.job.training, lambda: run.done)
-    mine = on_device(run.batches.from_step(run.state.steps, *run.data), device())
-    return in_order(mine, run.job.training.batch_size, run.state)

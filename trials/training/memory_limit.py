@@ -42,8 +42,17 @@ def limited_memory(limit_bytes: int | None, device: torch.device) -> Iterator[Pe
         torch.OutOfMemoryError: beyond the limit; on a CPU the `MemoryLimitError` says by how much.
     """
     if device.type == "cuda":
-        with _limited_device(limit_bytes, device):
-            yield lambda: process_peak_bytes(device)
+        if device.index is None:  # the allocator's limits are asked for by number
+            device = torch.device(device.type, torch.cuda.current_device())
+        total = torch.cuda.get_device_properties(device).total_memory
+        share = 1.0
+        if limit_bytes is not None:  # the context is of what is declared, and not the allocator's
+            share = min(1.0, max(0.0, (limit_bytes - CUDA_CONTEXT_BYTES) / total))
+        torch.cuda.set_per_process_memory_fraction(share, device)
+        yield lambda: process_peak_bytes(device)
+        torch.cuda.set_per_process_memory_fraction(
+            1.0, device
+        )  # after an error `needed_and_limit` asks for it
     elif limit_bytes is None:
         yield lambda: process_peak_bytes(device)
     else:
@@ -126,15 +135,13 @@ def keep_on_host(parameters: Iterable[Tensor]) -> None:
 def out_of_memory(error: BaseException | None) -> BaseException | None:
     """Returns the lack of memory that is behind an error, which code in between may have raised anew; None for
     another cause."""
-    while error is not None and not _is_lack_of_memory(error):
+    while error is not None and not (
+        isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        # what torch raises if the host has none left is of no kind of its own
+        or (isinstance(error, RuntimeError) and CPU_ALLOCATOR in str(error))
+    ):
         error = error.__cause__ or error.__context__
     return error
-
-
-def _is_lack_of_memory(error: BaseException) -> bool:
-    """Whether this error is one; what torch raises where the host has none left is of no kind of its own."""
-    refused = isinstance(error, RuntimeError) and CPU_ALLOCATOR in str(error)
-    return refused or isinstance(error, (MemoryError, torch.OutOfMemoryError))
 
 
 def needed_and_limit(error: BaseException) -> tuple[int | None, int | None]:
@@ -149,19 +156,6 @@ def needed_and_limit(error: BaseException) -> tuple[int | None, int | None]:
     limit = min(total, round(torch.cuda.get_per_process_memory_fraction(device) * total) + CUDA_CONTEXT_BYTES)
     held = CUDA_CONTEXT_BYTES + torch.cuda.memory_allocated(device)
     return held + round(float(tried[1]) * UNITS[tried[2]]), limit
-
-
-@contextlib.contextmanager
-def _limited_device(limit_bytes: int | None, device: torch.device) -> Iterator[None]:
-    if device.index is None:  # the allocator's limits are asked for by number
-        device = torch.device(device.type, torch.cuda.current_device())
-    total = torch.cuda.get_device_properties(device).total_memory
-    share = 1.0
-    if limit_bytes is not None:  # the context is of what is declared, and not the allocator's
-        share = min(1.0, max(0.0, (limit_bytes - CUDA_CONTEXT_BYTES) / total))
-    torch.cuda.set_per_process_memory_fraction(share, device)
-    yield
-    torch.cuda.set_per_process_memory_fraction(1.0, device)  # after an error `needed_and_limit` asks for it
 
 
 # Keeps freed memory with the process, so that a step's activations do not fault their pages in anew.

@@ -30,10 +30,11 @@ from trials.records.strategy import Ranks, Strategy
 from trials.records.trial_record import Metrics
 from trials.store.weights import OPTIMIZER, Weights
 from trials.training.checkpointer import put_back
+from trials.training.distributed_step import fresh_step
 from trials.training.evaluation import Keep, metrics_over_ranks
 from trials.training.memory_limit import on_host
 from trials.training.process_group import all_agree
-from trials.training.step import DivergenceError, Step, fresh_step
+from trials.training.step import DivergenceError, Step
 
 FIXED = {
     "epochs": 1,

@@ -29,9 +29,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from dhen.batch import FeatureBatch
 from dhen.inputs.growing import part_of_tables
 from dhen.model import build_model
 from trials.cluster.cluster import Cluster
@@ -121,11 +120,7 @@ def score(
 
 def keep_logits(path: Path) -> Keep:
     """Writes logits to their file, whole or not at all."""
-
-    def keep(logit_N: Tensor) -> None:
-        write_logits(logit_N.cpu().numpy(), path)
-
-    return keep
+    return lambda logit_N: write_logits(logit_N.cpu().numpy(), path)
 
 
 REQUESTS = 8
@@ -149,7 +144,14 @@ def forward_time(model: nn.Module, rows: EncodedRows, serving: ServingConfig) ->
     """
     where = device()
     model = model.to(where).eval()
-    requests = cycle([request.to(where) for request in _requests(rows, serving.batch)])
+    count = rows.rows
+    places = np.arange(serving.batch)
+    requests = cycle(
+        [
+            feature_batch(rows.take((places + start * serving.batch) % count)).to(where)
+            for start in range(min(REQUESTS, -(-count // serving.batch)))
+        ]
+    )
     clock = time.perf_counter if where.type != "cpu" or serving.threads > 1 else time.thread_time
 
     def once() -> float:
@@ -161,33 +163,15 @@ def forward_time(model: nn.Module, rows: EncodedRows, serving: ServingConfig) ->
         return clock() - began
 
     with torch.inference_mode(), _threads(serving.threads):
-        seconds = _undisturbed(_measured(once))
+        for _ in range(WARM_UP):
+            once()
+        seconds: list[float] = []
+        while len(seconds) < FEWEST or sum(seconds) < BUDGET_SECONDS:
+            seconds.append(once())
+    first_decile = sorted(seconds)[len(seconds) // 10]
     return ForwardTime(
-        ms=1000.0 * seconds, batch=serving.batch, threads=serving.threads, machine=machine_name()
+        ms=1000.0 * first_decile, batch=serving.batch, threads=serving.threads, machine=machine_name()
     )
-
-
-def _measured(once: Callable[[], float]) -> list[float]:
-    for _ in range(WARM_UP):
-        once()
-    seconds: list[float] = []
-    while len(seconds) < FEWEST or sum(seconds) < BUDGET_SECONDS:
-        seconds.append(once())
-    return seconds
-
-
-def _undisturbed(seconds: list[float]) -> float:
-    """Returns the first decile."""
-    return sorted(seconds)[len(seconds) // 10]
-
-
-def _requests(rows: EncodedRows, batch: int) -> list[FeatureBatch]:
-    """Yields requests one after another in the order of the rows, and from the first again."""
-    count = rows.rows
-    return [
-        feature_batch(rows.take((np.arange(batch) + start * batch) % count))
-        for start in range(min(REQUESTS, -(-count // batch)))
-    ]
 
 
 @contextlib.contextmanager

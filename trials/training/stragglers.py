@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from trials.records.events import SlowRank
 from trials.records.strategy import Ranks, Strategy
@@ -40,10 +39,9 @@ class Stragglers:
         self._own = [0.0] * len(like)
         self._wall = 0.0
         self._began: int | None = None
-        self._slow: dict[int, list[float]] = {}
-        """How many times as long each slow rank took, in its intervals in a row."""
-        self._since: dict[int, tuple[int, float]] = {}
-        """Examples at which each of them began to be slow, and its seconds since."""
+        self._slow: dict[int, tuple[int, float, list[float]]] = {}
+        """Examples at which each slow rank began to be slow, its seconds since, and how many times as long it
+        took, in its intervals in a row."""
 
     def note(self, own: Sequence[float], wall: float, examples: int) -> list[SlowRank]:
         """Takes in what a stretch of steps took.
@@ -68,15 +66,13 @@ class Stragglers:
             times = self._times(rank)
             if times is None:
                 self._slow.pop(rank, None)
-                self._since.pop(rank, None)
                 continue
-            since, seconds = self._since.setdefault(rank, (self._began, 0.0))
-            self._since[rank] = since, seconds + self._wall
-            intervals = self._slow.setdefault(rank, [])
-            intervals.append(times)
+            since, seconds, intervals = self._slow.get(rank, (self._began, 0.0, []))
+            seconds, intervals = seconds + self._wall, [*intervals, times]
+            self._slow[rank] = since, seconds, intervals
             if len(intervals) % INTERVALS == 0:
                 typical = statistics.median(intervals[-INTERVALS:])
-                found.append(SlowRank(rank=rank, times=typical, examples=since, seconds=self._since[rank][1]))
+                found.append(SlowRank(rank=rank, times=typical, examples=since, seconds=seconds))
         self._own, self._wall, self._began = [0.0] * len(self._like), 0.0, None
         return found
 
@@ -115,15 +111,6 @@ SCHEDSTAT = "/proc/thread-self/schedstat"
 """File of the kernel with nanoseconds that a thread has run, and that it has waited for a core."""
 
 
-class OwnSeconds(NamedTuple):
-    """What a rank took of a stretch of steps."""
-
-    own: float
-    """Seconds that it took itself."""
-    wall: float
-    """Seconds by the clock."""
-
-
 class OwnTime:
     """Measures the thread that makes it, from `begin` on."""
 
@@ -143,12 +130,12 @@ class OwnTime:
         """Begins a stretch; what was before it does not count."""
         self._began = self._read()
 
-    def taken(self) -> OwnSeconds:
-        """Returns what was taken since the stretch began."""
+    def taken(self) -> tuple[float, float]:
+        """Returns the seconds since the stretch began that this rank took itself, and those by the clock."""
         began, now = self._began, self._read()
         wall, running, delayed, still = (after - before for before, after in zip(began, now, strict=True))
         # who is held back by a limit of its group may be counted in both
-        return OwnSeconds(min(wall, running + max(delayed, still)), wall)
+        return min(wall, running + max(delayed, still)), wall
 
     def close(self) -> None:
         """Ends the thread."""

@@ -18,8 +18,7 @@ from trials.data.loader import Batch
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Ranks
 from trials.training.embeddings.growing import Begun, GrowingTables
-from trials.training.schedule import WeightAverage
-from trials.training.step import TrainStep
+from trials.training.step import TrainStep, WeightAverage
 
 MODEL = parse_model({"embedding_dim": 4, "layers": [{"modules": ["mlp"]}], "dropout": 0.0}, "test")
 

@@ -17,7 +17,7 @@ from trials.planner.memory_counter import PATIENCE, MemoryCounter, MemoryLimitEr
 from trials.records.job import Job, TrainingConfig
 from trials.records.strategy import Ranks, named
 from trials.training.distributed_step import DistributedStep
-from trials.training.evaluation import _joined_on_host, _to_host
+from trials.training.evaluation import _on_host
 from trials.training.memory_limit import limited_memory, on_host
 
 NUMBERS = 2**18
@@ -96,12 +96,7 @@ def test_a_model_that_is_cut_is_never_on_the_device_as_a_whole(strategy: str) ->
 
 def test_scores_of_a_split_take_nothing_of_the_device() -> None:
     with limited_memory(2**30, CPU) as peak_bytes:
-        logits = []
-        for _ in range(50):
-            logit_B = torch.zeros(1000)
-            logits.append(_to_host(logit_B))
-        del logit_B
-        assert len(_joined_on_host(logits)) == 50_000
+        assert len(_on_host(torch.zeros(1000) for _ in range(50))) == 50_000
         assert peak_bytes() < 3 * 4000
 
 

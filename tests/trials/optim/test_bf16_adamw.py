@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trials.optim.adamw import CHUNKS, WORKSPACE_BYTES, Bf16AdamW, random_bits, ring_bytes
+from trials.optim.adamw import CHUNKS, WORKSPACE_BYTES, Bf16AdamW, moments, random_bits, ring_bytes
 from trials.planner.memory_counter import MemoryCounter
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ def test_a_slow_moment_follows_where_the_nearest_number_stays() -> None:
     """From 1 towards 1/4, a thousandth of the way a step; bf16's numbers next to 1 are 1/256 and 1/128 away."""
     weight, steps = nn.Parameter(torch.zeros(4096)), 1000
     optimizer = Bf16AdamW([weight], lr=0.0)
-    square = optimizer.state_of(weight)["exp_avg_sq"].fill_(1.0)
+    square = moments(optimizer, weight)["exp_avg_sq"].fill_(1.0)
     nearest = square.clone()
     for _ in range(steps):
         weight.grad = torch.full_like(weight, 0.5)
@@ -55,7 +55,7 @@ def test_memory_is_half_and_nothing_is_as_long_as_the_weights() -> None:
     weight = nn.Parameter(torch.zeros(size))
     weight.grad = torch.ones(size)
     optimizer = Bf16AdamW([weight], lr=0.01)
-    state = [value for value in optimizer.state_of(weight).values() if isinstance(value, Tensor)]
+    state = list(moments(optimizer, weight).values())
     assert sum(tensor.nbytes for tensor in state) == 4 * size
     bits = random_bits(1, CPU, random.Random(0))
     with MemoryCounter() as counter:

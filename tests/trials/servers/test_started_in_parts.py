@@ -12,11 +12,11 @@ from dhen.schema import FeatureSchema, Growing, Table
 from trials.planner.memory_counter import MemoryCounter
 from trials.records.job import Job, TrainingConfig
 from trials.records.strategy import Ranks, named
+from trials.training.distributed_step import fresh_step
 from trials.training.process_group import meeting_of_servers
 from trials.training.servers.client import Servers
 from trials.training.servers.messages import Share
 from trials.training.servers.server import Server
-from trials.training.step import fresh_step
 
 DIM, ROWS, BLOCK = 16, 50_000, 1024
 WHOLE_BYTES = ROWS * DIM * 4

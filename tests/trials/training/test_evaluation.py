@@ -15,8 +15,8 @@ from trials.data.prepare.prepare_log import prepare
 from trials.data.prepared_log import PreparedLog, Split
 from trials.data.roles.infer import infer_schema
 from trials.records.events import Event, Progress
-from trials.records.strategy import DataPart
-from trials.training.evaluation import _logits, logit_metrics
+from trials.records.strategy import DataPart, Ranks
+from trials.training.evaluation import logit_metrics, logits_over_ranks
 from trials.training.progressive import Pulse
 
 
@@ -43,7 +43,9 @@ def test_every_rank_has_as_many_passes(split: Split, ranks: int, batch_size: int
 
     for rank in range(ranks):
         sizes.append([])
-        numbers.append(_logits(score, split, DataPart(rank, ranks), batch_size))
+        part = logits_over_ranks(score, split, Ranks(), batch_size, DataPart(rank, ranks))
+        assert part is not None
+        numbers.append(part)
     assert len({len(passes) for passes in sizes}) == 1
     assert max(map(max, sizes)) <= max(batch_size, 2 if batch_size == 1 and ranks > 1 else 1)
     assert torch.equal(torch.cat(numbers), torch.from_numpy(split.inputs.numeric[:, 0].copy()))

@@ -20,8 +20,8 @@ from trials.data.loader import Batch
 from trials.optim.adamw import MasterWeights, compute_in, dense_parameters
 from trials.optim.rowwise_adagrad import RowWiseAdagrad
 from trials.records.job import TrainingConfig
-from trials.training import step as local_step
 from trials.training.checkpoint_files import VectorLoadPlanner, VectorSavePlanner
+from trials.training.distributed import ddp
 from trials.training.schedule import rate_factors
 from trials.training.step import TrainStep
 
@@ -180,7 +180,7 @@ def test_learning_rates_scale_together() -> None:
 def test_a_weight_that_is_not_finite_is_noticed() -> None:
     step = TrainStep(model(), config())
     assert step.is_finite()
-    step._master.flat.data[5] = float("nan")
+    next(iter(dense_parameters(step.model).values())).data.view(-1)[5] = float("nan")
     assert not step.is_finite()
 
 
@@ -193,7 +193,7 @@ def test_a_checkpoint_goes_on_where_weights_are_aligned_otherwise(
     one, other = TrainStep(model(), config()), TrainStep(model(), config())
     with monkeypatch.context() as patch:
         patch.setattr(
-            local_step,
+            ddp,
             "MasterWeights",
             lambda model, precision, aligned: MasterWeights(model, precision, aligned=True),
         )

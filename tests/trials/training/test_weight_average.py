@@ -9,8 +9,7 @@ from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.data.loader import Batch, FeatureBatch
 from trials.records.job import TrainingConfig
-from trials.training.schedule import WeightAverage
-from trials.training.step import TrainStep
+from trials.training.step import TrainStep, WeightAverage
 
 SCHEMA = FeatureSchema(tables=(Table(name="a", rows=40),), numeric=("x",))
 MODEL = parse_model({"embedding_dim": 8, "layers": [{"modules": ["dcn_v2", "mlp"]}]}, "test")

@@ -39,6 +39,7 @@ from trials.store.weights import Weights
 from trials.training.checkpoint_files import FlatPieces, Piece
 from trials.training.distributed.engine import (
     DenseInputs,
+    Engine,
     checkpoint_layers,
 )
 from trials.training.distributed.one_bit_engine import begins_later, one_bit_state, take_over
@@ -57,7 +58,10 @@ def averaged_in(dtype: torch.dtype) -> Hook:
         sent = cast_bucket(gradients, dtype)
         work = dist.all_reduce(sent, op=dist.ReduceOp.AVG, group=group, async_op=True)
         assert work is not None
-        averaged: Future[Tensor] = work.get_future().then(lambda _: _cast_back(sent, gradients))
+        shared = sent.untyped_storage().data_ptr() == gradients.untyped_storage().data_ptr()
+        averaged: Future[Tensor] = work.get_future().then(
+            lambda _: gradients.copy_(sent.clone() if shared else sent)
+        )
         return averaged
 
     return hook
@@ -70,11 +74,6 @@ def cast_bucket(gradients: Tensor, dtype: torch.dtype) -> Tensor:
     if cast.element_size() > gradients.element_size():
         return cast
     return gradients.view(dtype)[: len(cast)].copy_(cast)
-
-
-def _cast_back(sent: Tensor, gradients: Tensor) -> Tensor:
-    shared = sent.untyped_storage().data_ptr() == gradients.untyped_storage().data_ptr()
-    return gradients.copy_(sent.clone() if shared else sent)
 
 
 def average_gradients(
@@ -91,7 +90,7 @@ def average_gradients(
     )
 
 
-class DDPEngine:
+class DDPEngine(Engine):
     """The engine of dp: weights, gradients and the optimizer's state on every rank."""
 
     def __init__(
@@ -99,15 +98,26 @@ class DDPEngine:
         model: nn.Module,
         strategy: Strategy,
         config: TrainingConfig,
-        ranks: int,
-        replicate: Callable[[nn.Module], nn.Module],
+        replicate: Callable[[nn.Module], nn.Module] | None = None,
         total_examples: int = 0,
+        *,
+        aligned: bool = False,
     ) -> None:
+        """Takes the weights of a model over.
+
+        Args:
+            model: the model, alike on all ranks.
+            strategy: which layers are recomputed, and how many micro-batches there are.
+            config: resolved settings.
+            replicate: wraps the model so that ranks average its gradients; None for one rank.
+            total_examples: those of all passes, which decide when gradients begin to be compressed.
+            aligned: as `MasterWeights` takes it.
+        """
         assert config.precision != "auto"
-        self._model, self._master = model, MasterWeights(model, config.precision)
+        self._model, self._master = model, MasterWeights(model, config.precision, aligned=aligned)
         checkpoint_layers(model, strategy.checkpointing)
-        self._in_buckets = ranks > 1
-        self.module = replicate(model) if self._in_buckets else model
+        self._in_buckets = replicate is not None
+        self.module = model if replicate is None else replicate(model)
         reduced = DTYPES[config.reduction_precision(config.precision)]
         if isinstance(self.module, DistributedDataParallel) and reduced is not DTYPES[config.precision]:
             self.module.register_comm_hook(self.module.process_group, averaged_in(reduced))
@@ -178,10 +188,16 @@ class DDPEngine:
             more = self._power_sgd.state(saved)
         if self._one_bit is None or not self._one_bit.compresses:
             vectors |= moments(self.optimizer, flat)
-        return more | {name: FlatPieces(flat.numel(), (Piece(0, each),)) for name, each in vectors.items()}
+        return more | {
+            name: FlatPieces(
+                self._master.length,
+                tuple(Piece(start, values[place]) for start, place in self._master.ranges),
+            )
+            for name, values in vectors.items()
+        }
 
     def clipped_ranges(self) -> list[list[tuple[int, int]]]:
-        """See `trials.training.distributed.tensor_parallel.PartEngine`: one gradient, of all weights."""
+        """See `Engine`: one gradient, of all weights."""
         return [[(0, self._master.flat.numel())]]
 
     def restored(self, steps: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,11 @@ class DenseInputs(NamedTuple):
     def of(cls, embeddings: tuple[Tensor, ...], features: FeatureBatch) -> Self:
         """Returns the inputs of a batch whose embeddings were looked up."""
         return cls(embeddings, features.numeric_BK, features.share_BN)
+
+    def part(self, rows: slice | Tensor) -> DenseInputs:
+        """Returns the inputs of some examples."""
+        share_BN = None if self.share_BN is None else self.share_BN[rows]
+        return DenseInputs(tuple(e[rows] for e in self.embeddings), self.numeric_BK[rows], share_BN)
 
 
 class DenseBatch(NamedTuple):
@@ -83,19 +88,14 @@ def take_growing(model: nn.Module) -> GrowingRows | None:
     return growing
 
 
-def part_of(batch: DenseBatch, start: int, stop: int) -> DenseBatch:
-    """Returns a slice with leaves of its own: the gradient of a slice of a leaf would be as long as the whole
-    leaf."""
-    (embeddings, numeric_BK, share_BN), label_B, weight_B = batch
-    return DenseBatch(
-        DenseInputs(
-            tuple(e.detach()[start:stop].requires_grad_() for e in embeddings),
-            numeric_BK[start:stop],
-            None if share_BN is None else share_BN[start:stop],
-        ),
-        label_B[start:stop],
-        None if weight_B is None else weight_B[start:stop],
-    )
+def part_of(batch: DenseBatch, rows: slice | Tensor) -> DenseBatch:
+    """Returns some examples with leaves of their own: the gradient of a slice of a leaf would be as long as the
+    whole leaf."""
+    inputs, label_B, weight_B = batch
+    leaves = inputs._replace(embeddings=tuple(e.detach() for e in inputs.embeddings)).part(rows)
+    for embedding in leaves.embeddings:
+        embedding.requires_grad_()
+    return DenseBatch(leaves, label_B[rows], None if weight_B is None else weight_B[rows])
 
 
 def pass_on_gradients(micro_batch: DenseBatch, batch: DenseBatch, start: int) -> None:
@@ -107,7 +107,7 @@ def pass_on_gradients(micro_batch: DenseBatch, batch: DenseBatch, start: int) ->
         leaf.grad[start : start + len(slice_leaf)] = slice_leaf.grad
 
 
-class Engine(Protocol):
+class Engine:
     """What holds the dense state under one strategy."""
 
     module: nn.Module
@@ -121,29 +121,42 @@ class Engine(Protocol):
     def predict(self, inputs: DenseInputs) -> Tensor:
         """Returns logit_B without gradients, of the model in the mode (evaluation or training) that it is in; a
         collective."""
+        with torch.no_grad():
+            return self.module(inputs)  # type: ignore[no-any-return]
 
     def accumulate_only(self, yes: bool) -> None:
-        """Sets whether the next backward leaves ranks apart, because another micro-batch follows."""
+        """Sets whether the next backward leaves ranks apart, because another micro-batch follows; does nothing if
+        it always does, or never."""
 
     def update(self) -> None:
         """Updates the weights by AdamW, from the gradients of all ranks."""
+        raise NotImplementedError
 
     def is_finite(self) -> bool:
         """Tells whether no weight that this rank updates is NaN or infinite."""
+        raise NotImplementedError
 
     def weights(self) -> Weights:
         """Returns a copy of all weights under the plain model's names, fp32 on the CPU; a collective.
 
         Only the first rank has them; the result is empty on other ranks.
         """
+        raise NotImplementedError
 
     def state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
         """Returns weights and optimizer state that this rank holds, to save; with `saved`, to load what a
         checkpoint has under these names into (`restored`)."""
+        raise NotImplementedError
+
+    def clipped_ranges(self) -> list[list[tuple[int, int]]]:
+        """Returns of each gradient that is clipped, in order, the ranges (start, stop) that it consists of in the
+        vector of the weights that the engine was given; of engines that can hold a tensor rank's part."""
+        raise NotImplementedError
 
     def restored(self, steps: int) -> None:
         """Takes over what was loaded into `state()`: weights and optimizer state after so many updates; a
         collective."""
+        raise NotImplementedError
 
 
 def layers_of(model: nn.Module) -> nn.ModuleList:

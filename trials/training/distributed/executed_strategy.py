@@ -8,99 +8,69 @@ recomputed is every second layer as much as every layer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import get_args
 
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
-from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.nn.parallel import DistributedDataParallel
 
 from trials.records.strategy import RECOMPUTED, Checkpointing, Dense, Strategy
-from trials.training.distributed.engine import Engine
 from trials.training.distributed.parallelize import ParallelStep
 from trials.training.distributed.pipeline import layer_count
 from trials.training.distributed.pipeline_step import PipelineStep
-from trials.training.distributed.tensor_parallel import TensorParallel
 from trials.training.distributed.zero import Zero
 from trials.training.distributed.zero_offload import ZeroOffload
 
 
-def executed_strategy(step: ParallelStep | PipelineStep) -> Strategy:
+def executed_strategy(step: ParallelStep) -> Strategy:
     """The strategy that a step's modules, optimizer and micro-batches are those of."""
-    tensor, engine = 1, step.engine
-    if isinstance(engine, TensorParallel):
-        tensor, engine = engine.group.size, engine.engine
+    tensor = 1 if step.layout is None else step.layout.group.size
+    engine, model = step.engine, step.engine.module
     if isinstance(step, PipelineStep):
-        return _pipelined(step, tensor)
-    model = engine.module
+        return Strategy(
+            tensor=tensor,
+            dense="zero1" if step.engine.is_zero else "dp",
+            # what was asked for is looked at first: a stage of one layer looks alike under several
+            checkpointing=_checkpointing(model, layer_count(model), step.engine.checkpointing),
+            pipeline=step.ranks,
+            schedule=step.schedule,
+            micro_batches=step.micro_batches,
+        )
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
     groups = [group for unit in units for group in unit._get_fsdp_state()._fsdp_param_groups]
+    no_sync = False
+    if units and step.micro_batches > 1:  # whether gradients are reduced only after the last micro-batch
+        engine.accumulate_only(True)
+        no_sync = not groups[0].reduce_grads
+        engine.accumulate_only(False)
+    dense: Dense = "dp"
+    if units and isinstance(groups[0].mesh_info, HSDPMeshInfo):
+        dense = "hsdp"
+    elif units:
+        # the first unit, which has what lies around the layers, keeps its parameters after forward in any case
+        layers = [unit._get_fsdp_state()._fsdp_param_groups[0] for unit in units[1:]]
+        dense = "fsdp" if any(layer.post_forward_mesh_info for layer in layers) else "shard_grad_op"
+    elif isinstance(engine, ZeroOffload):  # masters are in the host's memory
+        dense = "zero_offload"
+    elif isinstance(engine, Zero):  # whole gradients stay in the buckets, or go
+        dense = "zero2" if engine.buckets[0].gradients is None else "zero1"
+    plain = model.module if isinstance(model, DistributedDataParallel) else model
     return Strategy(
         tensor=tensor,
-        dense=_fully_sharded(groups[0], units[1:]) if units else _replicated(engine),
-        checkpointing=_checkpointing(model),
+        dense=dense,
+        checkpointing=_checkpointing(plain, len(getattr(plain, "layers", ()))),
         offload=any(isinstance(group.offload_policy, CPUOffloadPolicy) for group in groups),
         micro_batches=step.micro_batches,
-        no_sync=bool(units) and step.micro_batches > 1 and not _reduces_each(step, groups[0]),
+        no_sync=no_sync,
     )
 
 
-def _pipelined(step: PipelineStep, tensor: int) -> Strategy:
-    """The strategy of a rank that has some of the layers, or parts of them; checkpointing recomputes some."""
-    engine = step.pipeline
-    layers, count = engine.module.layers, layer_count(engine.module)
-    assert isinstance(layers, nn.ModuleDict)
-    held = {int(name) for name in layers}
-    recomputed = {int(name) for name, layer in layers.items() if isinstance(layer, CheckpointWrapper)}
-    # what was asked for is looked at first: a stage of one layer looks alike under several
-    names: tuple[Checkpointing, ...] = (engine.checkpointing, *get_args(Checkpointing))
-    return Strategy(
-        tensor=tensor,
-        dense="zero1" if engine.is_zero else "dp",
-        checkpointing=next(n for n in names if held & {*range(count)[RECOMPUTED[n]]} == recomputed),
-        pipeline=step.ranks,
-        schedule=step.schedule,
-        micro_batches=step.micro_batches,
-    )
-
-
-def _reduces_each(step: ParallelStep, group: FSDPParamGroup) -> bool:
-    """Whether gradients are reduced after a micro-batch that another one follows."""
-    step.engine.accumulate_only(True)
-    reduces = group.reduce_grads
-    step.engine.accumulate_only(False)
-    return reduces
-
-
-def _replicated(engine: Engine) -> Dense:
-    """How the state is held where weights are on every rank: masters in the host's memory, or whole gradients that
-    stay in ZeRO's buckets, or go."""
-    if isinstance(engine, ZeroOffload):
-        return "zero_offload"
-    if not isinstance(engine, Zero):
-        return "dp"
-    return "zero2" if engine.buckets[0].gradients is None else "zero1"
-
-
-def _fully_sharded(first: FSDPParamGroup, layers: Sequence[FSDPModule]) -> Dense:
-    """How `fully_shard` holds parameters: on a mesh of two dimensions; of layers, freed after forward or kept.
-
-    The first unit, which has what lies around the layers, keeps its parameters in any case.
-    """
-    if isinstance(first.mesh_info, HSDPMeshInfo):
-        return "hsdp"
-    freed = [layer._get_fsdp_state()._fsdp_param_groups[0].post_forward_mesh_info for layer in layers]
-    return "fsdp" if any(freed) else "shard_grad_op"
-
-
-def _checkpointing(model: nn.Module) -> Checkpointing:
-    plain = model.module if isinstance(model, DistributedDataParallel) else model
-    layers = getattr(plain, "layers", nn.ModuleList())
-    assert isinstance(layers, nn.ModuleList)
-    recomputed = [index for index, layer in enumerate(layers) if isinstance(layer, CheckpointWrapper)]
-    every = list(range(len(layers)))
-    names: tuple[Checkpointing, ...] = get_args(Checkpointing)
-    return next(name for name in names if every[RECOMPUTED[name]] == recomputed)
+def _checkpointing(model: nn.Module, count: int, *asked: Checkpointing) -> Checkpointing:
+    """Which of so many layers are recomputed, by those that are held here."""
+    layers = getattr(model, "layers", nn.ModuleList()).named_children()
+    held = {int(name): isinstance(layer, CheckpointWrapper) for name, layer in layers}
+    recomputed = {index for index, is_wrapped in held.items() if is_wrapped}
+    names: tuple[Checkpointing, ...] = (*asked, *get_args(Checkpointing))
+    return next(name for name in names if held.keys() & {*range(count)[RECOMPUTED[name]]} == recomputed)

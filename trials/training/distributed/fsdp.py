@@ -35,12 +35,13 @@ from trials.store.weights import Weights
 from trials.training.checkpoint_files import FlatPieces, Piece
 from trials.training.distributed.engine import (
     DenseInputs,
+    Engine,
     checkpoint_layers,
     layers_of,
 )
 
 
-class FSDPEngine:
+class FSDPEngine(Engine):
     """The engine of shard_grad_op, fsdp and hsdp: every rank, or every rank of a host, holds an equal part of each
     weight."""
 
@@ -76,8 +77,7 @@ class FSDPEngine:
 
     def predict(self, inputs: DenseInputs) -> Tensor:
         """See `Engine`."""
-        with torch.no_grad():
-            logit_B: Tensor = self.module(inputs)
+        logit_B = super().predict(inputs)
         for unit in self.module.modules():  # what a forward without backward would leave gathered
             if isinstance(unit, FSDPModule):
                 unit.reshard()
@@ -116,13 +116,17 @@ class FSDPEngine:
 
     def state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
         """See `Engine`."""
-        parameters = [(_first_value(p), p) for p in self.module.parameters()]
-        starts = list(accumulate((p.numel() for _, p in parameters), initial=0))
+        parameters = list(self.module.parameters())
+        starts = list(accumulate((p.numel() for p in parameters), initial=0))
         pieces_by_name: dict[str, list[Piece]] = {"weight": [], **{moment: [] for moment in MOMENTS}}
-        for start, (offset, p) in zip(starts, parameters, strict=False):
+        for start, p in zip(starts, parameters, strict=False):
+            assert isinstance(p, DTensor)
+            # this rank's shard are rows that follow one another
+            _, offset = compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)
+            first = start + offset[0] * (p.numel() // len(p))
             for name, tensor in {"weight": p.detach(), **moments(self.optimizer, p)}.items():
                 if (local := _local(tensor)).numel():
-                    pieces_by_name[name].append(Piece(start + offset, local.view(-1)))
+                    pieces_by_name[name].append(Piece(first, local.view(-1)))
         return {name: FlatPieces(starts[-1], tuple(pieces)) for name, pieces in pieces_by_name.items()}
 
     def restored(self, steps: int) -> None:
@@ -135,16 +139,6 @@ def _local(tensor: Tensor) -> Tensor:
     """Returns this rank's shard."""
     assert isinstance(tensor, DTensor)
     return tensor.to_local()
-
-
-def _first_value(parameter: Tensor) -> int:
-    """Returns where this rank's shard of a parameter begins, in values: shards are rows that follow one
-    another."""
-    assert isinstance(parameter, DTensor)
-    _, offset = compute_local_shape_and_global_offset(
-        parameter.shape, parameter.device_mesh, parameter.placements
-    )
-    return offset[0] * (parameter.numel() // len(parameter))
 
 
 def _without_view(_: nn.Module, __: tuple[object, ...], output: Tensor) -> Tensor:

@@ -45,18 +45,22 @@ class OneBitZero(Zero):
         sizes = [p.numel() for p in self._bucket.parameters]
         group = self._group.process_group
         self._one_bit = OneBitAdam(self._bucket.master, config, group, sizes, total_examples, is_part=True)
-        self.optimizer, self._masters = self._one_bit, self._bucket.weights
+        self.optimizer = self._updating = self._one_bit
+        self._masters = self._bucket.weights
 
     def accumulate_only(self, yes: bool) -> None:
         """Sets whether another micro-batch follows; in the second stage gradients stay in any case."""
-        self._gradients.waits = yes or self._one_bit.compresses
+        self._waits = yes or self._one_bit.compresses
 
     def update(self) -> None:
         """Updates the own part and hands it out; in the second stage updates all."""
         if not self._one_bit.compresses:
             super().update()
             if self._one_bit.is_steady():
-                self._begin_second_stage()
+                own = moments(self._one_bit, self._bucket.master).values()
+                every = [self._gathered(values)[: self._bucket.length] for values in own]
+                self._one_bit.freeze(self._whole_masters(), *every)
+                self.clip.of_own_gradients(self._group.process_group)
             return
         bucket = self._bucket
         assert bucket.gradients is not None
@@ -71,9 +75,11 @@ class OneBitZero(Zero):
         if begins_later(self._one_bit, saved):
             weight_N = self._whole_masters()
             self._one_bit.begin_second_stage(weight_N, torch.zeros_like(weight_N), torch.zeros_like(weight_N))
-        more = one_bit_state(self._one_bit, saved)
-        own = {WEIGHT: self._own_weights()} if self._one_bit.compresses else super().state()
-        return more | own
+        more, bucket = one_bit_state(self._one_bit, saved), self._bucket
+        if not self._one_bit.compresses:
+            return more | super().state()
+        piece = Piece(bucket.begin, bucket.master.detach()[: bucket.owned])
+        return more | {WEIGHT: FlatPieces(bucket.length, (piece,) if bucket.owned else ())}
 
     @torch.no_grad()
     def restored(self, steps: int) -> None:
@@ -84,20 +90,6 @@ class OneBitZero(Zero):
         self.clip.of_own_gradients(self._group.process_group)
         dist.all_gather_single(self._masters, self._bucket.master, group=self._group.process_group)
         self._publish()
-
-    def _begin_second_stage(self) -> None:
-        moments = [self._gathered(values)[: self._bucket.length] for values in self._moments()]
-        self._one_bit.freeze(self._whole_masters(), *moments)
-        self.clip.of_own_gradients(self._group.process_group)
-
-    def _moments(self) -> list[Tensor]:
-        """Returns the own part's moments."""
-        return list(moments(self._one_bit, self._bucket.master).values())
-
-    def _own_weights(self) -> FlatPieces:
-        bucket = self._bucket
-        piece = Piece(bucket.begin, bucket.master.detach()[: bucket.owned])
-        return FlatPieces(bucket.length, (piece,) if bucket.owned else ())
 
     def _whole_masters(self) -> Tensor:
         """Gives this rank all fp32 weights, of which its own part's masters become a view; a collective."""
@@ -127,11 +119,11 @@ def begins_later(optimizer: OneBitAdam, saved: Collection[str] | None) -> bool:
 def one_bit_state(optimizer: OneBitAdam, saved: Collection[str] | None) -> dict[str, FlatPieces]:
     """Returns what a rank has beside weights and moments, to save; with `saved`, to load what a checkpoint has
     under these names into."""
-    looks = {LOOKS: FlatPieces(len(optimizer.looked_at), (Piece(0, optimizer.looked_at),))}
+    looks = {LOOKS: FlatPieces.whole(optimizer.looked_at)}
     stage = optimizer.second_stage
     if stage is None:
         return looks
-    group, length = optimizer.group, len(stage.root_N)
+    group = optimizer.group
     rank, ranks = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
     carried = {rank: stage.carried_N}
     writers = ranks if saved is None else sum(name.startswith(CARRIED) for name in saved)
@@ -142,8 +134,8 @@ def one_bit_state(optimizer: OneBitAdam, saved: Collection[str] | None) -> dict[
     residue = (Piece(served.start, stage.all_reduce.residue),) if served.stop > served.start else ()
     return (
         looks
-        | {f"{CARRIED}{each}": FlatPieces(length, (Piece(0, values),)) for each, values in carried.items()}
-        | {ROOT: FlatPieces(length, (Piece(0, stage.root_N),)), SERVER: FlatPieces(length, residue)}
+        | {f"{CARRIED}{each}": FlatPieces.whole(values) for each, values in carried.items()}
+        | {ROOT: FlatPieces.whole(stage.root_N), SERVER: FlatPieces(len(stage.root_N), residue)}
     )
 
 

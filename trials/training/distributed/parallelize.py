@@ -35,7 +35,6 @@ from trials.training.distributed.tensor_parallel import (
     TENSOR,
     Layout,
     TensorGroup,
-    TensorParallel,
     model_mesh,
 )
 from trials.training.distributed.zero import Zero
@@ -48,8 +47,10 @@ Replicate = Callable[[nn.Module, int, dist.ProcessGroup | None], nn.Module]
 class ParallelStep:
     """Training steps of the dense part under a strategy; every rank makes the same calls."""
 
-    def __init__(self, engine: Engine, micro_batches: int) -> None:
-        self.engine, self.micro_batches = engine, micro_batches
+    def __init__(self, engine: Engine, micro_batches: int, layout: Layout | None = None) -> None:
+        """`layout` is where the engine's part of the model lies in the whole one, if modules are split over
+        ranks."""
+        self.engine, self.micro_batches, self.layout = engine, micro_batches, layout
 
     def forward_backward(self, batch: DenseBatch, weight: float = 1.0) -> Tensor:
         """Runs all micro-batches forward and backward; returns this rank's loss, detached.
@@ -63,7 +64,7 @@ class ParallelStep:
             self.engine.accumulate_only(stop < size)
             # ranks gather weights in each micro-batch, so in one without examples they compute one that counts 0
             last = max(stop, start + 1)
-            micro_batch = batch if micro_batches == 1 else part_of(batch, start, last)
+            micro_batch = batch if micro_batches == 1 else part_of(batch, slice(start, last))
             loss += self._micro_batch(micro_batch, share=weight * (stop - start) / size)
             if micro_batch is not batch and start < stop:
                 pass_on_gradients(micro_batch, batch, start)
@@ -122,20 +123,20 @@ def parallelize(
     assert strategy.can_compress or config.optimizer == "adamw"
     if strategy.tensor > 1:
         assert mesh is not None
-        return _tensor_parallel(model, strategy, config, mesh, bucket_bytes, replicate)
+        group = TensorGroup(mesh.get_group(TENSOR))
+        model.split(group)  # type: ignore[operator]
+        layout = Layout(model, group)
+        alike = strategy.replace(tensor=1)
+        step = parallelize(model, alike, config, mesh[DATA], bucket_bytes=bucket_bytes, replicate=replicate)
+        layout.clip_over_group(step.engine)
+        return ParallelStep(step.engine, strategy.micro_batches, layout)
     if strategy.fully_sharded:
         assert mesh is not None
         engine = FSDPEngine(model, strategy, config, mesh)
     elif strategy.dense == "dp":
-        ranks, group = (mesh.size(), mesh.get_group()) if mesh else (1, None)
-        engine = DDPEngine(
-            model,
-            strategy,
-            config,
-            ranks,
-            lambda module: replicate(module, bucket_bytes, group),
-            total_examples,
-        )
+        data = mesh.get_group() if mesh is not None and mesh.size() > 1 else None
+        in_buckets = None if data is None else lambda module: replicate(module, bucket_bytes, data)
+        engine = DDPEngine(model, strategy, config, in_buckets, total_examples)
     elif strategy.dense == "zero_offload":
         where = where or next(model.parameters()).device
         engine = ZeroOffload(model, config, mesh.get_group() if mesh else None, where)
@@ -150,21 +151,3 @@ def parallelize(
         engine = Zero(model, config, mesh.get_group(), keeps_gradients=keeps, bucket_bytes=bucket_bytes)
         checkpoint_layers(model, strategy.checkpointing)
     return ParallelStep(engine, strategy.micro_batches)
-
-
-def _tensor_parallel(
-    model: nn.Module,
-    strategy: Strategy,
-    config: TrainingConfig,
-    mesh: DeviceMesh,
-    bucket_bytes: int,
-    replicate: Replicate,
-) -> ParallelStep:
-    """Keeps this rank's part of a model, and has an engine of data parallelism hold it."""
-    group = TensorGroup(mesh.get_group(TENSOR))
-    model.split(group)  # type: ignore[operator]
-    layout = Layout(model, group)
-    alike = strategy.replace(tensor=1)
-    step = parallelize(model, alike, config, mesh[DATA], bucket_bytes=bucket_bytes, replicate=replicate)
-    assert isinstance(step.engine, DDPEngine | Zero)
-    return ParallelStep(TensorParallel(step.engine, layout, group), strategy.micro_batches)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,29 +29,22 @@ from dhen.dhen_model import DhenModel
 from trials.optim.adamw import DTYPES, Clip, dense_parameters
 from trials.planner.pipeline import stages_of
 from trials.records.job import TrainingConfig
-from trials.records.strategy import RECOMPUTED, Checkpointing, Strategy
+from trials.records.strategy import RECOMPUTED, Strategy
 from trials.store.weights import Weights
 from trials.training.checkpoint_files import FlatPieces, Piece
 from trials.training.distributed.ddp import DDPEngine
-from trials.training.distributed.engine import DenseInputs
+from trials.training.distributed.engine import DenseInputs, Engine
 from trials.training.distributed.tensor_parallel import DATA, STAGES
 from trials.training.distributed.zero import Zero
 from trials.training.memory_limit import on_device_for_good
 
 # One stage of a pipeline: some of a DHEN's layers, with features below the first and heads above the last.
 #
-# What a stage needs beside the embeddings that reach it is there before the schedule begins (`MicroBatches`):
-# all ranks of a pipeline read the same examples, so that raw numeric inputs and labels need not be sent, and the
-# looked-up embeddings are leaves, whose gradients stay with them however the schedule cuts backward into passes.
+# What a stage needs beside the embeddings that reach it is there before the schedule begins: all ranks of a
+# pipeline read the same examples, so that raw numeric inputs and labels need not be sent, and the looked-up
+# embeddings are leaves, whose gradients stay with them however the schedule cuts backward into passes.
 #
 # Shapes: N rows that reach a stage (B examples, or B K of K members), M embeddings, D their dimension.
-
-
-class MicroBatches:
-    """The micro-batches of the running step, by their numbers."""
-
-    def __init__(self) -> None:
-        self.inputs: Sequence[DenseInputs] = ()
 
 
 class Stage(nn.Module):
@@ -61,9 +54,10 @@ class Stage(nn.Module):
     """
 
     def __init__(
-        self, model: DhenModel, layers: range, micro_batches: MicroBatches, dtype: torch.dtype
+        self, model: DhenModel, layers: range, micro_batches: Sequence[DenseInputs], dtype: torch.dtype
     ) -> None:
-        """Takes the layers of a model that `keep_layers` has cut; `dtype` is what it computes in."""
+        """Takes the layers of a model that `keep_layers` has cut; `micro_batches` will be those of the running
+        step, `dtype` is what it computes in."""
         super().__init__()
         self._micro_batches, self._dtype = micro_batches, dtype
         of_model = list(model.layers.named_children())
@@ -75,8 +69,7 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor, *, number: Tensor) -> Tensor:
         """The stage's part of the model on one micro-batch."""
-        inputs = self._micro_batches.inputs[int(number)]
-        return self.run(x, inputs)
+        return self.run(x, self._micro_batches[int(number)])
 
     def run(self, x: Tensor, inputs: DenseInputs) -> Tensor:
         """As `forward`, on inputs that are given."""
@@ -133,23 +126,8 @@ def boundary(config: DhenConfig, layer: int, examples: int) -> tuple[int, int, i
     return rows, config.layers[layer].embeddings, config.embedding_dim
 
 
-class _Saved(NamedTuple):
-    """A tensor of the model's `state_dict`."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-
-
-class OwnStage(NamedTuple):
-    """A stage of this rank."""
-
-    number: int
-    """Its place in the model."""
-    module: Stage
-
-
-class PipelineEngine:
-    """An `Engine` of one rank's stages."""
+class PipelineEngine(Engine):
+    """The engine of one rank's stages."""
 
     def __init__(
         self,
@@ -183,7 +161,7 @@ class PipelineEngine:
         self.ends = [layers.stop for layers in every]
         """One past the last layer of each stage of the model."""
         self.architecture, self.dtype, self.where = architecture, DTYPES[config.precision], where
-        self.micro_batch, self.micro_batches = micro_batch, MicroBatches()
+        self.micro_batch, self.micro_batches = micro_batch, list[DenseInputs]()
         whole = {name: p.numel() for name, p in dense_parameters(model).items()}
         begins = dict(zip(whole, accumulate(whole.values(), initial=0), strict=False))
         self._length = sum(whole.values())
@@ -208,12 +186,14 @@ class PipelineEngine:
         self.module: nn.Module = model
         self.checkpointing = strategy.checkpointing
         """Which of the model's layers were asked to be recomputed."""
-        self._checkpoint(strategy.checkpointing, sum(layers_per_stage))
-        self.stages = [
-            OwnStage(every.index(layers), Stage(model, layers, self.micro_batches, self.dtype))
-            for layers in held
-        ]
-        """This rank's stages, in their order."""
+        layers_held: Any = model.layers
+        for index in range(sum(layers_per_stage))[RECOMPUTED[strategy.checkpointing]]:
+            if str(index) in layers_held:
+                layers_held[str(index)] = checkpoint_wrapper(layers_held[str(index)])
+        self.stages = {
+            every.index(layers): Stage(model, layers, self.micro_batches, self.dtype) for layers in held
+        }
+        """This rank's stages, by their places in the model, in order."""
 
     @property
     def is_zero(self) -> bool:
@@ -228,7 +208,7 @@ class PipelineEngine:
     @property
     def has_last(self) -> bool:
         """Whether this rank has the last stage."""
-        return self.stages[-1].number == len(self.ends) - 1
+        return len(self.ends) - 1 in self.stages
 
     @torch.no_grad()
     def predict(self, inputs: DenseInputs) -> Tensor:
@@ -238,16 +218,19 @@ class PipelineEngine:
         size, on_their_way = len(inputs.numeric_BK), []
         starts = range(0, size, self.micro_batch)
         answers: list[Tensor] = []
-        for stage in self.stages:
+        for stage, module in self.stages.items():
             for start in starts:
-                part = _part_of(inputs, start, min(start + self.micro_batch, size))
-                rows = len(part.numeric_BK)
-                x = part.numeric_BK if stage.number == 0 else self._received(stage.number, rows)
-                y = stage.module.run(x, part)
-                if stage.number == len(self.ends) - 1:
+                part = inputs.part(slice(start, min(start + self.micro_batch, size)))
+                x = part.numeric_BK
+                if stage:
+                    shape = boundary(self.architecture, self.ends[stage - 1] - 1, len(x))
+                    x = torch.empty(shape, dtype=self.dtype, device=self.where)
+                    dist.recv(x, group=self.group, group_src=(stage - 1) % self.ranks)
+                y = module.run(x, part)
+                if stage == len(self.ends) - 1:
                     answers.append(y)
                 else:
-                    to = (stage.number + 1) % self.ranks
+                    to = (stage + 1) % self.ranks
                     work = dist.isend(y, group=self.group, group_dst=to)
                     on_their_way.append((work, y))
         logit_B = torch.cat(answers).float() if answers else torch.empty(size, device=self.where)
@@ -259,9 +242,6 @@ class PipelineEngine:
             assert work is not None
             work.wait()
         return logit_B if self.first else logit_B[:0]
-
-    def accumulate_only(self, yes: bool) -> None:
-        """Does nothing: gradients wait for the last micro-batch in any case."""
 
     def update(self) -> None:
         """Averages the gradients of this rank's stages over data ranks, and updates the weights."""
@@ -291,7 +271,15 @@ class PipelineEngine:
 
     def state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
         """Returns weights and moments of this rank, as ranges of vectors over the whole model."""
-        return {name: self._in_whole(pieces) for name, pieces in self._own.state(saved).items()}
+        state = {}
+        for name, own in self._own.state(saved).items():
+            pieces = (
+                Piece(begin, values[first - start : last - start])
+                for start, values in own.pieces
+                for begin, first, last in self._moved(start, start + len(values))
+            )
+            state[name] = FlatPieces(self._length, tuple(pieces))
+        return state
 
     def clipped_ranges(self) -> list[list[tuple[int, int]]]:
         """Returns where the gradients that are clipped lie in the whole model's vector."""
@@ -308,15 +296,6 @@ class PipelineEngine:
         """Takes over what was loaded into `state()`."""
         self._own.restored(steps)
 
-    def _in_whole(self, own: FlatPieces) -> FlatPieces:
-        """Returns pieces of the vector of this rank's weights as pieces of the whole model's."""
-        found = [
-            Piece(begin, values[first - start : last - start])
-            for start, values in own.pieces
-            for begin, first, last in self._moved(start, start + len(values))
-        ]
-        return FlatPieces(self._length, tuple(found))
-
     def _moved(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Yields for numbers `start` to `stop` of this rank's vector each run that lies together in the whole
         model's: where it begins there, and its range here."""
@@ -327,18 +306,6 @@ class PipelineEngine:
                 yield begin + first - here, first, last
             here += count
 
-    def _checkpoint(self, checkpointing: Checkpointing, layers: int) -> None:
-        held: Any = self.module.layers
-        for index in range(layers)[RECOMPUTED[checkpointing]]:
-            if str(index) in held:
-                held[str(index)] = checkpoint_wrapper(held[str(index)])
-
-    def _received(self, stage: int, rows: int) -> Tensor:
-        shape = boundary(self.architecture, self.ends[stage - 1] - 1, rows)
-        x_NMD = torch.empty(shape, dtype=self.dtype, device=self.where)
-        dist.recv(x_NMD, group=self.group, group_src=(stage - 1) % self.ranks)
-        return x_NMD
-
 
 class _DDPStage(DDPEngine):
     """The engine of dp for one rank's stages, whose gradients are averaged over data ranks as one vector."""
@@ -346,7 +313,7 @@ class _DDPStage(DDPEngine):
     def __init__(
         self, model: nn.Module, config: TrainingConfig, process_group: dist.ProcessGroup | None
     ) -> None:
-        super().__init__(model, Strategy(), config, 1, lambda module: module)
+        super().__init__(model, Strategy(), config)
         assert config.precision != "auto"
         self._group, self._sent_in = process_group, DTYPES[config.reduction_precision(config.precision)]
 
@@ -367,12 +334,6 @@ class _DDPStage(DDPEngine):
         return super().weights()
 
 
-def _part_of(inputs: DenseInputs, start: int, stop: int) -> DenseInputs:
-    embeddings, numeric_BK, share_BN = inputs
-    share = None if share_BN is None else share_BN[start:stop]
-    return DenseInputs(tuple(e[start:stop] for e in embeddings), numeric_BK[start:stop], share)
-
-
 def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Returns ranges (begin, length) with those that follow one another made one."""
     found: list[tuple[int, int]] = []
@@ -384,8 +345,8 @@ def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def _saved_of(model: DhenModel, stages: Sequence[range]) -> dict[str, _Saved]:
-    """Returns what these stages have of the model's `state_dict`, by name in its order."""
+def _saved_of(model: DhenModel, stages: Sequence[range]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Returns shape and type of what these stages have of the model's `state_dict`, by name in its order."""
     held = {index for layers in stages for index in layers}
 
     def is_held(name: str) -> bool:
@@ -395,8 +356,5 @@ def _saved_of(model: DhenModel, stages: Sequence[range]) -> dict[str, _Saved]:
         return (0 if first == "features" else len(model.layers) - 1) in held
 
     # all that is sent is fp32 but for what is no number
-    return {
-        name: _Saved(tensor.shape, tensor.dtype)
-        for name, tensor in model.state_dict().items()
-        if is_held(name)
-    }
+    state = model.state_dict().items()
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in state if is_held(name)}

@@ -10,6 +10,7 @@ Shapes: B examples of a pipeline.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,13 +25,13 @@ from dhen.ops.linear import running
 from trials.planner.collectives import BUCKET_BYTES
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Ranks, Schedule, Strategy, rank_slice
-from trials.training.distributed.engine import DenseBatch, DenseInputs, Engine, part_of
+from trials.training.distributed.engine import DenseBatch, part_of
+from trials.training.distributed.parallelize import ParallelStep
 from trials.training.distributed.pipeline import PipelineEngine, boundary
 from trials.training.distributed.tensor_parallel import (
     TENSOR,
     Layout,
     TensorGroup,
-    TensorParallel,
     model_mesh,
 )
 
@@ -43,18 +44,20 @@ SCHEDULES: dict[Schedule, str] = {
 """Torch's names of schedules."""
 
 
-class PipelineStep:
+class PipelineStep(ParallelStep):
     """Training steps of the dense part on the ranks of pipelines; every rank makes the same calls."""
 
-    def __init__(self, engine: PipelineEngine, strategy: Strategy, held: Engine | None = None) -> None:
-        """Takes the engine of this rank's stages, the schedule and the number of micro-batches, and what holds the
-        dense state where that is more than this engine."""
+    engine: PipelineEngine
+
+    def __init__(self, engine: PipelineEngine, strategy: Strategy, layout: Layout | None) -> None:
+        """Takes the engine of this rank's stages, the schedule and the number of micro-batches; `layout` as
+        `ParallelStep` takes it."""
         # importing it takes most of a second, which trainings without pipelines do not need
         from torch.distributed.pipelining import PipelineStage
         from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
-        self.pipeline, self.micro_batches, self.schedule = engine, strategy.micro_batches, strategy.schedule
-        self.engine: Engine = held or engine
+        super().__init__(engine, strategy.micro_batches, layout)
+        self.schedule = strategy.schedule
         self.ranks, self._micro = engine.ranks, engine.micro_batch
 
         class SplittingStage(PipelineStage):
@@ -66,15 +69,16 @@ class PipelineStep:
 
         of_torch = [
             SplittingStage(
-                stage.module,
-                stage.number,
+                module,
+                number,
                 len(engine.ends),
                 engine.where,
-                input_args=self._reaching(stage.number),
-                output_args=self._leaving(stage.number),
+                # what reaches the first stage is a number
+                input_args=self._leaving(number - 1) if number else torch.zeros(1, dtype=torch.int64),
+                output_args=self._leaving(number),
                 group=engine.group,
             )
-            for stage in engine.stages
+            for number, module in engine.stages.items()
         ]
         kind: Any = get_schedule_class(SCHEDULES[strategy.schedule])
         stages = of_torch if issubclass(kind, PipelineScheduleMulti) else of_torch[0]
@@ -90,45 +94,47 @@ class PipelineStep:
         full = micro * self.micro_batches
         assert size <= full
         gradients = [e.new_zeros(full, *e.shape[1:]) for e in batch.inputs.embeddings]
-        parts = [_filled_part(batch, start, micro) for start in range(0, full, micro)]
+        # filled up from the batch's beginning
+        rows = torch.arange(full, device=batch.label_B.device) % size
+        parts = [
+            part_of(
+                batch, slice(start, start + micro) if start + micro <= size else rows[start : start + micro]
+            )
+            for start in range(0, full, micro)
+        ]
         for number, part in enumerate(parts):
             here = slice(number * micro, (number + 1) * micro)
             for leaf, gradient in zip(part.inputs.embeddings, gradients, strict=True):
                 leaf.grad = gradient[here]  # where backward adds it up
-        self.pipeline.micro_batches.inputs = [part.inputs for part in parts]
-        target = torch.cat([_target(part, weight / size) for part in parts])
+        self.engine.micro_batches[:] = [part.inputs for part in parts]
+        # the label of each example, and what its loss is multiplied by (B x 2)
+        counted = [torch.ones_like(p.label_B) if p.weight_B is None else p.weight_B for p in parts]
+        columns = torch.cat([p.label_B for p in parts]), torch.cat(counted) * (weight / size)
+        target = torch.stack(columns, dim=1)
         target[size:, 1] = 0.0  # of examples that fill up
         losses: list[Tensor] = []
         numbers = torch.arange(self.micro_batches)
         self._schedule.step(
-            *((numbers,) if self.pipeline.first else ()),
+            *((numbers,) if self.engine.first else ()),
             number=numbers,
-            target=target if self.pipeline.has_last else None,
-            losses=losses if self.pipeline.has_last else None,
+            target=target if self.engine.has_last else None,
+            losses=losses if self.engine.has_last else None,
             return_outputs=False,
         )
-        self.pipeline.micro_batches.inputs = ()
+        self.engine.micro_batches.clear()
         for leaf, gradient in zip(batch.inputs.embeddings, gradients, strict=True):
             leaf.grad = gradient[:size]
         if not losses:
-            return torch.zeros((), device=self.pipeline.where)
+            return torch.zeros((), device=self.engine.where)
         return self.ranks * torch.stack([loss.detach() for loss in losses]).sum()
-
-    def update(self) -> None:
-        """Runs the optimizer's step and frees gradients."""
-        self.engine.update()
-
-    def _reaching(self, stage: int) -> Tensor:
-        """Returns a tensor without memory that is like what reaches a stage: a number for the first one."""
-        return torch.zeros(1, dtype=torch.int64) if stage == 0 else self._leaving(stage - 1)
 
     def _leaving(self, stage: int) -> Tensor:
         """Returns a tensor without memory that is like what a stage puts out in training."""
-        model, ends = self.pipeline.architecture, self.pipeline.ends
+        model, ends = self.engine.architecture, self.engine.ends
         of_heads = (self._micro,) if model.members == 1 else (self._micro, model.members)
         last = stage == len(ends) - 1
         shape = of_heads if last else boundary(model, ends[stage] - 1, self._micro)
-        return torch.empty(shape, dtype=self.pipeline.dtype, device="meta", requires_grad=True)
+        return torch.empty(shape, dtype=self.engine.dtype, device="meta", requires_grad=True)
 
 
 def pipelined(
@@ -159,7 +165,7 @@ def pipelined(
     mesh = model_mesh(ranks.world, strategy.tensor, where.type, strategy.pipeline)
     examples = -(-config.batch_size * strategy.model_ranks // ranks.world)
     micro_batch = -(-examples // strategy.micro_batches)
-    group = layout = None
+    layout = None
     if strategy.tensor > 1:
         group = TensorGroup(mesh.get_group(TENSOR))
         model.split(group)
@@ -167,39 +173,15 @@ def pipelined(
     engine = PipelineEngine(
         model, architecture, strategy, config, mesh, layers_per_stage, micro_batch, where, bucket_bytes
     )
-    if group is None or layout is None:
-        return PipelineStep(engine, strategy)
-    return PipelineStep(engine, strategy, TensorParallel(engine, layout, group))
+    if layout is not None:
+        layout.clip_over_group(engine)
+    return PipelineStep(engine, strategy, layout)
 
 
 def _loss(logit: Tensor, target_B2: Tensor) -> Tensor:
     """Returns the sum of losses, each times what its example counts."""
     label_B, counted_B = target_B2.unbind(1)
     return cross_entropy(logit, label_B, counted_B) * len(label_B)
-
-
-def _target(part: DenseBatch, share: float) -> Tensor:
-    """Returns the label of each example and what its loss is multiplied by (B x 2)."""
-    weight_B = torch.ones_like(part.label_B) if part.weight_B is None else part.weight_B
-    return torch.stack((part.label_B, weight_B * share), dim=1)
-
-
-def _filled_part(batch: DenseBatch, start: int, micro: int) -> DenseBatch:
-    """Returns a micro-batch with leaves of its own, filled up from the batch's beginning where it is too short."""
-    size = len(batch.label_B)
-    if start + micro <= size:
-        return part_of(batch, start, start + micro)
-    rows = torch.arange(start, start + micro, device=batch.label_B.device) % size
-    (embeddings, numeric_BK, share_BN), label_B, weight_B = batch
-    return DenseBatch(
-        DenseInputs(
-            tuple(e.detach()[rows].requires_grad_() for e in embeddings),
-            numeric_BK[rows],
-            None if share_BN is None else share_BN[rows],
-        ),
-        label_B[rows],
-        None if weight_B is None else weight_B[rows],
-    )
 
 
 # The lookups of a pipeline: each of its ranks looks up a part of its examples, as all ranks hold the tables, and
@@ -239,7 +221,22 @@ class PipelineLookups:
         collective."""
         if examples < self._ranks:
             return () if self._rank else tuple(embeddings)
-        return tuple(whole for e in embeddings if (whole := self._gathered(e.detach(), examples)) is not None)
+        longest, gathered = -(-examples // self._ranks), list[Tensor]()
+        slices = [rank_slice(examples, rank, self._ranks) for rank in range(self._ranks)]
+        for e in embeddings:
+            part = e.detach()
+            sent = torch.cat((part, part[:1])) if len(part) < longest else part.contiguous()
+            if self._rank:
+                dist.gather(sent, None, group=self._group, group_dst=0)
+                continue
+            whole = part.new_empty(self._ranks, longest, *part.shape[1:])
+            dist.gather(sent, list(whole.unbind()), group=self._group, group_dst=0)
+            if longest * self._ranks == examples:
+                gathered.append(whole.flatten(0, 1))
+            else:
+                parts = zip(whole, slices, strict=True)
+                gathered.append(torch.cat([rows[: s.stop - s.start] for rows, s in parts]))
+        return tuple(gathered)
 
     @torch.no_grad()
     def scatter_gradients(self, whole: Sequence[Tensor], embeddings: Sequence[Tensor], examples: int) -> None:
@@ -264,21 +261,6 @@ class PipelineLookups:
             dist.scatter(received, parts, group=self._group, group_src=0)
             e.grad = received[: len(e)]
 
-    def _gathered(self, part: Tensor, examples: int) -> Tensor | None:
-        """Returns one tensor's rows of all ranks on the first, None on others."""
-        longest, sent = -(-examples // self._ranks), part.contiguous()
-        if len(part) < longest:
-            sent = torch.cat((part, part[:1]))
-        if self._rank:
-            dist.gather(sent, None, group=self._group, group_dst=0)
-            return None
-        whole = part.new_empty(self._ranks, longest, *part.shape[1:])
-        dist.gather(sent, list(whole.unbind()), group=self._group, group_dst=0)
-        if longest * self._ranks == examples:
-            return whole.flatten(0, 1)
-        slices = [rank_slice(examples, rank, self._ranks) for rank in range(self._ranks)]
-        return torch.cat([rows[: s.stop - s.start] for rows, s in zip(whole, slices, strict=True)])
-
 
 def _part_of(features: FeatureBatch, start: int, stop: int, growing_bags: Sequence[int]) -> FeatureBatch:
     """Returns the inputs of examples that lie one after another."""
@@ -287,14 +269,10 @@ def _part_of(features: FeatureBatch, start: int, stop: int, growing_bags: Sequen
     if features.keys is not None:
         of_growing = zip(features.keys.bags, (spans[place] for place in growing_bags), strict=True)
         keys = Keys(features.keys.columns_BG[start:stop], tuple(keys[span] for keys, span in of_growing))
-    return FeatureBatch(
-        ids_BT=features.ids_BT[start:stop],
-        bags=tuple(
-            (ids[span], offsets_B[start:stop] - span.start)
-            for (ids, offsets_B), span in zip(features.bags, spans, strict=True)
-        ),
-        numeric_BK=features.numeric_BK[start:stop],
-        share_BN=None if features.share_BN is None else features.share_BN[start:stop],
+    bags = zip(features.bags, spans, strict=True)
+    return replace(
+        features.each(lambda tensor: tensor[start:stop]),
+        bags=tuple((ids[span], offsets_B[start:stop] - span.start) for (ids, offsets_B), span in bags),
         keys=keys,
     )
 

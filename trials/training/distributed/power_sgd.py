@@ -23,7 +23,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from trials.optim.one_bit_adam import MIN_COMPRESSION, LowRank
-from trials.training.checkpoint_files import FlatPieces, Piece
+from trials.training.checkpoint_files import FlatPieces
 
 LOG = logging.getLogger(__name__)
 RESIDUE, Q = "residue.", "power_sgd_q"
@@ -55,8 +55,9 @@ class PowerSgd:
             orthogonalization_epsilon=EPSILON,
             random_seed=seed,
         )
-        shapes = [(len(p), p.numel() // len(p)) for p in self._parameters]
-        self._low_rank = [LowRank.of(n, m, rank) for n, m in shapes]
+        self._shapes = [(len(p), p.numel() // len(p)) for p in self._parameters]
+        self._sizes = [p.numel() for p in self._parameters]
+        self._low_rank = [LowRank.of(n, m, rank) for n, m in self._shapes]
         self._place = {id(p): place for place, p in enumerate(self._parameters)}
         self._buckets: dict[int, list[int]] = {}
         """Places of the parameters of each bucket."""
@@ -75,7 +76,7 @@ class PowerSgd:
         """Bytes that are reduced in a step, compressed and as they are."""
         sent = sum(one.sent for one in self._low_rank)
         size = self._parameters[0].element_size()
-        return size * sent, size * sum(p.numel() for p in self._parameters)
+        return size * sent, size * sum(self._sizes)
 
     def _reduce(self, _: object, bucket: GradBucket) -> Future[Tensor]:
         index, places = bucket.index(), [self._place[id(p)] for p in bucket.parameters()]
@@ -89,55 +90,50 @@ class PowerSgd:
                 f"{whole:,}",
             )
         if self._given is not None and index not in self._state.error_dict:
-            self._fill(index, places, bucket.buffer())
+            # the bucket gets what a checkpoint had of its parameters
+            (residues, every_q), buffer = self._given, bucket.buffer()
+            self._state.error_dict[index] = torch.cat([residues[place].to(buffer) for place in places])
+            ordered = [every_q[place].to(buffer) for place in self._in_order_of_q(places)]
+            self._state.q_memory_dict[index] = torch.cat(ordered) if ordered else buffer.new_empty(0)
+            size = sum(self._low_rank[place].p for place in places)
+            self._state.p_memory_dict[index] = buffer.new_empty(size)
         reduced: Future[Tensor] = powerSGD_hook(self._state, bucket)
         if bucket.buffer().device.type == "cpu":
             # gloo runs what follows a collective on its own threads, in which ranks would send in other orders
             reduced.wait()
         return reduced
 
-    def _fill(self, index: int, places: Sequence[int], buffer: Tensor) -> None:
-        """Gives a bucket what a checkpoint had of its parameters."""
-        assert self._given is not None
-        residues, every_q = self._given
-        self._state.error_dict[index] = torch.cat([residues[place].to(buffer) for place in places])
-        ordered = [every_q[place].to(buffer) for place in self._in_order_of_q(places)]
-        self._state.q_memory_dict[index] = torch.cat(ordered) if ordered else buffer.new_empty(0)
-        size = sum(self._low_rank[place].p for place in places)
-        self._state.p_memory_dict[index] = buffer.new_empty(size)
-
     def _in_order_of_q(self, places: Sequence[int]) -> Iterator[int]:
         """Yields the places of matrices that are compressed as torch has their Q: those of one shape together."""
         by_shape: dict[tuple[int, int], list[int]] = {}
         for place in places:
-            p = self._parameters[place]
             if self._low_rank[place].compressed:
-                by_shape.setdefault((len(p), p.numel() // len(p)), []).append(place)
+                by_shape.setdefault(self._shapes[place], []).append(place)
         for together in by_shape.values():
             yield from together
 
     def state(self, saved: Collection[str] | None) -> dict[str, FlatPieces]:
         """Returns this rank's residue and Q, to save; with `saved`, what a checkpoint has under these names is
         loaded into them."""
-        sizes = [p.numel() for p in self._parameters]
         rank, ranks = dist.get_rank(self._group), dist.get_world_size(self._group)
         if saved is None:
             if not self.compresses:
                 return {}
             residues, every_q = self._held()
             return {
-                f"{RESIDUE}{rank}": _whole(torch.cat(residues)),
-                Q: _whole(torch.cat(every_q) if every_q else torch.zeros(1)),
+                f"{RESIDUE}{rank}": FlatPieces.whole(torch.cat(residues)),
+                Q: FlatPieces.whole(torch.cat(every_q) if every_q else torch.zeros(1)),
             }
         writers = sum(name.startswith(RESIDUE) for name in saved)
         if not writers:
             return {}
         like = self._parameters[0].detach()
         mine = [rank] if writers == ranks else list(range(rank, writers, ranks))
-        read = {one: like.new_zeros(sum(sizes)) for one in mine}
+        read = {one: like.new_zeros(sum(self._sizes)) for one in mine}
         q = like.new_zeros(max(1, sum(one.q for one in self._low_rank)))
         self._loading = [*read.values()], q, writers
-        return {f"{RESIDUE}{one}": _whole(values) for one, values in read.items()} | {Q: _whole(q)}
+        state = {f"{RESIDUE}{one}": FlatPieces.whole(values) for one, values in read.items()}
+        return state | {Q: FlatPieces.whole(q)}
 
     def restored(self, steps: int) -> None:
         """Takes over what was loaded into `state()`, as it was after so many steps; a collective."""
@@ -145,29 +141,23 @@ class PowerSgd:
         if self._loading is None:
             return
         (read, q, writers), self._loading = self._loading, None
-        residue = torch.stack(read).sum(dim=0) if read else torch.zeros_like(self._flat())
+        like, q_sizes = self._parameters[0].detach(), [one.q for one in self._low_rank]
+        residue = torch.stack(read).sum(dim=0) if read else like.new_zeros(sum(self._sizes))
         if writers != dist.get_world_size(self._group):
             dist.all_reduce(residue, group=self._group)
             residue.div_(writers)
-        self._given = (
-            list(torch.split(residue, [p.numel() for p in self._parameters])),
-            list(torch.split(q[: sum(one.q for one in self._low_rank)], [one.q for one in self._low_rank])),
-        )
-
-    def _flat(self) -> Tensor:
-        like = self._parameters[0].detach()
-        return like.new_empty(sum(p.numel() for p in self._parameters))
+        self._given = list(torch.split(residue, self._sizes)), list(torch.split(q[: sum(q_sizes)], q_sizes))
 
     def _held(self) -> tuple[list[Tensor], list[Tensor]]:
         """Returns residues and Q by parameter."""
         if not self._state.error_dict:
             assert self._given is not None
-            return self._given[0], self._given[1]
+            return self._given
         like = self._parameters[0].detach()
-        residues = [like.new_zeros(p.numel()) for p in self._parameters]
+        residues = [like.new_zeros(size) for size in self._sizes]
         every_q = [like.new_zeros(one.q) for one in self._low_rank]
         for index, places in self._buckets.items():
-            sizes = [self._parameters[place].numel() for place in places]
+            sizes = [self._sizes[place] for place in places]
             for place, values in zip(places, torch.split(self._state.error_dict[index], sizes), strict=True):
                 residues[place] = values
             ordered = list(self._in_order_of_q(places))
@@ -175,10 +165,6 @@ class PowerSgd:
             for place, values in zip(ordered, parts, strict=True):
                 every_q[place] = values
         return residues, every_q
-
-
-def _whole(values: Tensor) -> FlatPieces:
-    return FlatPieces(len(values), (Piece(0, values),))
 
 
 def lay_gradients_in_buckets(model: DistributedDataParallel) -> None:

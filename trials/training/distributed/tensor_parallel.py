@@ -4,8 +4,8 @@ same part of the batch (Megatron-LM, arXiv 1909.08053).
 What is split, and how, modules say themselves (`dhen.ops.split`); here are the ranks. Ranks r t to r t + t - 1
 are a tensor group of t, in one host where t divides its ranks; ranks with one place in all groups hold the same
 parts, and train them by data parallelism (`model_mesh`). Each engine of data parallelism, and that of a pipeline's
-stages, takes what is left of a rank's model, and `TensorParallel` around it puts whole weights together and knows
-where a rank's numbers lie among all.
+stages, takes what is left of a rank's model, and `Layout` puts whole weights together and knows where a rank's
+numbers lie among all.
 
 Tables know nothing of it: every rank looks up the examples of its own slice, as in data parallelism over all
 ranks, and the ranks of a group then gather what they looked up. So no row is looked up twice, and no gradient of
@@ -13,18 +13,17 @@ a row is sent twice."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from math import prod
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.optim import Optimizer
 
 from dhen.ops.split import Split, split_parameters
-from trials.optim.adamw import Clip, dense_parameters
+from trials.optim.adamw import dense_parameters
 from trials.store.weights import Weights
 from trials.training.checkpoint_files import FlatPieces, Piece
 from trials.training.distributed.engine import DenseBatch, DenseInputs, Engine
@@ -115,8 +114,9 @@ class Shared:
 
     def _all(self, x_B: Tensor) -> Tensor:
         """Returns the examples of all ranks in their order."""
-        padded = x_B if len(x_B) == self._longest else _padded(x_B, self._longest)
-        stacked = self._group.gather(padded.contiguous())
+        if (missing := self._longest - len(x_B)) > 0:
+            x_B = torch.cat((x_B, x_B.new_zeros(missing, *x_B.shape[1:])))
+        stacked = self._group.gather(x_B.contiguous())
         if min(self._counts) == self._longest:
             return stacked.flatten(0, 1)
         return torch.cat([part[:count] for part, count in zip(stacked, self._counts, strict=True)])
@@ -128,10 +128,6 @@ class Shared:
         found = iter(parts)
         for column in columns:
             yield None if column is None else next(found).contiguous()
-
-
-def _padded(x_B: Tensor, length: int) -> Tensor:
-    return torch.cat((x_B, x_B.new_zeros(length - len(x_B), *x_B.shape[1:])))
 
 
 class _Held(NamedTuple):
@@ -150,19 +146,43 @@ class Layout:
 
     def __init__(self, model: nn.Module, group: TensorGroup) -> None:
         """Takes a model of which this rank's parts were kept, before an engine takes its parameters."""
-        self._group = group
-        self.splits = split_parameters(model)
+        self.group, self._splits = group, split_parameters(model)
         held, start, whole_start = [], 0, 0
         for name, parameter in dense_parameters(model).items():
-            split, shape = self.splits.get(name), list(parameter.shape)
+            split, shape = self._splits.get(name), list(parameter.shape)
             if split is not None:
                 shape[split.dim] *= group.size
             held.append(_Held(start, parameter.numel(), whole_start, split, tuple(shape)))
             start += parameter.numel()
             whole_start += prod(shape)
-        self._held, self.length = held, whole_start
+        self._held, self._length = held, whole_start
 
-    def replicated(self, ranges: Iterable[tuple[int, int]]) -> list[slice]:
+    def clip_over_group(self, engine: Engine) -> None:
+        """Has the engine of this rank's part clip gradients by their norm over the group."""
+        engine.clip.over(self.group.process_group, [*map(self._replicated, engine.clipped_ranges())])
+
+    def whole_weights(self, own: Weights, where: torch.device) -> Weights:
+        """Returns the whole of all weights on the first rank of the group, empty on others, from the parts that an
+        engine has; a collective on the device that computes."""
+        if not own:  # of data ranks the first alone has them
+            return {}
+        for name, split in self._splits.items():
+            parts = self.group.to_first(own[name].to(where))
+            if parts is not None:
+                own[name] = split.joined(parts).to("cpu")
+        return own if self.group.rank == 0 else {}
+
+    def whole_state(self, own: dict[str, FlatPieces]) -> dict[str, FlatPieces]:
+        """Returns what this rank holds, where it lies in the whole model's vectors: a checkpoint of one degree is
+        read under any other, and without one."""
+        return {
+            name: FlatPieces(
+                self._length, tuple(piece for each in one.pieces for piece in self._pieces(each))
+            )
+            for name, one in own.items()
+        }
+
+    def _replicated(self, ranges: Iterable[tuple[int, int]]) -> list[slice]:
         """Returns where, among the numbers of these ranges (start, stop) one after another, those lie that all
         ranks of the group have alike."""
         found, before = [], 0
@@ -177,7 +197,7 @@ class Layout:
             before += stop - start
         return found
 
-    def pieces(self, piece: Piece) -> Iterator[Piece]:
+    def _pieces(self, piece: Piece) -> Iterator[Piece]:
         """Yields the ranges of the whole model's vector that a range of this rank's consists of."""
         stop = piece.start + len(piece.values)
         for one in self._held:
@@ -194,71 +214,10 @@ class Layout:
         if one.split is None:
             yield begin, 0, end - begin
             return
-        _, length, apart = one.split.runs(one.whole_shape, self._group.size)
+        _, length, apart = one.split.runs(one.whole_shape, self.group.size)
         first = begin
         while begin < end:
             number, inside = divmod(begin, length)
             count = min(length - inside, end - begin)
-            yield number * apart + self._group.rank * length + inside, begin - first, begin - first + count
+            yield number * apart + self.group.rank * length + inside, begin - first, begin - first + count
             begin += count
-
-
-class PartEngine(Engine, Protocol):
-    """An engine that can hold a rank's part of a model."""
-
-    def clipped_ranges(self) -> list[list[tuple[int, int]]]:
-        """Returns of each gradient that is clipped, in order, the ranges (start, stop) that it consists of in the
-        vector of the weights that the engine was given."""
-
-
-class TensorParallel:
-    """An engine over a rank's part of a model."""
-
-    def __init__(self, engine: PartEngine, layout: Layout, group: TensorGroup) -> None:
-        self.engine, self.group, self._layout = engine, group, layout
-        self.module: nn.Module = engine.module
-        self.optimizer: Optimizer = engine.optimizer
-        self.clip: Clip = engine.clip
-        self.clip.over(group.process_group, [*map(layout.replicated, engine.clipped_ranges())])
-
-    def predict(self, inputs: DenseInputs) -> Tensor:
-        """Returns logit_B of the group's examples; a collective."""
-        return self.engine.predict(inputs)
-
-    def accumulate_only(self, yes: bool) -> None:
-        """Sets whether the next backward leaves data ranks apart."""
-        self.engine.accumulate_only(yes)
-
-    def update(self) -> None:
-        """Updates this rank's weights."""
-        self.engine.update()
-
-    def is_finite(self) -> bool:
-        """Tells whether no weight that this rank updates is NaN or infinite."""
-        return self.engine.is_finite()
-
-    def weights(self) -> Weights:
-        """Returns a copy of all weights, whole, on the first rank; empty on others. A collective."""
-        mine = self.engine.weights()
-        if not mine:  # of data ranks the first alone has them
-            return {}
-        where = next(self.module.parameters()).device
-        for name, split in self._layout.splits.items():
-            parts = self.group.to_first(mine[name].to(where))
-            if parts is not None:
-                mine[name] = split.joined(parts).to("cpu")
-        return mine if self.group.rank == 0 else {}
-
-    def state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
-        """Returns what this rank holds, where it lies in the whole model's vectors: a checkpoint of one degree is
-        read under any other, and without one."""
-        return {
-            name: FlatPieces(
-                self._layout.length, tuple(piece for own in one.pieces for piece in self._layout.pieces(own))
-            )
-            for name, one in self.engine.state(saved).items()
-        }
-
-    def restored(self, steps: int) -> None:
-        """Takes over what was loaded into `state()`; a collective."""
-        self.engine.restored(steps)

@@ -16,7 +16,7 @@ with. In bf16 they are fp32 tensors of their own, as long as the part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from functools import partial
 from itertools import accumulate, groupby
@@ -32,7 +32,7 @@ from trials.planner.zero_memory import zero_buckets
 from trials.records.job import TrainingConfig
 from trials.store.weights import Weights
 from trials.training.checkpoint_files import FlatPieces, Piece
-from trials.training.distributed.engine import DenseInputs
+from trials.training.distributed.engine import Engine
 from trials.training.memory_limit import on_host
 
 # Buckets: weights that lie one after another in one tensor, of which each rank owns an equal part.
@@ -132,7 +132,9 @@ class Bucket:
             return self.gradients.to(dtype)
         sent = self.weights.new_empty(len(self.weights), dtype=dtype)
         sent[self.length :].zero_()
-        torch._foreach_copy_(self.views(sent), [_gradient(p) for p in self.parameters])
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        torch._foreach_copy_(self.views(sent), gradients)
+        del gradients
         for parameter in self.parameters:
             parameter.grad = None
         return sent
@@ -156,11 +158,6 @@ def when_accumulated(parameter: Tensor, run: Callable[[Tensor], None]) -> None:
     parameter.register_post_accumulate_grad_hook(run)  # type: ignore[no-untyped-call]
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
-
-
 def bucket_parameters(model: nn.Module, itemsize: int, bucket_bytes: int) -> list[list[nn.Parameter]]:
     """Returns the dense parameters of each bucket, first bucket first.
 
@@ -169,159 +166,45 @@ def bucket_parameters(model: nn.Module, itemsize: int, bucket_bytes: int) -> lis
         itemsize: bytes of a gradient.
         bucket_bytes: bytes of gradients from which on a bucket is full; with 0 each layer is a bucket.
     """
-    units = _units(dense_parameters(model))
+
+    def unit(item: tuple[str, nn.Parameter]) -> str:
+        """What stands before the layers, each layer, and what stands above them."""
+        first, second, *_ = (*item[0].split("."), "")
+        return f"layer{second}" if first == "layers" else "features" if first == "features" else "head"
+
+    units = [[p for _, p in items] for _, items in groupby(dense_parameters(model).items(), key=unit)]
     sizes = [itemsize * sum(p.numel() for p in unit) for unit in units]
     return [[p for index in joined for p in units[index]] for joined in zero_buckets(sizes, bucket_bytes)]
 
 
-def whole_weights(model: nn.Module, names: Iterable[str], buckets: Sequence[Bucket], group: Group) -> Weights:
-    """Returns a copy of all weights in fp32 on the first rank, nothing on others; a collective.
+class Zero(Engine):
+    """The engine of zero1 and zero2.
 
-    `names` are those of the dense parameters, in the buckets' order.
+    Hooks count the gradients of a bucket. When the last one has come, the bucket is averaged and scattered while
+    backward goes on, and what arrives of the own part is taken. No more than one bucket is on its way.
     """
-    masters: dict[str, Tensor] = {}
-    names = iter(names)
-    for bucket in buckets:
-        gathered = bucket.gathered_masters(group)
-        if gathered is not None:
-            views = bucket.views(gathered)
-            masters |= {name: view.to("cpu", copy=True) for view, name in zip(views, names, strict=False)}
-    if not masters:
-        return {}
-    state = model.state_dict()
-    return {name: masters[name] if name in masters else t.to("cpu", copy=True) for name, t in state.items()}
-
-
-def own_state(buckets: Sequence[Bucket], optimizer: Optimizer) -> dict[str, FlatPieces]:
-    """Returns the own parts of weights and moments, to save or to load into."""
-    starts = list(accumulate((bucket.length for bucket in buckets), initial=0))
-    pieces: dict[str, list[Piece]] = {"weight": [], **{moment: [] for moment in MOMENTS}}
-    for start, bucket in zip(starts, buckets, strict=False):
-        own = {"weight": bucket.master.detach(), **moments(optimizer, bucket.master)}
-        for name, values in own.items():
-            if bucket.owned:  # without what pads a bucket to equal parts
-                pieces[name].append(Piece(start + bucket.begin, values[: bucket.owned]))
-    return {name: FlatPieces(starts[-1], tuple(own_pieces)) for name, own_pieces in pieces.items()}
-
-
-@torch.no_grad()
-def hand_out(buckets: Sequence[Bucket], group: Group) -> None:
-    """Gives every rank the weights of all buckets, of which each owner has put its part in place."""
-    if group.process_group is None:
-        return
-    works = [
-        dist.all_gather_single(bucket.weights, bucket.own, group=group.process_group, async_op=True)
-        for bucket in buckets
-    ]
-    for work in works:
-        assert work is not None
-        work.wait()
-
-
-def _units(parameters: dict[str, nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Returns the parameters of what stands before the layers, of each layer, and of what stands above them."""
-
-    def unit(item: tuple[str, nn.Parameter]) -> str:
-        first, second, *_ = (*item[0].split("."), "")
-        return f"layer{second}" if first == "layers" else "features" if first == "features" else "head"
-
-    return [[parameter for _, parameter in items] for _, items in groupby(parameters.items(), key=unit)]
-
-
-# Gradients on their way to their owners while backward goes on: one bucket after another is reduced and
-# scattered.
-#
-# Hooks count the gradients of a bucket. When the last one has come, the bucket is averaged and scattered, and
-# what arrives of the own part is given to the engine that asked for it. No more than one bucket is on its way.
-
-
-class ScatteredGradients:
-    """Reduces the gradients of buckets behind backward."""
-
-    def __init__(
-        self,
-        buckets: Sequence[Bucket],
-        group: Group,
-        sent_in: torch.dtype,
-        take: Callable[[Bucket, Tensor], None],
-    ) -> None:
-        """Begins to watch the buckets' parameters.
-
-        Args:
-            buckets: the buckets, whose parameters have their final places.
-            group: the ranks that share them; one rank sends nothing.
-            sent_in: the precision in which gradients are sent.
-            take: takes the averaged gradient of a bucket's own part, in `sent_in`; in a micro-batch each bucket
-                comes once, the last one of the model first.
-        """
-        self.waits = False
-        """Whether gradients stay where they are, because another micro-batch follows."""
-        self._buckets, self._group, self._sent_in, self._take = buckets, group, sent_in, take
-        self._on_its_way: tuple[Bucket, Tensor, Tensor, dist.Work] | None = None
-        for bucket in buckets:
-            for parameter in bucket.parameters:
-                when_accumulated(parameter, partial(self._arrived, bucket))
-
-    def send_all(self) -> None:
-        """Reduces all buckets now, whose gradients have stayed, the last one of the model first."""
-        for bucket in reversed(self._buckets):
-            self._send(bucket)
-
-    def settle(self) -> None:
-        """Waits for the bucket that is on its way, and gives its part to the engine."""
-        if self._on_its_way is None:
-            return
-        bucket, sent, part, work = self._on_its_way
-        self._on_its_way = None
-        work.wait()
-        del sent, work  # gloo's work has a copy of what was sent
-        with torch.no_grad():
-            self._take(bucket, part)
-
-    def _arrived(self, bucket: Bucket, _: Tensor) -> None:
-        bucket.missing -= 1
-        if bucket.missing:
-            return
-        bucket.missing = len(bucket.parameters)
-        if not self.waits:
-            self._send(bucket)
-
-    def _send(self, bucket: Bucket) -> None:
-        """Begins to reduce a bucket's gradients, once those of the bucket before have been reduced: no more than
-        one bucket of whole gradients is on its way."""
-        self.settle()
-        sent = bucket.to_send(self._sent_in)
-        if self._group.process_group is None:  # one rank owns all of it
-            with torch.no_grad():
-                return self._take(bucket, sent)
-        part = sent.new_empty(len(bucket.master))
-        work = dist.reduce_scatter_single(
-            part, sent, op=dist.ReduceOp.AVG, group=self._group.process_group, async_op=True
-        )
-        assert work is not None
-        self._on_its_way = bucket, sent, part, work
-
-
-class Zero:
-    """The engine of zero1 and zero2."""
 
     def __init__(
         self,
         model: nn.Module,
         config: TrainingConfig,
-        process_group: dist.ProcessGroup,
+        process_group: dist.ProcessGroup | None,
         *,
         keeps_gradients: bool,
         bucket_bytes: int,
+        where: torch.device | None = None,
+        masters_on_host: bool = False,
     ) -> None:
         """Takes the weights of a model over, which is alike on all ranks.
 
         Args:
             model: its parameters become views of buckets.
             config: resolved settings of AdamW and precision.
-            process_group: the ranks that share the state.
+            process_group: the ranks that share the state; None for one rank.
             keeps_gradients: True for stage 1, False for stage 2.
             bucket_bytes: bytes of gradients that stage 1 reduces at a time, at least.
+            where: as `Bucket` takes it.
+            masters_on_host: as `Bucket` takes it.
         """
         assert config.precision != "auto"
         self.module, self._keeps_gradients = model, keeps_gradients
@@ -329,34 +212,38 @@ class Zero:
         dtype = DTYPES[config.precision]
         smallest = bucket_bytes if keeps_gradients else 0
         self.buckets = [
-            Bucket(parameters, dtype, self._group)
+            Bucket(parameters, dtype, self._group, where=where, masters_on_host=masters_on_host)
             for parameters in bucket_parameters(model, dtype.itemsize, smallest)
         ]
         if keeps_gradients:
             for bucket in self.buckets:
                 bucket.keep_gradients()
-        sent_in = DTYPES[config.reduction_precision(config.precision)]
-        self._gradients = ScatteredGradients(self.buckets, self._group, sent_in, _add_to_own)
-        self.optimizer = adamw([bucket.master for bucket in self.buckets], config)
+        self._sent_in = DTYPES[config.reduction_precision(config.precision)]
+        self._waits = False
+        """Whether gradients stay where they are, because another micro-batch follows."""
+        self._on_its_way: tuple[Bucket, Tensor, Tensor, dist.Work] | None = None
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                when_accumulated(parameter, partial(self._arrived, bucket))
+        self._updating: Optimizer = adamw([bucket.master for bucket in self.buckets], config)
+        """What holds the moments."""
+        self.optimizer = self._updating
         self.clip = Clip(config.clip_norm, self._group.process_group)
-
-    def predict(self, inputs: DenseInputs) -> Tensor:
-        """Returns logit_B without gradients; every rank has all weights, so that nothing is sent."""
-        with torch.no_grad():
-            return self.module(inputs)  # type: ignore[no-any-return]
 
     def accumulate_only(self, yes: bool) -> None:
         """Sets whether another micro-batch follows, for which stage 1 waits."""
-        self._gradients.waits = yes and self._keeps_gradients
+        self._waits = yes and self._keeps_gradients
 
     def reduce_all(self) -> None:
-        """Reduces the gradients of stage 1, which have waited (`accumulate_only`), all at once."""
+        """Reduces the gradients of stage 1, which have waited (`accumulate_only`), all at once, the last bucket of
+        the model first."""
         assert self._keeps_gradients
-        self._gradients.send_all()
+        for bucket in reversed(self.buckets):
+            self._send(bucket)
 
     def update(self) -> None:
         """Updates the own parts, once the last bucket has been reduced, and hands them out."""
-        self._gradients.settle()
+        self._settle()
         assert all(bucket.missing == len(bucket.parameters) for bucket in self.buckets)
         self.clip(bucket.master.grad for bucket in self.buckets)
         self.optimizer.step()
@@ -371,11 +258,28 @@ class Zero:
 
     def weights(self) -> Weights:
         """Returns a copy of all weights in fp32 on the first rank, nothing on others; a collective."""
-        return whole_weights(self.module, self._names, self.buckets, self._group)
+        masters: dict[str, Tensor] = {}
+        names = iter(self._names)
+        for bucket in self.buckets:
+            gathered = bucket.gathered_masters(self._group)
+            if gathered is not None:
+                views = bucket.views(gathered)
+                masters |= {name: view.to("cpu", copy=True) for view, name in zip(views, names, strict=False)}
+        if not masters:
+            return {}
+        state = self.module.state_dict().items()
+        return {name: masters[name] if name in masters else t.to("cpu", copy=True) for name, t in state}
 
     def state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
         """Returns the own parts of weights and moments, to save or to load into (`restored`)."""
-        return own_state(self.buckets, self.optimizer)
+        starts = list(accumulate((bucket.length for bucket in self.buckets), initial=0))
+        pieces: dict[str, list[Piece]] = {"weight": [], **{moment: [] for moment in MOMENTS}}
+        for start, bucket in zip(starts, self.buckets, strict=False):
+            own = {"weight": bucket.master.detach(), **moments(self._updating, bucket.master)}
+            for name, values in own.items():
+                if bucket.owned:  # without what pads a bucket to equal parts
+                    pieces[name].append(Piece(start + bucket.begin, values[: bucket.owned]))
+        return {name: FlatPieces(starts[-1], tuple(own_pieces)) for name, own_pieces in pieces.items()}
 
     def clipped_ranges(self) -> list[list[tuple[int, int]]]:
         """Returns where the own part of each bucket lies in the vector of all weights, one range each."""
@@ -386,7 +290,7 @@ class Zero:
     def restored(self, steps: int) -> None:
         """Takes over what was loaded into `state()`, and hands the weights out; a collective."""
         for bucket in self.buckets:
-            set_steps(self.optimizer, bucket.master, steps)
+            set_steps(self._updating, bucket.master, steps)
         self._hand_out()
 
     @torch.no_grad()
@@ -395,10 +299,56 @@ class Zero:
         for bucket in self.buckets:
             if not bucket.computes_with_masters:
                 bucket.own.copy_(bucket.master)
-        hand_out(self.buckets, self._group)
+        self._gather()
 
+    def _gather(self) -> None:
+        """Gives every rank the weights of all buckets, of which each owner has put its part in place."""
+        if self._group.process_group is None:
+            return
+        works = [
+            dist.all_gather_single(bucket.weights, bucket.own, group=self._group.process_group, async_op=True)
+            for bucket in self.buckets
+        ]
+        for work in works:
+            assert work is not None
+            work.wait()
 
-def _add_to_own(bucket: Bucket, part: Tensor) -> None:
-    """Adds what has arrived of a bucket to the own part's gradient."""
-    gradient = bucket.master.grad
-    bucket.master.grad = part.float() if gradient is None else gradient.add_(part)
+    def _arrived(self, bucket: Bucket, _: Tensor) -> None:
+        bucket.missing -= 1
+        if bucket.missing:
+            return
+        bucket.missing = len(bucket.parameters)
+        if not self._waits:
+            self._send(bucket)
+
+    def _send(self, bucket: Bucket) -> None:
+        """Begins to reduce a bucket's gradients, once those of the bucket before have been reduced: no more than
+        one bucket of whole gradients is on its way."""
+        self._settle()
+        sent = bucket.to_send(self._sent_in)
+        if self._group.process_group is None:  # one rank owns all of it
+            with torch.no_grad():
+                return self._take(bucket, sent)
+        part = sent.new_empty(len(bucket.master))
+        work = dist.reduce_scatter_single(
+            part, sent, op=dist.ReduceOp.AVG, group=self._group.process_group, async_op=True
+        )
+        assert work is not None
+        self._on_its_way = bucket, sent, part, work
+
+    def _settle(self) -> None:
+        """Waits for the bucket that is on its way, and takes its part."""
+        if self._on_its_way is None:
+            return
+        bucket, sent, part, work = self._on_its_way
+        self._on_its_way = None
+        work.wait()
+        del sent, work  # gloo's work has a copy of what was sent
+        with torch.no_grad():
+            self._take(bucket, part)
+
+    def _take(self, bucket: Bucket, part: Tensor) -> None:
+        """Adds what has arrived of a bucket to the own part's gradient; in a micro-batch each bucket comes once,
+        the last one of the model first."""
+        gradient = bucket.master.grad
+        bucket.master.grad = part.float() if gradient is None else gradient.add_(part)

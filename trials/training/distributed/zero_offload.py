@@ -28,20 +28,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trials.optim.adamw import DTYPES, Clip, adamw, all_finite, dense_parameters, moments, set_steps
+from trials.optim.adamw import DTYPES, adamw, moments
 from trials.records.job import DELAY_AFTER, TrainingConfig
 from trials.store.weights import Weights
 from trials.training.checkpoint_files import FlatPieces
 from trials.training.distributed.engine import DenseInputs
-from trials.training.distributed.zero import (
-    Bucket,
-    Group,
-    ScatteredGradients,
-    bucket_parameters,
-    hand_out,
-    own_state,
-    whole_weights,
-)
+from trials.training.distributed.zero import Bucket, Zero
 from trials.training.memory_limit import on_host
 
 # The optimizer of ZeRO-Offload on the host: gradients that arrive, AdamW, and the weights that go back.
@@ -188,7 +180,7 @@ class HostOptimizer:
         self.cast()
 
 
-class ZeroOffload:
+class ZeroOffload(Zero):
     """The engine of zero_offload."""
 
     def __init__(
@@ -206,31 +198,30 @@ class ZeroOffload:
             process_group: the ranks that share the state; None for one rank.
             where: the device that the model computes on.
         """
-        assert config.precision != "auto"
-        self.module, self._config = model, config
-        self._group, self._names = Group.of(process_group), tuple(dense_parameters(model))
-        dtype = DTYPES[config.precision]
-        self.buckets = [
-            Bucket(parameters, dtype, self._group, where=where, masters_on_host=True)
-            for parameters in bucket_parameters(model, dtype.itemsize, 0)
-        ]
+        super().__init__(
+            model,
+            config,
+            process_group,
+            keeps_gradients=False,
+            bucket_bytes=0,
+            where=where,
+            masters_on_host=True,
+        )
+        self._config = config
         for buffer in model.buffers():
             buffer.data = buffer.to(where)
         self._indices = {id(bucket): index for index, bucket in enumerate(self.buckets)}
         on_accelerator = where.type == "cuda"
         self._host = HostOptimizer([b.master for b in self.buckets], config, pinned=on_accelerator)
-        self.optimizer = self._host.settings
+        self.optimizer, self._updating = self._host.settings, self._host.optimizer
         self._stream = torch.cuda.Stream(where) if on_accelerator else None  # type: ignore[no-untyped-call]
         self._leaving: tuple[Tensor, torch.cuda.Event] | None = None
-        sent_in = DTYPES[config.reduction_precision(config.precision)]
-        self._gradients = ScatteredGradients(self.buckets, self._group, sent_in, self._leave)
-        self.clip, self._updates = Clip(config.clip_norm, self._group.process_group), 0
+        self._updates = 0
 
     def predict(self, inputs: DenseInputs) -> Tensor:
         """Returns logit_B without gradients; every rank has all weights, so that nothing is sent."""
         self.finish()
-        with torch.no_grad():
-            return self.module(inputs)  # type: ignore[no-any-return]
+        return super().predict(inputs)
 
     def accumulate_only(self, yes: bool) -> None:
         """Does nothing: gradients leave in every micro-batch, and the host adds them up."""
@@ -238,7 +229,7 @@ class ZeroOffload:
     def update(self) -> None:
         """Updates the own parts on the host and hands them out; with delay, begins to update, and hands out
         what the update before has made."""
-        self._gradients.settle()
+        self._settle()
         assert all(bucket.missing == len(bucket.parameters) for bucket in self.buckets)
         self._let_go()
         self.finish()
@@ -258,28 +249,25 @@ class ZeroOffload:
     def is_finite(self) -> bool:
         """Tells whether no weight of the own parts is NaN or infinite."""
         self.finish()
-        return all(all_finite(bucket.master) for bucket in self.buckets)
+        return super().is_finite()
 
     def weights(self) -> Weights:
         """Returns a copy of all weights in fp32 on the first rank, nothing on others; a collective."""
         self.finish()
-        return whole_weights(self.module, self._names, self.buckets, self._group)
+        return super().weights()
 
     def state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
         """Returns the own parts of weights and moments, to save or to load into (`restored`); a collective."""
         self.finish()
-        return own_state(self.buckets, self._host.optimizer)
+        return super().state(saved)
 
     def restored(self, steps: int) -> None:
         """Takes over what was loaded into `state()`, and hands the weights out; a collective."""
         self.finish()
-        for bucket in self.buckets:
-            set_steps(self._host.optimizer, bucket.master, steps)
         self._updates = steps
-        self._host.cast()  # nothing is under way on the host or to the device
-        self._publish()
+        super().restored(steps)
 
-    def _leave(self, bucket: Bucket, part: Tensor) -> None:
+    def _take(self, bucket: Bucket, part: Tensor) -> None:
         """Sends an averaged part to the host. On an accelerator no more than one is on its way: what computes next
         waits for the one before, whose memory is free then."""
         self._let_go()
@@ -293,12 +281,17 @@ class ZeroOffload:
             torch.cuda.current_stream().wait_event(self._leaving[1])
             self._leaving = None
 
+    def _hand_out(self) -> None:
+        """Hands out the masters as they are; nothing is under way on the host or to the device."""
+        self._host.cast()
+        self._publish()
+
+    @torch.no_grad()
     def _publish(self) -> None:
         """Copies updated weights to the device and hands them out."""
-        with torch.no_grad():
-            for bucket, outgoing in zip(self.buckets, self._host.outgoing, strict=True):
-                bucket.own.copy_(outgoing, non_blocking=True)
+        for bucket, outgoing in zip(self.buckets, self._host.outgoing, strict=True):
+            bucket.own.copy_(outgoing, non_blocking=True)
         if self._stream is not None:
             self._host.taken = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._host.taken.record()
-        hand_out(self.buckets, self._group)
+        self._gather()

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dhen.inputs.features import EmbeddingTables, TableLookups, Tables
-from trials.optim.rowwise_adagrad import RowWiseAdagrad
 
 
 class Block(NamedTuple):
@@ -53,12 +52,7 @@ class HeldBlock(NamedTuple):
         return sum(tensor.numel() * tensor.element_size() for tensor in (self.weight_RC, self.sum_R))
 
 
-def whole_blocks(tables: Sequence[EmbeddingTables], optimizer: RowWiseAdagrad) -> list[HeldBlock]:
-    """Returns each of these tables as one part, with what its optimizer has of it."""
-    return blocks_of(tables, [optimizer.state_of(matrix.weight)["sum"] for matrix in tables])
-
-
-def blocks_of(tables: Sequence[EmbeddingTables], sums: Sequence[Tensor]) -> list[HeldBlock]:
+def blocks_of(tables: Iterable[EmbeddingTables], sums: Iterable[Tensor]) -> list[HeldBlock]:
     """Returns each of these tables as one part, with its rows of the sums of each matrix."""
     parts = []
     for matrix, sum_R in zip(tables, sums, strict=True):
@@ -122,29 +116,24 @@ def load_state(state: Mapping[str, Tensor], held_parts: Sequence[HeldBlock]) -> 
     """Puts loaded parts, cut in any way, into those of this rank."""
     for part, weight_RC, sum_R in held_parts:
         loaded = state.get(f"weight.{part.name}")
-        if loaded is None:
-            _assemble(state, part, weight_RC, sum_R)
-        elif loaded is not weight_RC:
+        if loaded is weight_RC:
+            continue
+        if loaded is not None:
             weight_RC.copy_(loaded)
             sum_R.copy_(state[f"sum.{part.name}"])
-
-
-def _assemble(state: Mapping[str, Tensor], target: Block, weight_RC: Tensor, sum_R: Tensor) -> None:
-    columns = 0
-    for key, values in state.items():
-        kind, _, name = key.partition(".")
-        if kind != "weight":
             continue
-        saved_part = _parse(name)
-        start, stop = target.shared_columns(saved_part)
-        if start < stop:
-            target_first, source_first = target.first_column, saved_part.first_column
-            weight_RC[:, start - target_first : stop - target_first] = values[
-                :, start - source_first : stop - source_first
-            ]
-            columns += stop - start
-    assert columns == target.columns, f"the checkpoint lacks columns of {target}"
-    sum_R.copy_(sums_of(state, target.name))
+        columns, first = 0, part.first_column  # the checkpoint has this table cut otherwise
+        for key, values in state.items():
+            kind, _, name = key.partition(".")
+            if kind == "weight":
+                saved_part = _parse(name)
+                start, stop = part.shared_columns(saved_part)
+                if start < stop:
+                    source = slice(start - saved_part.first_column, stop - saved_part.first_column)
+                    weight_RC[:, start - first : stop - first] = values[:, source]
+                    columns += stop - start
+        assert columns == part.columns, f"the checkpoint lacks columns of {part}"
+        sum_R.copy_(sums_of(state, part.name))
 
 
 def _parse(name: str) -> Block:
@@ -156,7 +145,7 @@ def _parse(name: str) -> Block:
 # Embedding tables stored in fp16: what is looked up is fp32, and so are its gradients.
 #
 # Gradients of a mean over thousands of examples would vanish in fp16, whose smallest number is 6e-8. The update
-# is the optimizer's business (`trials.optim.rowwise_adagrad`, with `trials.optim.rowwise_adagrad`).
+# is the optimizer's business (`trials.optim.rowwise_adagrad`).
 #
 # Shapes: B examples, T categorical tables, N ids looked up, R rows of a matrix, D dimension of embeddings.
 
@@ -202,19 +191,17 @@ class _Rows(torch.autograd.Function):
 
 
 def store_tables_in_half(model: nn.Module) -> None:
-    """Puts `HalfTables` in the place of a model's tables, where they are not in fp16 yet."""
+    """Puts `HalfTables` in the place of a model's tables, if they are not in fp16 yet."""
     for name, module in list(model.named_modules()):
         if isinstance(module, EmbeddingTables):
-            model.set_submodule(name, _in_half(module))
+            model.set_submodule(name, in_half(module))
 
 
 def in_half(tables: Tables) -> Tables:
     """Returns the same tables in fp16; tables in fp16 already are returned themselves."""
+    if isinstance(tables, HalfTables):
+        return tables
     if isinstance(tables, EmbeddingTables):
-        return _in_half(tables)
+        return HalfTables(tables)
     store_tables_in_half(tables)
     return tables
-
-
-def _in_half(tables: EmbeddingTables) -> HalfTables:
-    return tables if isinstance(tables, HalfTables) else HalfTables(tables)

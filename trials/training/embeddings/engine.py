@@ -14,9 +14,7 @@ Shapes: B examples, T categorical tables, N ids looked up, R rows of a matrix, D
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -28,32 +26,34 @@ from dhen.schema import FeatureSchema
 from trials.optim.rowwise_adagrad import EPSILON, RowWiseAdagrad, StochasticRounding
 from trials.records.job import TrainingConfig
 from trials.training.embeddings.blocks import (
-    Block,
     HalfTables,
-    HeldBlock,
     State,
+    blocks_of,
     in_half,
     load_state,
     state_of,
     state_to_load,
-    whole_blocks,
 )
 from trials.training.embeddings.growing import Begun, begin_rows
 
-if TYPE_CHECKING:
-    pass
 
-
-class TableEngine(Protocol):
+class TableEngine:
     """All tables of a model, and their optimizer; every rank makes the same calls in the same order."""
+
+    def __init__(self, config: TrainingConfig) -> None:
+        """Notes the tables' learning rate."""
+        self._rate = self._configured_rate = config.embedding_learning_rate
+        self._looked_up: list[Tensor] = []
 
     @property
     def held_bytes(self) -> int:
         """Bytes of weights and optimizer state on this rank."""
+        return 0
 
     def lookup(self, features: FeatureBatch, begun: Begun | None = None) -> tuple[Tensor, ...]:
         """Returns embeddings of this rank's examples in fp32, as the tables put them out; the rows in `begun` have
         begun anew first."""
+        raise NotImplementedError
 
     def update(self, embeddings: tuple[Tensor, ...]) -> None:
         """Runs the optimizer's update, from the gradients on what `lookup` returned last.
@@ -61,23 +61,37 @@ class TableEngine(Protocol):
         They are averaged over ranks: each is the gradient of the mean over its rank's examples (where ranks
         have different numbers of examples, scaled by their share).
         """
+        raise NotImplementedError
 
     def scale_learning_rate(self, factor: float) -> None:
         """Sets the learning rate to a multiple of the configured one, from the next lookup on."""
+        self._rate = self._configured_rate * factor
 
     def settle(self) -> None:
         """Applies all decay that is due."""
+        raise NotImplementedError
 
     def full_weights(self) -> dict[str, Tensor] | None:
         """Returns the tables' `state_dict` on rank 0 alone: each matrix whole, fp32 on the CPU, a copy."""
+        raise NotImplementedError
 
     def state_dict(self, saved: Collection[str] | None = None) -> State:
         """Returns this rank's table parts by name (`trials.training.embeddings.blocks`), to save them; with
-        `saved`, what
-        it needs of a checkpoint that has these keys, written by any engine on any number of ranks."""
+        `saved`, what it needs of a checkpoint that has these keys, written by any engine on any number of ranks.
+        Nothing if tables are saved by somebody else."""
+        return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Takes over what was loaded into `state_dict(saved)`."""
+
+    def _backward(self, embeddings: tuple[Tensor, ...]) -> None:
+        """Carries the gradients of the leaves on into the lookup; the leaves have none afterwards, so that their
+        memory is there for the update."""
+        assert self._looked_up, "an update needs a lookup before it, with gradients recorded"
+        torch.autograd.backward(self._looked_up, [embedding.grad for embedding in embeddings])
+        for embedding in embeddings:
+            embedding.grad = None
+        self._looked_up = []
 
 
 def leaves(looked_up: Iterable[Tensor]) -> tuple[Tensor, ...]:
@@ -86,19 +100,11 @@ def leaves(looked_up: Iterable[Tensor]) -> tuple[Tensor, ...]:
     return tuple(e.detach().requires_grad_(recorded) for e in looked_up)
 
 
-def backward(looked_up: list[Tensor], embeddings: tuple[Tensor, ...]) -> None:
-    """Carries the gradients of the leaves on into the lookup; the leaves have none afterwards, so that their
-    memory is there for the update."""
-    assert looked_up, "an update needs a lookup before it, with gradients recorded"
-    torch.autograd.backward(looked_up, [embedding.grad for embedding in embeddings])
-    for embedding in embeddings:
-        embedding.grad = None
-
-
-class LocalTables:
-    """A `TableEngine` of one process, with one matrix for each embedding length."""
+class LocalTables(TableEngine):
+    """The tables of one process, with one matrix for each embedding length."""
 
     def __init__(self, tables: Tables, config: TrainingConfig) -> None:
+        super().__init__(config)
         if config.table_precision == "fp16":
             tables = in_half(tables)
         self._tables, self._matrices = tables, matrices(tables)
@@ -109,9 +115,9 @@ class LocalTables:
             decay=config.embedding_decay,
             table_decay=config.table_decay,
         )
-        self._rate, self._lazy = config.embedding_learning_rate, bool(config.table_decay)
-        self._looked_up: list[Tensor] = []
-        self._held = whole_blocks(list(self._matrices.values()), self._optimizer)
+        self._lazy = bool(config.table_decay)
+        sums = [self._optimizer.state_of(weight)["sum"] for weight in self._weights]
+        self._held = blocks_of(self._matrices.values(), sums)
 
     @property
     def held_bytes(self) -> int:
@@ -121,25 +127,33 @@ class LocalTables:
 
     def lookup(self, features: FeatureBatch, begun: Begun | None = None) -> tuple[Tensor, ...]:
         """See `TableEngine`."""
-        if self._lazy:
-            for matrix in self._matrices.values():
-                self._optimizer.catch_up(matrix.weight, matrix.rows(features))
-        begin_rows(self._held, begun)
+        self.prepare(features, begun)
         looked_up = self._tables(features)
         self._looked_up = looked_up if torch.is_grad_enabled() else []
         return leaves(looked_up)
 
+    def prepare(self, features: FeatureBatch, begun: Begun | None) -> None:
+        """Applies the decay that is due of rows that will be read, and begins rows anew."""
+        if self._lazy:
+            for matrix in self._matrices.values():
+                self._optimizer.catch_up(matrix.weight, matrix.rows(features))
+        begin_rows(self._held, begun)
+
     def update(self, embeddings: tuple[Tensor, ...]) -> None:
         """See `TableEngine`."""
-        backward(self._looked_up, embeddings)
-        self._looked_up = []
+        self._backward(embeddings)
+        self.step()
+
+    def step(self) -> None:
+        """Updates the tables from the gradients of their weights, which are freed."""
         self._optimizer.step()
         for weight in self._weights:
             weight.grad = None
 
     def scale_learning_rate(self, factor: float) -> None:
         """See `TableEngine`."""
-        self._optimizer.param_groups[0]["lr"] = self._rate * factor
+        super().scale_learning_rate(factor)
+        self._optimizer.param_groups[0]["lr"] = self._rate
 
     def settle(self) -> None:
         """See `TableEngine`."""
@@ -149,8 +163,10 @@ class LocalTables:
     def full_weights(self) -> dict[str, Tensor] | None:
         """See `TableEngine`."""
         self.settle()
-        weights = {name: matrix.weight.detach() for name, matrix in self._matrices.items()}
-        return {name: weight.to("cpu", torch.float32, copy=True) for name, weight in weights.items()}
+        return {
+            name: matrix.weight.detach().to("cpu", torch.float32, copy=True)
+            for name, matrix in self._matrices.items()
+        }
 
     def state_dict(self, saved: Collection[str] | None = None) -> State:
         """See `TableEngine`; also holds what makes a resumed training equal to the bit."""
@@ -180,15 +196,14 @@ class ReplicatedTables:
         """`rounding` is that of fp16 tables, at the same count on all ranks; None for fp32."""
         indices = [index for index, table in enumerate(schema.tables) if table.name in names]
         self._ranks, self._rounding = ranks, rounding
-        tables = _zeros(schema, dim, indices).to(device)
+        with torch.random.fork_rng(devices=[]):  # drawn numbers would change those that others draw
+            tables = EmbeddingTables(schema, dim, indices)
+        torch.nn.init.zeros_(tables.weight)
+        tables = tables.to(device)
         self.names = tuple(table.name for table in tables.tables)
         self._tables = tables if rounding is None else HalfTables(tables)
         self._sum_R = torch.zeros(len(self._tables.weight), device=device)
-        starts = [0, *itertools.accumulate(table.rows for table in tables.tables)]
-        self.held = [
-            HeldBlock(Block(name, 0, dim), self._tables.weight.detach()[start:stop], self._sum_R[start:stop])
-            for name, (start, stop) in zip(self.names, itertools.pairwise(starts), strict=True)
-        ]
+        self.held = blocks_of([self._tables], [self._sum_R])
 
     def lookup(self, features: FeatureBatch) -> dict[str, Tensor]:
         """Returns e_BD of each table, by name."""
@@ -218,11 +233,3 @@ class ReplicatedTables:
             return
         every_row = torch.arange(len(weight_RD), device=weight_RD.device)
         self._rounding.write(weight_RD, every_row, step_RD.neg_().add_(weight_RD))
-
-
-def _zeros(schema: FeatureSchema, dim: int, indices: Sequence[int]) -> EmbeddingTables:
-    """Returns tables of zeros without drawing random numbers, which would change the numbers that others draw."""
-    with torch.random.fork_rng(devices=[]):
-        tables = EmbeddingTables(schema, dim, indices)
-    torch.nn.init.zeros_(tables.weight)
-    return tables

@@ -36,7 +36,6 @@ from torch import Tensor, nn
 
 from dhen.batch import FeatureBatch
 from dhen.inputs.growing import EMBEDDING_INIT_STD, EMPTY, GrowingRows
-from dhen.schema import Growing
 from trials.records.strategy import Ranks
 from trials.training.embeddings.blocks import HeldBlock, State
 from trials.training.memory_limit import count_on_host, on_host
@@ -166,10 +165,11 @@ class GrowingTables:
             """Time at which each table was looked through last."""
             self._ids = torch.zeros(1, dtype=torch.int64)
             """Number of ids that have occurred since counts were halved."""
-            waiting = [rule.capacity for rule in self._rules if _counts_newcomers(rule)]
-            self._filter = AdmissionFilter(sum(waiting)) if waiting else None
+            counts = [rule.admit_after > 1 or rule.evict == "lfu" for rule in self._rules]
+            waiting = sum(itertools.compress([rule.capacity for rule in self._rules], counts))
+            self._filter = AdmissionFilter(waiting) if waiting else None
             self._least_T = torch.tensor([rule.admit_after for rule in self._rules])
-            self._counted_T = torch.tensor([_counts_newcomers(rule) for rule in self._rules])
+            self._counted_T = torch.tensor(counts)
             self._strides = [_stride(rule.capacity) for rule in self._rules]
             self._go_on()
         count_on_host([rows.keys])
@@ -202,10 +202,27 @@ class GrowingTables:
             times_N: how often each occurs; None: once.
         """
         self._steps += 1
-        self._go_forward(time)
+        if self._timed and time is not None:
+            if int(self._now) == NO_TIME:
+                self._seen_at.fill_(time)
+                self._looked_at_time.fill_(time)
+            self._now.clamp_(min=time)
         row_N = self._rows.index.find(key_N)
-        self._note(row_N, times_N)
-        self._halve()
+        counted_N = torch.ones_like(row_N) if times_N is None else times_N
+        self._occurred.index_add_(0, row_N, counted_N.to(torch.int32))
+        self._occurred[0] = 0
+        self._see(row_N)
+        self._ids += counted_N.sum()
+        # counts are halved once enough ids have occurred since, or too many different ones
+        full = any(
+            rule.evict == "lfu" and not len(free) for rule, free in zip(self._rules, self._free, strict=True)
+        )
+        crowded = self._filter is not None and self._filter.crowded
+        if crowded or int(self._ids) > (HALVED_AFTER * len(self._occurred) if full else MOST_IDS):
+            self._occurred >>= 1
+            self._ids.zero_()
+            if self._filter is not None:
+                self._filter.halve()
         self._expire()
         new = ((row_N == 0) & (key_N != EMPTY)).nonzero().squeeze(1)
         if not len(new):
@@ -266,44 +283,15 @@ class GrowingTables:
             self._go_on()
 
     def _go_on(self) -> None:
-        free = (
+        self._free = [
             (self._rows.keys[span] == EMPTY).nonzero().squeeze(1) + span.start for span in self._rows.spans
-        )
-        self._free = list(free)
+        ]
         """Free rows of each table, in order."""
-
-    def _go_forward(self, time: int | None) -> None:
-        if not self._timed or time is None:
-            return
-        if int(self._now) == NO_TIME:
-            self._seen_at.fill_(time)
-            self._looked_at_time.fill_(time)
-        self._now.clamp_(min=time)
-
-    def _note(self, row_N: Tensor, times_N: Tensor | None) -> None:
-        times_N = torch.ones_like(row_N) if times_N is None else times_N
-        self._occurred.index_add_(0, row_N, times_N.to(torch.int32))
-        self._occurred[0] = 0
-        self._see(row_N)
-        self._ids += times_N.sum()
 
     def _see(self, row_N: Tensor) -> None:
         self._seen[row_N] = self._steps
         if self._timed:
             self._seen_at[row_N] = self._now
-
-    def _halve(self) -> None:
-        """Halves all counts, where enough ids have occurred since, or too many different ones."""
-        full = any(
-            rule.evict == "lfu" and not len(free) for rule, free in zip(self._rules, self._free, strict=True)
-        )
-        crowded = self._filter is not None and self._filter.crowded
-        if not crowded and int(self._ids) <= (HALVED_AFTER * len(self._occurred) if full else MOST_IDS):
-            return
-        self._occurred >>= 1
-        self._ids.zero_()
-        if self._filter is not None:
-            self._filter.halve()
 
     def _expire(self) -> None:
         for number, rule in enumerate(self._rules):
@@ -352,9 +340,32 @@ class GrowingTables:
         if wanted > 0:
             order = times_M.argsort(descending=True, stable=True)
             key_M, times_M = key_M[order], times_M[order]
-            row = self._looked_at(table, wanted)
-            least = self._least(table, row, wanted)
-            if self._rules[table].evict == "lfu":
+            # rows whose turn it is are looked at, none of the batch's
+            capacity, first = self._rules[table].capacity, int(self._next[table])
+            count = min(capacity, max(LOOKED_AT_LEAST, LOOKED_AT * wanted))
+            self._next[table] = (first + count) % capacity
+            place = torch.arange(first, first + count) * self._strides[table] % capacity
+            row = place + self._rows.spans[table].start
+            row = row[(self._rows.keys[row] != EMPTY) & (self._seen[row] < self._steps)]
+            name, rows = self._rows.tables[table].name, self._rows.tables[table].rows
+            if len(row) < wanted and count == capacity and name not in self._said:
+                self._said.add(name)
+                LOG.warning(
+                    "table %r: capacity %d is less than the ids of one batch; those that find no row share the "
+                    "default row. Give it more capacity, or train with smaller batches.",
+                    name,
+                    rows - 1,
+                )
+            # those whose keys are worth least, the least first
+            worth, is_lfu = self._seen[row], self._rules[table].evict == "lfu"
+            if is_lfu:
+                worth = worth + (self._occurred[row].to(torch.int64) << 32)
+            least = row
+            if wanted < len(row):
+                kept = (worth <= worth.kthvalue(wanted).values).nonzero().squeeze(1)
+                least, worth = row[kept], worth[kept]
+            least = least[worth.argsort(stable=True)[:wanted]]
+            if is_lfu:
                 newcomers = times_M[len(self._free[table]) :]
                 least = least[: _outnumbered(newcomers, self._occurred[least], self._occurred[row])]
             self._take_back(table, least)
@@ -367,49 +378,12 @@ class GrowingTables:
         span = self._rows.spans[number]
         return self._rows.keys[span].nonzero().squeeze(1) + span.start
 
-    def _looked_at(self, table: int, wanted: int) -> Tensor:
-        """Returns rows of a table that may give way, none of the batch's: those whose turn it is."""
-        capacity, first = self._rules[table].capacity, int(self._next[table])
-        count = min(capacity, max(LOOKED_AT_LEAST, LOOKED_AT * wanted))
-        self._next[table] = (first + count) % capacity
-        place = torch.arange(first, first + count) * self._strides[table] % capacity
-        row = place + self._rows.spans[table].start
-        row = row[(self._rows.keys[row] != EMPTY) & (self._seen[row] < self._steps)]
-        if len(row) < wanted and count == capacity:
-            self._say_too_small(table)
-        return row
-
-    def _least(self, table: int, row: Tensor, wanted: int) -> Tensor:
-        """Returns those of the rows whose keys are worth least, so many at most, the least first."""
-        worth = self._seen[row]
-        if self._rules[table].evict == "lfu":
-            worth = worth + (self._occurred[row].to(torch.int64) << 32)
-        if wanted < len(row):
-            kept = (worth <= worth.kthvalue(wanted).values).nonzero().squeeze(1)
-            row, worth = row[kept], worth[kept]
-        return row[worth.argsort(stable=True)[:wanted]]
-
     def _take_back(self, number: int, row_N: Tensor) -> None:
         if not len(row_N):
             return
         self._rows.index.remove(self._rows.keys[row_N])
         self._rows.keys[row_N] = EMPTY
         self._free[number] = torch.cat([self._free[number], row_N]).sort().values
-
-    def _say_too_small(self, number: int) -> None:
-        table = self._rows.tables[number]
-        if table.name not in self._said:
-            self._said.add(table.name)
-            LOG.warning(
-                "table %r: capacity %d is less than the ids of one batch; those that find no row share the default"
-                " row. Give it more capacity, or train with smaller batches.",
-                table.name,
-                table.rows - 1,
-            )
-
-
-def _counts_newcomers(rule: Growing) -> bool:
-    return rule.admit_after > 1 or rule.evict == "lfu"
 
 
 def _stride(capacity: int) -> int:

@@ -11,13 +11,12 @@ Shapes: N ids of a batch, R rows of the matrix, C of which are in the cache, D c
 from __future__ import annotations
 
 import copy
-import itertools
+import dataclasses
 import logging
 import mmap
 import os
 import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +28,8 @@ from trials.optim.rowwise_adagrad import RowWiseAdagrad
 from trials.records.job import TrainingConfig
 from trials.records.strategy import TableLevel
 from trials.store.user_cache import user_cache
-from trials.training.embeddings.blocks import State, blocks_of, in_half, load_state, state_of, state_to_load
-from trials.training.embeddings.engine import backward, leaves
+from trials.training.embeddings.blocks import blocks_of, in_half
+from trials.training.embeddings.engine import LocalTables, TableEngine, leaves
 from trials.training.embeddings.growing import Begun, begin_rows
 from trials.training.memory_limit import count_on_device, on_host
 
@@ -38,27 +37,19 @@ LOOKED_FOR = 16
 """Parts of the cache, one of which is looked for at a time: the slots whose rows occur least, to be given away."""
 
 
-@dataclass
+@dataclasses.dataclass
 class CacheUse:
-    """What a cache has done in training so far, counted."""
+    """What the caches of all matrices have done in training so far, counted."""
 
     steps: int = 0
     looked_up: int = 0
     """Number of ids looked up."""
     missed: int = 0
-    """Number of them whose row was not in the cache."""
+    """Number of them whose row was not in its cache."""
     copied_in: int = 0
     """Rows copied from the level below."""
     copied_out: int = 0
     """Rows copied to it."""
-
-    @classmethod
-    def of_all(cls, uses: Iterable[CacheUse]) -> CacheUse:
-        """Returns what caches that serve the same steps have done together."""
-        uses = list(uses)
-        steps = max((use.steps for use in uses), default=0)
-        counted = ("looked_up", "missed", "copied_in", "copied_out")
-        return cls(steps, *(sum(getattr(use, name) for use in uses) for name in counted))
 
     @property
     def hit_rate(self) -> float | None:
@@ -75,7 +66,7 @@ class RowCache:
     """The rows of a matrix that are on the device, and those below."""
 
     def __init__(
-        self, whole: EmbeddingTables, held: EmbeddingTables, sum_C: Tensor, level: TableLevel
+        self, whole: EmbeddingTables, held: EmbeddingTables, sum_C: Tensor, level: TableLevel, use: CacheUse
     ) -> None:
         """Begins with an empty cache; to be made `on_host`.
 
@@ -84,6 +75,7 @@ class RowCache:
             held: the same tables, with a weight of C rows on the device.
             sum_C: row-wise Adagrad's sums of these.
             level: where the rows lie.
+            use: counts what is done.
         """
         rows, slots = len(whole.weight), len(held.weight)
         self.sum_R = torch.zeros(rows) if level == "host" else on_ssd(torch.zeros(rows))
@@ -104,7 +96,7 @@ class RowCache:
         self._queue = self.row_C[:0]
         """Slots to be given away, the one whose row has occurred least first, as they were at batch `_queued`."""
         self._slot_N = self.row_C[:0]
-        self.use = CacheUse()
+        self._use = use
 
     def hold(self, row_N: Tensor) -> None:
         """Brings in the rows that a batch reads; duplicates do no harm.
@@ -117,11 +109,19 @@ class RowCache:
         slot_N = self._slot_R[row_N]
         missed_N = row_N[slot_N < 0]
         self._batch_C[slot_N[slot_N >= 0].long()] = self._batch
-        self.use.steps += 1
-        self.use.looked_up += len(row_N)
+        self._use.looked_up += len(row_N)
         if len(missed_N):
-            self.use.missed += len(missed_N)
-            self._bring_in(torch.unique(missed_N))
+            self._use.missed += len(missed_N)
+            rows = torch.unique(missed_N)
+            slots = self._given_away(len(rows))
+            self._write_back(slots[self._changed_C[slots]])
+            before = self.row_C[slots]
+            self._slot_R[before[before >= 0]] = -1
+            self.row_C[slots], self._slot_R[rows] = rows, slots.int()
+            there, device = slots.to(self._weight_CD.device), self._weight_CD.device
+            self._weight_CD.index_copy_(0, there, self._weight_RD[rows].to(device))
+            self._sum_C.index_copy_(0, there, self.sum_R[rows].to(device))
+            self._use.copied_in += len(rows)
             slot_N = self._slot_R[row_N]
         self._slot_N = slot_N.long()
 
@@ -147,23 +147,12 @@ class RowCache:
         self._changed_C.fill_(False)
         self._queue = self._queue[:0]
 
-    def _bring_in(self, rows: Tensor) -> None:
-        slots = self._given_away(len(rows))
-        self._write_back(slots[self._changed_C[slots]])
-        before = self.row_C[slots]
-        self._slot_R[before[before >= 0]] = -1
-        self.row_C[slots], self._slot_R[rows] = rows, slots.int()
-        there, device = slots.to(self._weight_CD.device), self._weight_CD.device
-        self._weight_CD.index_copy_(0, there, self._weight_RD[rows].to(device))
-        self._sum_C.index_copy_(0, there, self.sum_R[rows].to(device))
-        self.use.copied_in += len(rows)
-
     def _write_back(self, slots: Tensor) -> None:
         rows, there = self.row_C[slots], slots.to(self._weight_CD.device)
         self._weight_RD.index_copy_(0, rows, self._weight_CD[there].to(self._weight_RD.device))
         self.sum_R.index_copy_(0, rows, self._sum_C[there].to(self.sum_R.device))
         self._changed_C[slots] = False
-        self.use.copied_out += len(slots)
+        self._use.copied_out += len(slots)
 
     def _given_away(self, count: int) -> Tensor:
         """Returns so many slots that the batch does not read, those first whose rows have occurred least; the
@@ -171,27 +160,24 @@ class RowCache:
         found: list[Tensor] = []
         while count:
             if not len(self._queue):
-                self._look_for(count)
+                free = self._batch_C < self._batch
+                there = int(free.sum())
+                if there < count:
+                    raise UserError(
+                        f"a batch reads more rows than the cache of tables {self._names} has, which are "
+                        f"{len(self.row_C):,}: give a smaller training.batch_size, or more memory."
+                    )
+                most = torch.iinfo(torch.int32).max
+                occurred_C = torch.where(self.row_C < 0, -1, self._occurred_R[self.row_C.clamp(min=0)])
+                wanted = min(there, max(count, len(occurred_C) // LOOKED_FOR))
+                self._queue = occurred_C.masked_fill_(~free, most).topk(wanted, largest=False).indices
+                self._queued = self._batch - 1
             unread = self._queue[self._batch_C[self._queue] <= self._queued]
             found.append(unread[:count])
             self._batch_C[found[-1]] = self._batch
             self._queue = unread[count:]
             count -= len(found[-1])
         return torch.cat(found)
-
-    def _look_for(self, count: int) -> None:
-        free = self._batch_C < self._batch
-        there = int(free.sum())
-        if there < count:
-            raise UserError(
-                f"a batch reads more rows than the cache of tables {self._names} has, which are "
-                f"{len(self.row_C):,}: give a smaller training.batch_size, or more memory."
-            )
-        most = torch.iinfo(torch.int32).max
-        occurred_C = torch.where(self.row_C < 0, -1, self._occurred_R[self.row_C.clamp(min=0)])
-        wanted = min(there, max(count, len(occurred_C) // LOOKED_FOR))
-        self._queue = occurred_C.masked_fill_(~free, most).topk(wanted, largest=False).indices
-        self._queued = self._batch - 1
 
 
 def on_ssd(tensor: Tensor) -> Tensor:
@@ -225,8 +211,8 @@ def on_ssd(tensor: Tensor) -> Tensor:
 LOG = logging.getLogger(__name__)
 
 
-class CachedTables:
-    """A `TableEngine` of one process whose device has some rows of each matrix."""
+class CachedTables(LocalTables):
+    """The tables of one process whose device has some rows of each matrix."""
 
     def __init__(
         self,
@@ -245,47 +231,42 @@ class CachedTables:
             cached_rows: number of rows on the device, for each matrix in order.
             where: the device.
         """
+        TableEngine.__init__(self, config)
         assert not config.table_decay
         if config.table_precision == "fp16":
             with on_host():
                 tables = in_half(tables)
-        self.level, self._where, self._whole = level, where, tables
-        whole = matrices(tables)
-        weights = [
-            _cache_of(matrix.weight, rows, where)
-            for matrix, rows in zip(whole.values(), cached_rows, strict=True)
-        ]
+        self.level, self._where, self._tables, self._matrices = level, where, tables, matrices(tables)
+        whole, weights = self._matrices.values(), list[nn.Parameter]()
+        for matrix, rows in zip(whole, cached_rows, strict=True):
+            stored = matrix.weight
+            cached = torch.zeros(min(rows, len(stored)), stored.shape[1], dtype=stored.dtype, device=where)
+            weights.append(nn.Parameter(cached))
+            if stored.dtype == torch.float16:
+                weights[-1].grad_dtype = torch.float32
         # a copy of all but the weights, whose copies are the caches
-        parts = zip(whole.values(), weights, strict=True)
-        self._held = copy.deepcopy(tables, {id(matrix.weight): weight for matrix, weight in parts}).to(where)
-        count_on_device(self._held.buffers())
+        copies = {id(matrix.weight): weight for matrix, weight in zip(whole, weights, strict=True)}
+        self._on_device = copy.deepcopy(tables, copies).to(where)
+        count_on_device(self._on_device.buffers())
         self._optimizer = RowWiseAdagrad(
             weights, lr=config.embedding_learning_rate, decay=config.embedding_decay
         )
-        self._rate = config.embedding_learning_rate
         sums = [self._optimizer.state_of(weight)["sum"] for weight in weights]
+        self._use = CacheUse()
         with on_host():
-            of_each = zip(whole.values(), matrices(self._held).values(), sums, strict=True)
-            self._caches = [RowCache(matrix, held, sum_C, level) for matrix, held, sum_C in of_each]
-            self._blocks = blocks_of(list(whole.values()), [cache.sum_R for cache in self._caches])
+            of_each = zip(whole, matrices(self._on_device).values(), sums, strict=True)
+            self._caches = [RowCache(*each, level, self._use) for each in of_each]
+            self._held = blocks_of(whole, [cache.sum_R for cache in self._caches])
         caches = zip(weights, self._caches, strict=True)
         self._optimizer.row_numbers = {weight: cache.row_C for weight, cache in caches}
         self._firsts = {
             table.name: (cache, first)
-            for matrix, cache in zip(whole.values(), self._caches, strict=True)
-            for table, first in zip(
-                matrix.tables, itertools.accumulate([0, *(t.rows for t in matrix.tables)]), strict=False
-            )
+            for matrix, cache in zip(whole, self._caches, strict=True)
+            for table, first in zip(matrix.tables, matrix.starts, strict=False)
         }
         """Of each table the cache of its matrix, and its first row there."""
-        self._weights, self._looked_up = weights, list[Tensor]()
+        self._weights = weights
         LOG.info("tables: %s; on the device %s rows", level, " + ".join(f"{rows:,}" for rows in cached_rows))
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of weights and optimizer state on the device."""
-        state = [values for weight in self._weights for values in self._optimizer.state_of(weight).values()]
-        return sum(tensor.numel() * tensor.element_size() for tensor in (*self._weights, *state))
 
     @property
     def table_cache(self) -> int:
@@ -294,38 +275,32 @@ class CachedTables:
 
     @property
     def cache_use(self) -> CacheUse:
-        """What the caches of all matrices have done so far."""
-        return CacheUse.of_all(cache.use for cache in self._caches)
+        """What the caches have done so far."""
+        return dataclasses.replace(self._use)
 
     def lookup(self, features: FeatureBatch, begun: Begun | None = None) -> tuple[Tensor, ...]:
         """See `TableEngine`."""
         if not torch.is_grad_enabled():
             self.settle()
-            return leaves(e.to(self._where) for e in self._whole(features.to(torch.device("cpu"))))
+            return leaves(e.to(self._where) for e in self._tables(features.to(torch.device("cpu"))))
         with on_host():
             if begun is not None:
                 for name, its in begun.tables.items():
                     cache, first = self._firsts[name]
                     cache.drop(begun.rows[its] + first)
-                begin_rows(self._blocks, begun)
+                begin_rows(self._held, begun)
             there = features.to(torch.device("cpu"))
-            for matrix, cache in zip(matrices(self._whole).values(), self._caches, strict=True):
+            self._use.steps += 1
+            for matrix, cache in zip(self._matrices.values(), self._caches, strict=True):
                 cache.hold(matrix.rows(there))
-        self._looked_up = self._held(features)
+        self._looked_up = self._on_device(features)
         return leaves(self._looked_up)
 
-    def update(self, embeddings: tuple[Tensor, ...]) -> None:
-        """See `TableEngine`."""
-        backward(self._looked_up, embeddings)
-        self._looked_up = []
-        self._optimizer.step()
-        for weight, cache in zip(self._weights, self._caches, strict=True):
-            weight.grad = None
+    def step(self) -> None:
+        """See `LocalTables`."""
+        super().step()
+        for cache in self._caches:
             cache.changed()
-
-    def scale_learning_rate(self, factor: float) -> None:
-        """See `TableEngine`."""
-        self._optimizer.param_groups[0]["lr"] = self._rate * factor
 
     def settle(self) -> None:
         """Brings the level below up to date."""
@@ -335,33 +310,11 @@ class CachedTables:
 
     def full_weights(self) -> dict[str, Tensor] | None:
         """See `TableEngine`."""
-        self.settle()
-        weights = {name: matrix.weight.detach() for name, matrix in matrices(self._whole).items()}
         with on_host():
-            return {name: weight.to("cpu", torch.float32, copy=True) for name, weight in weights.items()}
-
-    def state_dict(self, saved: Collection[str] | None = None) -> State:
-        """See `TableEngine`; also holds what makes a resumed training equal to the bit."""
-        self.settle()
-        parts = state_of(self._blocks) if saved is None else state_to_load(saved, self._blocks)
-        return parts | self._optimizer.progress(saved)
+            return super().full_weights()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """See `TableEngine`."""
-        load_state(state, self._blocks)
-        self._optimizer.go_on(state)
-        self._forget()
-
-    def _forget(self) -> None:
+        super().load_state_dict(state)
         for cache in self._caches:
             cache.forget()
-
-
-def _cache_of(weight: nn.Parameter, rows: int, where: torch.device) -> nn.Parameter:
-    """Returns a parameter of so many rows of the device, for a cache of a matrix."""
-    made = nn.Parameter(
-        torch.zeros(min(rows, len(weight)), weight.shape[1], dtype=weight.dtype, device=where)
-    )
-    if weight.dtype == torch.float16:
-        made.grad_dtype = torch.float32
-    return made

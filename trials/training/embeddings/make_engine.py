@@ -1,12 +1,6 @@
 """Which engine holds the tables: one process's own, on its device or below, or TorchRec's over several ranks.
 
 TorchRec is imported only where several ranks train: one rank does without it.
-
-TorchRec, imported by the fork server where candidates train on several ranks, so that no rank has to import
-it.
-
-Where it is missing or broken nothing happens here; a rank that needs it says so. Nor with CUDA: FBGEMM asks
-for devices as it is imported, and then no process that is forked can use one.
 """
 
 from __future__ import annotations

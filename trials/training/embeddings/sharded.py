@@ -10,13 +10,12 @@ kernels for CPUs round to the nearest.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import warnings
 from collections.abc import Collection, Mapping
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,7 +30,7 @@ from trials.planner.table_placement import Placement, TableShard, table_notes
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Ranks
 from trials.training.embeddings.blocks import Block, HeldBlock, State, load_state, state_of, state_to_load
-from trials.training.embeddings.engine import ReplicatedTables, backward, leaves
+from trials.training.embeddings.engine import ReplicatedTables, TableEngine, leaves
 from trials.training.embeddings.growing import Begun, begin_rows
 from trials.training.embeddings.requirements import missing_torchrec
 
@@ -128,20 +127,86 @@ class TorchRecShards:
         table's embeddings, by name."""
         import_torchrec()
         sharded = {shard.table for shard in shards}
-        places = _places(schema.categorical, sharded)
+        places = [place for place, table in enumerate(schema.categorical) if table.name in sharded]
         self._categorical, self._ids = len(places), CategoricalIds(schema, places).to(device)
-        self._bags = _places(schema.multi_hot, sharded)
+        self._bags = [place for place, table in enumerate(schema.multi_hot) if table.name in sharded]
         tables = [table for table in schema.tables if table.name in sharded]
         self.names = {table.name: f"t{index}" for index, table in enumerate(tables)}
         """Names of the tables in TorchRec, which does not allow every column's name."""
         cuts = {name: [s for s in shards if s.table == name] for name in self.names}
         with torch.random.fork_rng(devices=[torch.cuda.current_device()] if device.type == "cuda" else []):
-            self._sharded = _shard(
-                _collection(tables, self.names, dims, config), self.names, cuts, ranks, device, config
-            )
+            self._sharded = self._collection(tables, cuts, dims, ranks, device, config)
         self.held = self._views(cuts)
         without_decay = device.type == "cpu" and config.table_precision == "fp32"
         self._row_decay = [CpuRowDecay(lookup) for lookup in self._sharded._lookups] if without_decay else []
+
+    def _collection(
+        self,
+        tables: list[Table],
+        cuts: dict[str, list[TableShard]],
+        dims: Mapping[str, int],
+        ranks: Ranks,
+        device: torch.device,
+        config: TrainingConfig,
+    ) -> Any:
+        """Returns the tables as a sharded collection with FBGEMM's row-wise Adagrad; its rate and decay are set
+        before every update. On GPUs it rounds what goes into fp16 tables stochastically, which is its default,
+        on a CPU to the nearest (1.8)."""
+        torchrec, configs = import_module("torchrec"), import_module("torchrec.modules.embedding_configs")
+        types, plans = (
+            import_module("torchrec.distributed.types"),
+            import_module("torchrec.distributed.sharding_plan"),
+        )
+        kernels = import_module("fbgemm_gpu.split_embedding_configs")
+        bags = import_module("torchrec.distributed.embeddingbag")
+        decay_modes = import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+        codecs = import_module("torchrec.distributed.fbgemm_qcomm_codec")
+        collection = torchrec.EmbeddingBagCollection(
+            tables=[
+                configs.EmbeddingBagConfig(
+                    name=self.names[table.name],
+                    feature_names=[self.names[table.name]],
+                    num_embeddings=table.rows,
+                    embedding_dim=dims[table.name],
+                    data_type=configs.DataType[config.table_precision.upper()],
+                    pooling=configs.PoolingType.MEAN,
+                    init_fn=torch.nn.init.zeros_,
+                )
+                for table in tables
+            ],
+            device=torch.device("meta"),  # shards are made where they belong
+        )
+        precision, scale = codecs.CommType[config.all_to_all_precision.upper()], None
+        if config.all_to_all_precision != "fp32":
+            # gradients of a mean over a rank's examples become about as large as an example's own, which fp16 has
+            # numbers for; by a power of two, so that nothing else changes
+            assert config.batch_size is not None
+            scale = 2.0 ** round(math.log2(max(1.0, config.batch_size / ranks.world)))
+        transfer = codecs.QCommsConfig(
+            forward_precision=precision, backward_precision=precision, backward_loss_scale=scale
+        )
+        sharder = bags.EmbeddingBagCollectionSharder(
+            fused_params={
+                "optimizer": kernels.EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+                "eps": EPSILON,
+                "weight_decay_mode": decay_modes.WeightDecayMode.L2,
+            },
+            qcomm_codecs_registry=codecs.get_qcomm_codecs_registry(transfer, device=device),
+        )
+        parameters, plan = sharder.shardable_parameters(collection), {}
+        for name, key in self.names.items():
+            rows = parameters[key].shape[0]
+            plan[key] = plans._get_parameter_sharding(
+                parameters[key],
+                "column_wise",
+                [([rows, cut.columns], [0, cut.first_column], cut.rank) for cut in cuts[name]],
+                ranks.gpus_per_host,
+                device.type,
+                sharder,
+                compute_kernel="fused",
+            )
+        environment = types.ShardingEnv.from_process_group(dist.group.WORLD)
+        return sharder.shard(collection, types.EmbeddingModuleShardingPlan(plan), environment, device)
 
     def lookup(self, features: FeatureBatch) -> dict[str, Tensor]:
         """Returns e_BD of each table for this rank's examples, by name: TorchRec's order depends on the plan."""
@@ -196,98 +261,6 @@ class TorchRecShards:
         return parts
 
 
-def _places(tables: tuple[Table, ...], sharded: set[str]) -> list[int]:
-    return [index for index, table in enumerate(tables) if table.name in sharded]
-
-
-def _collection(
-    tables: list[Table], names: dict[str, str], dims: Mapping[str, int], config: TrainingConfig
-) -> Any:
-    """Returns the tables as a collection on no device: shards are made where they belong."""
-    torchrec, configs = import_module("torchrec"), import_module("torchrec.modules.embedding_configs")
-    return torchrec.EmbeddingBagCollection(
-        tables=[
-            configs.EmbeddingBagConfig(
-                name=names[table.name],
-                feature_names=[names[table.name]],
-                num_embeddings=table.rows,
-                embedding_dim=dims[table.name],
-                data_type=configs.DataType[config.table_precision.upper()],
-                pooling=configs.PoolingType.MEAN,
-                init_fn=torch.nn.init.zeros_,
-            )
-            for table in tables
-        ],
-        device=torch.device("meta"),
-    )
-
-
-def _shard(
-    collection: Any,
-    names: dict[str, str],
-    cuts: dict[str, list[TableShard]],
-    ranks: Ranks,
-    device: torch.device,
-    config: TrainingConfig,
-) -> Any:
-    types, plans = (
-        import_module("torchrec.distributed.types"),
-        import_module("torchrec.distributed.sharding_plan"),
-    )
-    sharder = _sharder(device, config, ranks)
-    parameters = sharder.shardable_parameters(collection)
-
-    def plan(name: str, key: str) -> Any:
-        rows = parameters[key].shape[0]
-        placed_shards = [([rows, cut.columns], [0, cut.first_column], cut.rank) for cut in cuts[name]]
-        return plans._get_parameter_sharding(
-            parameters[key],
-            "column_wise",
-            placed_shards,
-            ranks.gpus_per_host,
-            device.type,
-            sharder,
-            compute_kernel="fused",
-        )
-
-    module_plan = types.EmbeddingModuleShardingPlan({key: plan(name, key) for name, key in names.items()})
-    environment = types.ShardingEnv.from_process_group(dist.group.WORLD)
-    return sharder.shard(collection, module_plan, environment, device)
-
-
-def _sharder(device: torch.device, config: TrainingConfig, ranks: Ranks) -> Any:
-    """Returns a sharder with FBGEMM's row-wise Adagrad; its rate and decay are set before every update. On GPUs it
-    rounds what goes into fp16 tables stochastically, which is its default, on a CPU to the nearest (1.8)."""
-    kernels = import_module("fbgemm_gpu.split_embedding_configs")
-    bags = import_module("torchrec.distributed.embeddingbag")
-    decay_modes = import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
-    codecs = import_module("torchrec.distributed.fbgemm_qcomm_codec")
-    precision = codecs.CommType[config.all_to_all_precision.upper()]
-    transfer = codecs.QCommsConfig(
-        forward_precision=precision,
-        backward_precision=precision,
-        backward_loss_scale=_gradient_scale(config, ranks),
-    )
-    return bags.EmbeddingBagCollectionSharder(
-        fused_params={
-            "optimizer": kernels.EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-            "eps": EPSILON,
-            "weight_decay_mode": decay_modes.WeightDecayMode.L2,
-        },
-        qcomm_codecs_registry=codecs.get_qcomm_codecs_registry(transfer, device=device),
-    )
-
-
-def _gradient_scale(config: TrainingConfig, ranks: Ranks) -> float | None:
-    """Returns what gradients are multiplied by on their way: those of a mean over a rank's examples become about
-    as large as an example's own, which fp16 has numbers for. It is a power of two, so that nothing else
-    changes."""
-    if config.all_to_all_precision == "fp32":
-        return None
-    assert config.batch_size is not None
-    return 2.0 ** round(math.log2(max(1.0, config.batch_size / ranks.world)))
-
-
 def import_torchrec() -> None:
     """Imports TorchRec and FBGEMM, for `import_module` to find.
 
@@ -314,17 +287,8 @@ SENT_NUMBERS = 2**24
 """Largest count of a shard's numbers that are on their way to rank 0 at once: 64 MiB of fp32."""
 
 
-class _Update(NamedTuple):
-    """The settings of the next update, fixed at the lookup: TorchRec's update is part of its backward."""
-
-    rate: float
-    decay: float
-    scale: float
-    """The scalar that weights are held divided by after the update."""
-
-
-class ShardedTables:
-    """A `TableEngine` on several ranks of the default process group."""
+class ShardedTables(TableEngine):
+    """Tables on several ranks of the default process group."""
 
     def __init__(
         self,
@@ -337,6 +301,7 @@ class ShardedTables:
     ) -> None:
         """Cuts the tables over ranks; a collective. `tables` are alike on all ranks, wherever they lie, and not
         needed any more afterwards."""
+        super().__init__(config)
         self._config, self._ranks = config, ranks
         matrix_of = matrices(tables)
         self._groups = [matrix.tables for matrix in matrix_of.values()]
@@ -348,8 +313,11 @@ class ShardedTables:
         self._like = torch.empty(0, dtype=DTYPES[stored], device=device)
         self._rounding = StochasticRounding(torch.initial_seed()) if stored == "fp16" else None
         self._rows = {
-            name: rows for weight, matrix in matrix_of.items() for name, rows in _rows(weight, matrix.tables)
+            table.name: (name, slice(start, start + table.rows))
+            for name, matrix in matrix_of.items()
+            for table, start in zip(matrix.tables, matrix.starts, strict=False)
         }
+        """Of each table the name of its matrix, and its rows there."""
         copied = [{t.name for t in group}.intersection(placement.replicated) for group in self._groups]
         self._copied = [
             ReplicatedTables(schema, frozenset(names), dims[min(names)], ranks.world, device, self._rounding)
@@ -363,9 +331,9 @@ class ShardedTables:
         if self._shards is not None:
             self._parts.append(self._shards)
         self._held: list[HeldBlock] = [part for engine in self._parts for part in engine.held]
-        self._rate, self._scale = config.embedding_learning_rate, 1.0
+        self._scale = 1.0
         self._next = self._next_update()
-        self._looked_up: list[Tensor] = []
+        """Fixed at the lookup: TorchRec's update is part of its backward."""
         weights = {name: matrix.weight.detach() for name, matrix in matrix_of.items()}
         for block, weight_RC, _ in self._held:
             weight_RC.copy_(self._part_of(weights, block))
@@ -391,7 +359,7 @@ class ShardedTables:
         if torch.is_grad_enabled():
             self._next = self._next_update()
             if self._shards is not None:
-                self._shards.prepare_update(self._next.rate, self._next.decay)
+                self._shards.prepare_update(*self._next[:2])
         embeddings: dict[str, Tensor] = {}
         for engine in self._parts:
             embeddings |= engine.lookup(features)
@@ -406,17 +374,12 @@ class ShardedTables:
 
     def update(self, embeddings: tuple[Tensor, ...]) -> None:
         """See `TableEngine`; a collective."""
-        backward(self._looked_up, embeddings)  # also averages over ranks and updates the shards
-        self._looked_up = []
+        self._backward(embeddings)  # also averages over ranks and updates the shards
+        rate, decay, self._scale = self._next
         for copied in self._copied:
-            copied.update(self._next.rate, self._next.decay)
-        self._scale = self._next.scale
+            copied.update(rate, decay)
         if self._scale < SMALLEST_SCALE[self._config.table_precision]:
             self._shrink(2.0 ** math.ceil(math.log2(self._scale)))  # a power of two, which rounds nothing
-
-    def scale_learning_rate(self, factor: float) -> None:
-        """See `TableEngine`."""
-        self._rate = self._config.embedding_learning_rate * factor
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -437,11 +400,17 @@ class ShardedTables:
             for part, weight_RC in mine.items():
                 self._part_of(full, part).copy_(weight_RC)
         for shard in self._placement.shards:
+            if shard.rank == 0 or self._ranks.rank not in (0, shard.rank):
+                continue
             part = Block(shard.table, shard.first_column, shard.columns)
-            if self._ranks.first and shard.rank != 0:
-                _receive(self._part_of(full, part), shard.rank, self._like)
-            elif shard.rank == self._ranks.rank != 0:
-                _send(mine[part])
+            weight_RC = self._part_of(full, part) if self._ranks.first else mine[part]
+            for rows_RC in torch.split(weight_RC, max(1, SENT_NUMBERS // weight_RC.shape[1])):
+                if self._ranks.first:
+                    buffer = self._like.new_empty(rows_RC.shape)
+                    dist.recv(buffer, shard.rank)
+                    rows_RC.copy_(buffer)
+                else:
+                    dist.send(rows_RC.contiguous(), 0)
         return full if self._ranks.first else None
 
     def state_dict(self, saved: Collection[str] | None = None) -> State:
@@ -469,32 +438,9 @@ class ShardedTables:
         name, rows = self._rows[part.table]
         return weights[name][rows, part.first_column : part.first_column + part.columns]
 
-    def _next_update(self) -> _Update:
-        """Returns the next update, with the table decay of the step that it ends."""
+    def _next_update(self) -> tuple[float, float, float]:
+        """Returns rate and decay of the next update, and the scalar that weights are held divided by after it,
+        with the table decay of the step that it ends."""
         least = SMALLEST_FACTOR[self._config.table_precision]
         scale = self._scale * max(1.0 - self._rate * self._config.table_decay, least)
-        return _Update(self._rate / scale, self._config.embedding_decay * scale, scale)
-
-
-def _rows(weight: str, tables: tuple[Table, ...]) -> list[tuple[str, tuple[str, slice]]]:
-    """Returns for each table of a matrix, by name: the matrix's name, and the table's rows there."""
-    ends = itertools.pairwise(itertools.accumulate((table.rows for table in tables), initial=0))
-    return [(table.name, (weight, slice(*rows))) for table, rows in zip(tables, ends, strict=True)]
-
-
-def _send(weight_RC: Tensor) -> None:
-    """Sends a matrix to rank 0, some rows at a time."""
-    for rows_RC in torch.split(weight_RC, _rows_sent(weight_RC)):
-        dist.send(rows_RC.contiguous(), 0)
-
-
-def _receive(target_RC: Tensor, rank: int, like: Tensor) -> None:
-    """Receives what `_send` sends from a rank, of the type and on the device of `like`."""
-    for rows_RC in torch.split(target_RC, _rows_sent(target_RC)):
-        buffer = like.new_empty(rows_RC.shape)
-        dist.recv(buffer, rank)
-        rows_RC.copy_(buffer)
-
-
-def _rows_sent(weight_RC: Tensor) -> int:
-    return max(1, SENT_NUMBERS // weight_RC.shape[1])
+        return self._rate / scale, self._config.embedding_decay * scale, scale

@@ -9,10 +9,10 @@ Shapes: R rows, U of them that a batch reads, each once, N that have changed, D 
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -185,15 +185,15 @@ class Servers:
 
     def drain(self, step: int) -> None:
         """Waits until the updates of all steps before this one are in the tables."""
-        self.now(lambda: self._ask_all(Message(Op.DRAIN, step)))
+        self._ask_all(Message(Op.DRAIN, step))
 
     def begin_pass(self) -> None:
         """Tells servers that a pass over the log begins."""
-        self.now(lambda: self._send_all(Message(Op.BEGIN_PASS)))
+        self._send_all(Message(Op.BEGIN_PASS))
 
     def dense(self) -> Tensor:
         """Returns all dense weights, in fp32."""
-        answers = self.now(lambda: self._ask_all(Message(Op.DENSE)))
+        answers = self._ask_all(Message(Op.DENSE))
         return torch.cat([answer.tensors[0] for answer in answers])
 
     def next(self, until: int, rate_factor: float, done: Losses) -> Told:
@@ -215,12 +215,27 @@ class Servers:
 
     def matrix(self, number: int, rows: int, columns: int) -> Tensor:
         """Returns a whole matrix, in fp32."""
-        return self.now(functools.partial(self._matrix, number, rows, columns))  # type: ignore[no-any-return]
+        whole_RD = torch.empty(rows, columns)
+
+        def copy_all() -> None:
+            for server, link in enumerate(self._links):
+                share, first = Share(server, self.count), 0
+                own_RD = torch.empty(share.count(rows), columns)
+                while first < len(own_RD):
+                    span = torch.tensor([first, ROWS_AT_ONCE])
+                    link.send(Message(Op.FULL, number=number, tensors=(span,)))
+                    (part_RD,) = link.receive().tensors
+                    own_RD[first : first + len(part_RD)] = part_RD
+                    first += len(part_RD)
+                share.put(own_RD, whole_RD)
+
+        self.now(copy_all)
+        return whole_RD
 
     def keys(self, matrices: int, rows: int) -> Tensor:
         """Returns the key of each growing row (1 + R), 0 where it is free."""
         key_R = torch.zeros(rows, dtype=torch.int64)
-        for answer in self.now(lambda: self._ask_all(Message(Op.FULL, number=matrices))):
+        for answer in self._ask_all(Message(Op.FULL, number=matrices)):
             row_K, key_K = answer.tensors
             key_R[row_K] = key_K
         return key_R
@@ -233,7 +248,7 @@ class Servers:
         """
         rows, values, more = list[Tensor](), list[Tensor](), True
         while more:
-            answers = self.now(lambda: self._ask_all(Message(Op.CHANGED, number=number)))
+            answers = self._ask_all(Message(Op.CHANGED, number=number))
             for answer in answers:
                 row_U, value_U = answer.tensors
                 rows.append(row_U)
@@ -246,11 +261,11 @@ class Servers:
 
     def all_told(self) -> None:
         """Has all rows and keys, as they are, count as asked for."""
-        self.now(lambda: self._ask_all(Message(Op.CHANGED, number=-1)))
+        self._ask_all(Message(Op.CHANGED, number=-1))
 
     def save(self, folder: Path) -> None:
         """Has each server write its part into a folder."""
-        self.now(lambda: self._ask_all(Message(Op.EXPORT, tensors=(path_tensor(folder),))))
+        self._ask_all(Message(Op.EXPORT, tensors=(path_tensor(folder),)))
 
     def go_on(self, step: int, folder: Path | None) -> None:
         """Goes on after so many steps; the first worker has servers go on from what they have saved in a folder,
@@ -259,12 +274,12 @@ class Servers:
             link.pushed = link.handed_out = step
         if self.worker == 0:
             sent = () if folder is None else (path_tensor(folder),)
-            self.now(lambda: self._ask_all(Message(Op.IMPORT, step, tensors=sent)))
+            self._ask_all(Message(Op.IMPORT, step, tensors=sent))
 
     def leave(self) -> None:
         """Tells servers that this worker has ended well."""
         self._over.set()
-        self.now(lambda: self._send_all(Message(Op.LEAVE)))
+        self._send_all(Message(Op.LEAVE))
         self._courier.shutdown()
 
     def _look_for_successors(self) -> None:
@@ -290,29 +305,17 @@ class Servers:
             split.append(OfServer(places, its))
         return tuple(split)
 
-    def _matrix(self, number: int, rows: int, columns: int) -> Tensor:
-        whole_RD = torch.empty(rows, columns)
-        for server, link in enumerate(self._links):
-            share, first = Share(server, self.count), 0
-            own_RD = torch.empty(share.count(rows), columns)
-            while first < len(own_RD):
-                span = torch.tensor([first, ROWS_AT_ONCE])
-                link.send(Message(Op.FULL, number=number, tensors=(span,)))
-                (part_RD,) = link.receive().tensors
-                own_RD[first : first + len(part_RD)] = part_RD
-                first += len(part_RD)
-            share.put(own_RD, whole_RD)
-        return whole_RD
-
     def _send_all(self, message: Message) -> None:
+        """Sends all servers a message that has no answer."""
         for link in self._links:
-            link.send(message)
+            self.now(partial(link.send, message))
 
     def _ask_all(self, message: Message) -> list[Message]:
-        return self._ask([message] * self.count)
+        """Returns the answers of all servers to a message."""
+        return self.now(lambda: self._ask([message] * self.count))  # type: ignore[no-any-return]
 
     def _ask(self, messages: Sequence[Message]) -> list[Message]:
-        """Sends each server its message, then waits for all answers."""
+        """Sends each server its message, then waits for all answers; in the links' thread."""
         for link, message in zip(self._links, messages, strict=True):
             link.send(message)
         return [link.receive() for link in self._links]
@@ -334,17 +337,6 @@ def _scale(gradient_UD: Tensor) -> float:
 # Shapes: R growing rows, K keys that have one, N rows that changed, D columns.
 
 
-class _Place(NamedTuple):
-    """Where the rows of a growing table lie."""
-
-    in_matrix: int
-    """Row of the matrix that is the table's default row."""
-    in_all: int
-    """Number of growing rows before the table's."""
-    rows: int
-    """Number of its rows but for that one."""
-
-
 class ChangedWeights:
     """The tables' changes, asked from servers again and again."""
 
@@ -359,7 +351,9 @@ class ChangedWeights:
             growing: what is known of growing ones; None if there are none.
         """
         self._servers, self._growing = servers, growing
-        self._places = {name: list[_Place]() for name in tables}
+        self._places = {name: list[tuple[int, int, int]]() for name in tables}
+        """Of the growing tables of each matrix: the row of the matrix that is the table's default row, the number
+        of growing rows before the table's, and of its rows but for that one."""
         self._key_R: Tensor | None = None
         """The key of each growing row on the servers, as they told last."""
         of_tables = {}
@@ -369,7 +363,7 @@ class ChangedWeights:
         for name, matrix in tables.items():
             for table, in_matrix in zip(matrix.tables, matrix.starts, strict=False):
                 if table.name in of_tables:
-                    self._places[name].append(_Place(in_matrix, *of_tables[table.name]))
+                    self._places[name].append((in_matrix, *of_tables[table.name]))
 
     def since(self, before: Mapping[str, Tensor], prefix: str) -> Weights:
         """Returns what tables and keys became, as `trials.store.weights` has it; all updates must have
@@ -381,8 +375,17 @@ class ChangedWeights:
         """
         found, row_R = Weights(), None
         if self._growing is not None:
-            key_R = self._keys()
-            new_R = self._placed_keys(before[KEYS], key_R)
+            number = len(self._places)  # the keys come behind the matrices
+            if self._key_R is None:
+                self._key_R = self._servers.keys(number, len(self._growing.keys))
+            key_R, (changed_N, key_N) = self._key_R, self._servers.changed(number)
+            key_R[changed_N] = key_N
+            new_R = torch.where(torch.isin(before[KEYS], key_R), before[KEYS], EMPTY)
+            for span in self._growing.spans:
+                key_N = key_R[span]
+                key_N = key_N[(key_N != EMPTY) & ~torch.isin(key_N, before[KEYS])]
+                free = (new_R[span] == EMPTY).nonzero().squeeze(1)[: len(key_N)]
+                new_R[span.start + free] = key_N
             index = KeyIndex()
             taken_K = new_R.nonzero().squeeze(1)
             index.add(new_R[taken_K], taken_K)
@@ -395,29 +398,10 @@ class ChangedWeights:
             found |= row_changes(f"{prefix}{name}", before[f"{prefix}{name}"], row_N, weight_ND)
         return found
 
-    def _keys(self) -> Tensor:
-        """Returns the key of each growing row, as the servers number them."""
-        assert self._growing is not None
-        number = len(self._places)
-        if self._key_R is None:
-            self._key_R = self._servers.keys(number, len(self._growing.keys))
-        row_N, key_N = self._servers.changed(number)
-        self._key_R[row_N] = key_N
-        return self._key_R
 
-    def _placed_keys(self, before_R: Tensor, key_R: Tensor) -> Tensor:
-        """Returns the keys of the servers in rows of the earlier state."""
-        assert self._growing is not None
-        new_R = torch.where(torch.isin(before_R, key_R), before_R, EMPTY)
-        for span in self._growing.spans:
-            key_N = key_R[span]
-            key_N = key_N[(key_N != EMPTY) & ~torch.isin(key_N, before_R)]
-            free = (new_R[span] == EMPTY).nonzero().squeeze(1)[: len(key_N)]
-            new_R[span.start + free] = key_N
-        return new_R
-
-
-def _placed(row_N: Tensor, weight_ND: Tensor, places: list[_Place], row_R: Tensor) -> tuple[Tensor, Tensor]:
+def _placed(
+    row_N: Tensor, weight_ND: Tensor, places: list[tuple[int, int, int]], row_R: Tensor
+) -> tuple[Tensor, Tensor]:
     """Returns changed rows of a matrix as the earlier state numbers them, in order, without free ones; `row_R` is
     where it has each growing row of the servers, 0 for free ones."""
     to_N, is_held_N = row_N.clone(), torch.ones_like(row_N, dtype=torch.bool)

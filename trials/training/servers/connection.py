@@ -125,18 +125,17 @@ class Connection:
             try:
                 return said.result(timeout=SUCCESSOR_SECONDS)
             except TimeoutError:
-                self._look()
+                self._look_at_process()
+                if self._comes_back:
+                    self._while_waiting()
                 if self.restarts != restarts:
                     raise _AnotherCalledError from None
 
     def greet_successor(self) -> None:
         """Calls a server that has taken the place of this one: others may wait there to hear what this worker has
         pushed."""
-        if self._has_successor():
+        if self._store.check([_ready(self._server, self.restarts + 1)]):
             self._wait_for_another(LinkBrokenError("another one has taken its place"))
-
-    def _has_successor(self) -> bool:
-        return bool(self._store.check([_ready(self._server, self.restarts + 1)]))
 
     def _wait_for_another(self, error: LinkBrokenError) -> None:
         if not self._comes_back:
@@ -151,48 +150,32 @@ class Connection:
         """Returns a link to the newest server under this number, which both have said hello through."""
         while True:
             self._look_at_process()
-            self.restarts = self._newest_ready()
+            while not self._store.check([_ready(self._server, self.restarts)]):
+                self._look_at_process()
+                time.sleep(LOOK_SECONDS)
+            while self._store.check([_ready(self._server, self.restarts + 1)]):
+                self.restarts += 1
             call = self._store.add(f"{_place(self._server, self.restarts)}.calls", 1)
             name = _call(self._server, self.restarts, call)
             self._store.set(name, "")
             try:
                 link = Link(self._store, name, server=False)
-                greeted = self._waiting.submit(partial(_greeted, link, self._hello()))
-                self._note(greeted.result(timeout=MEETING.total_seconds()))
+                known = torch.tensor([self.handed_out, int(self.holds_batch)])
+                hello = Message(Op.HELLO, self.pushed, self._worker, (known,))
+                greeted = self._waiting.submit(partial(_greeted, link, hello))
+                answer = greeted.result(timeout=MEETING.total_seconds())
             except (LinkBrokenError, TimeoutError) as error:
                 # of one that is gone for good whoever watches the processes knows
                 LOG.warning("server %d does not answer, and is called again: %s", self._server, error)
                 self._waiting = WaitingThread()
                 continue
+            if answer.step >= 0:
+                self.lost_steps += max(0, max(self.pushed, self.handed_out) - answer.step)
             return link
-
-    def _look(self) -> None:
-        """Does what there is to do while an answer is waited for."""
-        self._look_at_process()
-        if self._comes_back:
-            self._while_waiting()
 
     def _look_at_process(self) -> None:
         if self._watch is not None:
             self._watch()
-
-    def _newest_ready(self) -> int:
-        """Returns the number of restarts of the newest server that is ready; waits for the one that is due."""
-        newest = self.restarts
-        while not self._store.check([_ready(self._server, newest)]):
-            self._look_at_process()
-            time.sleep(LOOK_SECONDS)
-        while self._store.check([_ready(self._server, newest + 1)]):
-            newest += 1
-        return newest
-
-    def _hello(self) -> Message:
-        known = torch.tensor([self.handed_out, int(self.holds_batch)])
-        return Message(Op.HELLO, self.pushed, self._worker, (known,))
-
-    def _note(self, answer: Message) -> None:
-        if answer.step >= 0:
-            self.lost_steps += max(0, max(self.pushed, self.handed_out) - answer.step)
 
 
 class WaitingThread:

@@ -124,8 +124,15 @@ class Link:
             header[start : start + len(shape)] = torch.tensor(shape)
         with _broken_is_said(self._name):
             self._group.send([header], self._peer, 0).wait(PATIENCE)
-            if buffer := _packed(tensors):
-                self._group.send(buffer, self._peer, 0).wait(PATIENCE)
+            buffer = torch.empty(sum(_room(t.dtype, t.shape) for t in tensors), dtype=torch.uint8)
+            if not len(buffer):
+                return
+            start = 0
+            for tensor in tensors:
+                given = tensor.detach().contiguous().view(-1).view(torch.uint8)
+                buffer[start : start + len(given)] = given
+                start += _room(tensor.dtype, tensor.shape)
+            self._group.send([buffer], self._peer, 0).wait(PATIENCE)
 
     def receive(self) -> Message:
         """Returns the next message from the other end.
@@ -137,13 +144,20 @@ class Link:
         with _broken_is_said(self._name):
             self._group.recv([header], self._peer, 0).wait(PATIENCE)
         op, step, number, count, *_ = header.tolist()
-        shapes = [_shape(header, place) for place in range(count)]
-        size = sum(_room(dtype, shape) for dtype, shape in shapes)
-        buffer = torch.empty(size, dtype=torch.uint8)
-        if size:
+        shapes = []
+        for place in range(count):
+            code, dimensions, *sizes = header[FIELDS + SHAPE * place :][:SHAPE].tolist()
+            shapes.append((DTYPES[code], tuple(sizes[:dimensions])))
+        buffer = torch.empty(sum(_room(dtype, shape) for dtype, shape in shapes), dtype=torch.uint8)
+        if len(buffer):
             with _broken_is_said(self._name):
                 self._group.recv([buffer], self._peer, 0).wait(PATIENCE)
-        return Message(op, step, number, _unpacked(buffer, shapes))
+        tensors, start = [], 0
+        for dtype, shape in shapes:
+            size = math.prod(shape) * dtype.itemsize
+            tensors.append(buffer[start : start + size].view(dtype).view(shape))
+            start += _room(dtype, shape)
+        return Message(op, step, number, tuple(tensors))
 
 
 @contextlib.contextmanager
@@ -156,38 +170,9 @@ def _broken_is_said(name: str) -> Iterator[None]:
         raise LinkBrokenError(f"{name}: the other end is gone ({said[-160:]})") from error
 
 
-Shape = tuple[torch.dtype, tuple[int, ...]]
-
-
-def _shape(header: Tensor, place: int) -> Shape:
-    code, dimensions, *sizes = header[FIELDS + SHAPE * place :][:SHAPE].tolist()
-    return DTYPES[code], tuple(sizes[:dimensions])
-
-
 def _room(dtype: torch.dtype, shape: Sequence[int]) -> int:
+    """Returns the bytes that a tensor takes in the buffer."""
     return -(-math.prod(shape) * dtype.itemsize // ALIGNED) * ALIGNED
-
-
-def _packed(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Returns all tensors in one buffer of bytes; nothing if they have no numbers."""
-    size = sum(_room(tensor.dtype, tensor.shape) for tensor in tensors)
-    if not size:
-        return []
-    buffer, place = torch.empty(size, dtype=torch.uint8), 0
-    for tensor in tensors:
-        given = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        buffer[place : place + len(given)] = given
-        place += _room(tensor.dtype, tensor.shape)
-    return [buffer]
-
-
-def _unpacked(buffer: Tensor, shapes: Sequence[Shape]) -> tuple[Tensor, ...]:
-    tensors, place = [], 0
-    for dtype, shape in shapes:
-        size = math.prod(shape) * dtype.itemsize
-        tensors.append(buffer[place : place + size].view(dtype).view(shape))
-        place += _room(dtype, shape)
-    return tuple(tensors)
 
 
 # Which rows of which tables each of several servers has, and what a row's number is there.

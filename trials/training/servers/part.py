@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dhen.errors import UserError
-from dhen.inputs.features import EmbeddingTables, Tables, matrices
+from dhen.inputs.features import Tables, matrices
 from dhen.inputs.growing import EMPTY, GrowingRows
 from dhen.schema import FeatureSchema
 from trials.optim.rowwise_adagrad import StochasticRounding, log_shrink, missed_shrink, row_steps
@@ -30,57 +30,6 @@ from trials.training.embeddings.blocks import Block, HeldBlock, State, sums_of
 from trials.training.embeddings.growing import PROGRESS, Begun, GrowingTables, begin_rows
 from trials.training.embeddings.levels import on_ssd
 from trials.training.servers.messages import Share, growing_shares, numbers_of, schema_of_shares
-
-# Which rows of a server, and which keys of theirs, have changed since somebody asked for them last.
-#
-# A row that is told is forgotten at once, and noted again by its next update: who asks again and again while
-# training goes on is told each change, and lacks what came after the last time.
-#
-# Shapes: R rows of the server's part of a matrix, U of them, K of the rows that keys have.
-
-
-class ChangedRows:
-    """The rows of one server that were not told since they changed."""
-
-    def __init__(self, rows: Mapping[str, int], key_R: Tensor | None) -> None:
-        """Takes all rows for changed: of what was before nothing is known.
-
-        Args:
-            rows: the number of rows of each matrix.
-            key_R: the key of each growing row; None if no table grows.
-        """
-        self._is_changed = {name: torch.ones(count, dtype=torch.bool) for name, count in rows.items()}
-        self._told_key_R = None if key_R is None else ~key_R
-
-    def note(self, name: str, row_U: Tensor) -> None:
-        """Notes that rows of a matrix change."""
-        self._is_changed[name][row_U] = True
-
-    def note_all(self) -> None:
-        """Notes that all rows change, as each step's table decay does."""
-        for is_changed_R in self._is_changed.values():
-            is_changed_R.fill_(True)
-
-    def all_told(self, key_R: Tensor | None) -> None:
-        """Takes all rows and keys, as they are, for told."""
-        for is_changed_R in self._is_changed.values():
-            is_changed_R.fill_(False)
-        self._told_key_R = None if key_R is None else key_R.clone()
-
-    def take(self, name: str, most: int) -> Tensor:
-        """Returns the first changed row_U of a matrix, so many at most, which count as told from then on."""
-        row_U = self._is_changed[name].nonzero().squeeze(1)[:most]
-        self._is_changed[name][row_U] = False
-        return row_U
-
-    def take_keys(self, key_R: Tensor, most: int) -> Tensor:
-        """Returns the first rows (K) whose key is another than the one told last, so many at most, which count as
-        told from then on."""
-        assert self._told_key_R is not None
-        row_K = (key_R != self._told_key_R).nonzero().squeeze(1)[:most]
-        self._told_key_R[row_K] = key_R[row_K]
-        return row_K
-
 
 LOG = logging.getLogger(__name__)
 ROWS_AT_ONCE = 1 << 18
@@ -108,40 +57,6 @@ class Gradients(NamedTuple):
     read_at: int
     """How many times rows had been given to keys when the rows were read: a row that has gone to another key
     since then is left out."""
-
-
-class _Rows(NamedTuple):
-    """Some rows of a matrix as they were saved."""
-
-    weight_KD: Tensor
-    sum_K: Tensor | None
-    """Their sums; None for fresh ones."""
-
-
-class TableDecay:
-    """Decoupled decay of all rows at each step, applied to a row when it is read or updated; it is exact
-    (`trials.optim.rowwise_adagrad`)."""
-
-    def __init__(self, decay: float) -> None:
-        """`decay` is `training.table_decay`, of which each worker's push has its part."""
-        self._decay, self._shrink = decay, 0.0
-        self._applied = dict[str, Tensor]()
-
-    def begin(self, name: str, rows: int) -> None:
-        """Takes rows of a matrix for settled."""
-        self._applied[name] = torch.full((rows,), self._shrink, dtype=torch.float64)
-
-    def step(self, rate: float) -> None:
-        """Decays all rows by a step at this learning rate."""
-        self._shrink += log_shrink(rate, self._decay)
-
-    def due(self, name: str, row_U: Tensor) -> Tensor:
-        """Returns what rows are multiplied by for the steps that they have missed (U, 1)."""
-        return missed_shrink(self._shrink, self._applied[name][row_U])
-
-    def done(self, name: str, row_U: Tensor) -> None:
-        """Notes that rows have caught up."""
-        self._applied[name][row_U] = self._shrink
 
 
 class ServerPart:
@@ -179,14 +94,27 @@ class ServerPart:
         """
         self._share, self._level, self._seed = share, level, torch.initial_seed()
         turns = workers if config.tables.synchrony == "semi" else 1
-        self._decay = TableDecay(config.table_decay / turns) if config.table_decay else None
+        self._decay, self._shrink = config.table_decay / turns, 0.0
+        """Decoupled decay of all rows at each step, of which each worker's push has its part, and the sum of its
+        logarithms. A row catches up when it is read or updated; it is exact (`trials.optim.rowwise_adagrad`)."""
+        self._applied = dict[str, Tensor]()
+        """Of each matrix, the sum that its rows have caught up with."""
         built = matrices(tables)
         self.names = tuple(built)
         half = config.table_precision == "fp16"
         self._rounding = StochasticRounding(self._seed) if half else None
         self._weights, self._sums = dict[str, Tensor](), dict[str, Tensor]()
-        self._changed: ChangedRows | None = None
-        sums = {name: _sums(matrix, learnt) for name, matrix in built.items()} if learnt else {}
+        self._is_changed = dict[str, Tensor]()
+        """Of each matrix, which rows changed since `changed` returned them last; none are noted before it is asked
+        for the first time. A row that is returned is noted again by its next update, so who asks again and again
+        while training goes on is told each change, and lacks what came after the last time."""
+        self._told_key_R: Tensor | None = None
+        """The key of each growing row as it was told last."""
+        sums = dict[str, Tensor]()
+        if learnt:
+            for name, matrix in built.items():
+                blocks = [Block(table.name, 0, matrix.weight.shape[1]) for table in matrix.tables]
+                sums[name] = torch.cat([sums_of(learnt, block.name) for block in blocks])
         for name, matrix in built.items():
             weight_RD = matrix.weight.detach() if given is None else share.part(given[name])
             weight_RD = weight_RD.half() if half else weight_RD.float()
@@ -206,8 +134,8 @@ class ServerPart:
         self._growing = GrowingTables(self._own_rows, Ranks())
         if given is not None and rows.keys.any():
 
-            def of_file(name: str, row_K: Tensor) -> _Rows:
-                return _Rows(given[name][row_K], sums[name][row_K] if sums else None)
+            def of_file(name: str, row_K: Tensor) -> tuple[Tensor, Tensor | None]:
+                return given[name][row_K], sums[name][row_K] if sums else None
 
             self._take_keys(rows.keys, of_file, learnt or {})
 
@@ -225,18 +153,18 @@ class ServerPart:
     def update(self, gradients: Gradients) -> int:
         """Runs row-wise Adagrad on some rows; returns how many were left out, as they belong to other keys now."""
         dropped = 0
-        if self._decay is not None:
-            self._decay.step(gradients.rate)
-            if self._changed is not None:
-                self._changed.note_all()
+        if self._decay:
+            self._shrink += log_shrink(gradients.rate, self._decay)
+            for is_changed_R in self._is_changed.values():  # the decay changes all
+                is_changed_R.fill_(True)
         for name, row_U, gradient_UD in zip(self.names, gradients.rows, gradients.gradients, strict=True):
             if self._growing is not None:
                 same = self._given_at[name][row_U] <= gradients.read_at
                 dropped += int((~same).sum())
                 row_U, gradient_UD = row_U[same], gradient_UD[same]
             weight_UD = self._read(name, row_U)
-            if self._decay is not None:
-                self._decay.done(name, row_U)
+            if self._decay:
+                self._applied[name][row_U] = self._shrink
             if gradients.decay:
                 gradient_UD = gradient_UD.add(weight_UD, alpha=gradients.decay)
             weight_UD -= row_steps(self._sums[name], row_U, gradient_UD.clone(), gradients.rate)
@@ -279,21 +207,32 @@ class ServerPart:
         so many at most, and their weights in fp32; for the number behind those of all, growing rows whose keys
         have changed, and the keys. All have, where they were never asked for, or were read from a folder since.
         """
-        changed = self._noted()
+        self._note_changes()
         if matrix < len(self.names):
             name = self.names[matrix]
-            row_U = changed.take(name, most)
+            row_U = self._is_changed[name].nonzero().squeeze(1)[:most]
+            self._is_changed[name][row_U] = False
             return row_U * self._share.servers + self._share.server, self._read(name, row_U)
-        row_K = changed.take_keys(self._own_rows.keys, most)
+        assert self._told_key_R is not None
+        row_K = (self._own_rows.keys != self._told_key_R).nonzero().squeeze(1)[:most]
+        self._told_key_R[row_K] = self._own_rows.keys[row_K]
         return self._number_R[row_K], self._own_rows.keys[row_K]
 
     def all_told(self) -> None:
         """Takes rows and keys, as they are, for returned by `changed`."""
-        self._noted().all_told(self._own_rows.keys if self._growing is not None else None)
+        self._note_changes()
+        for is_changed_R in self._is_changed.values():
+            is_changed_R.fill_(False)
+        if self._growing is not None:
+            self._told_key_R = self._own_rows.keys.clone()
 
     def save(self, folder: Path, beside: Mapping[str, Tensor]) -> None:
         """Writes a file of the folder with the server's part, and with what else is given."""
-        self._settle()
+        if self._decay:
+            for name, weight_RD in self._weights.items():
+                for row_U in torch.split(torch.arange(len(weight_RD)), ROWS_AT_ONCE):
+                    self._write(name, row_U, self._read(name, row_U))
+                    self._applied[name][row_U] = self._shrink
         state: Weights = {f"{WEIGHT}{name}": weight for name, weight in self._weights.items()}
         state |= {f"{SUM}{name}": sums for name, sums in self._sums.items()}
         if self._rounding is not None:
@@ -315,20 +254,38 @@ class ServerPart:
         Raises:
             UserError: if files are missing or damaged.
         """
-        files = _files(folder)
-        saved, self._changed = len(files), None
-        if saved == self._share.servers:
-            self._load_own(files[self._share.server])
+        paths = list(folder.glob(f"{FILES}*"))
+        expected = [folder / file_name(Share(server, len(paths))) for server in range(len(paths))]
+        if not paths or sorted(paths) != sorted(expected):
+            raise UserError(
+                f"{folder}: the tables' checkpoint is not whole: there are {len(paths)} file(s) of servers. "
+                "Delete it, and training begins anew."
+            )
+        files = [read_all(path) for path in expected]
+        self._is_changed.clear()
+        if len(files) == self._share.servers:
+            file = files[self._share.server]
+            for name, weight_RD in self._weights.items():
+                weight_RD.copy_(file[f"{WEIGHT}{name}"])
+                self._sums[name].copy_(file[f"{SUM}{name}"])
+            if self._rounding is not None:
+                self._rounding.state.copy_(file[ROUNDING])
+            if self._growing is not None:
+                self._own_rows.keys.copy_(file[KEYS])
+                for name, values in self._counted().items():
+                    values.copy_(file[f"{COUNTED}{name}"])
+                self._growing.restored()
+                self.given = int(file[GIVEN])
+                for name, given_R in self._given_at.items():
+                    given_R.copy_(file[f"{GIVEN_AT}{name}"])
             return files
 
-        def of_files(name: str, row_K: Tensor) -> _Rows:
-            return _Rows(_of_all(files, f"{WEIGHT}{name}", row_K), _of_all(files, f"{SUM}{name}", row_K))
+        def of_files(name: str, row_K: Tensor) -> tuple[Tensor, Tensor]:
+            return _of_all(files, f"{WEIGHT}{name}", row_K), _of_all(files, f"{SUM}{name}", row_K)
 
         for name, held in self._weights.items():
             row_R = torch.arange(len(held)) * self._share.servers + self._share.server
-            weight_RD, sum_R = of_files(name, row_R)
-            assert sum_R is not None
-            self._hold(name, weight_RD, sum_R)
+            self._hold(name, *of_files(name, row_R))
         if self._growing is not None:
             key_R = torch.zeros(1 + self._spans[-1].stop, dtype=torch.int64)
             for file in files:
@@ -336,13 +293,13 @@ class ServerPart:
             self._take_keys(key_R, of_files)
         return files
 
-    def _noted(self) -> ChangedRows:
-        """Returns what has changed; it is noted from the first call on."""
-        if self._changed is None:
-            rows = {name: len(held) for name, held in self._weights.items()}
-            keys = self._own_rows.keys if self._growing is not None else None
-            self._changed = ChangedRows(rows, keys)
-        return self._changed
+    def _note_changes(self) -> None:
+        """Begins to note which rows and keys change, if it has not begun: of what was before nothing is known, so
+        all count as changed."""
+        if not self._is_changed:
+            for name, weight_RD in self._weights.items():
+                self._is_changed[name] = torch.ones(len(weight_RD), dtype=torch.bool)
+            self._told_key_R = None if self._growing is None else ~self._own_rows.keys
 
     def _counted(self) -> State:
         """Returns what growing tables count, but for their keys."""
@@ -350,55 +307,33 @@ class ServerPart:
         counted = self._growing.state().items()
         return {name: values for name, values in counted if name.startswith(f"{PROGRESS}.")}
 
-    def _settle(self) -> None:
-        """Applies all table decay that is due."""
-        if self._decay is None:
-            return
-        for name, weight_RD in self._weights.items():
-            for row_U in torch.split(torch.arange(len(weight_RD)), ROWS_AT_ONCE):
-                self._write(name, row_U, self._read(name, row_U))
-                self._decay.done(name, row_U)
-
     def _read(self, name: str, row_U: Tensor) -> Tensor:
         """Returns weight_UD in fp32, a copy, with all table decay that is due."""
         weight_UD = self._weights[name].index_select(0, row_U).float()
-        return weight_UD if self._decay is None else weight_UD.mul_(self._decay.due(name, row_U))
+        if self._decay:
+            weight_UD.mul_(missed_shrink(self._shrink, self._applied[name][row_U]))
+        return weight_UD
 
     def _write(self, name: str, row_U: Tensor, weight_UD: Tensor) -> None:
-        if self._changed is not None:
-            self._changed.note(name, row_U)
+        if self._is_changed:
+            self._is_changed[name][row_U] = True
         if self._rounding is not None:
             self._rounding.write(self._weights[name], row_U, weight_UD)
         else:
             self._weights[name].index_copy_(0, row_U, weight_UD)
-
-    def _load_own(self, file: Weights) -> None:
-        for name, weight_RD in self._weights.items():
-            weight_RD.copy_(file[f"{WEIGHT}{name}"])
-            self._sums[name].copy_(file[f"{SUM}{name}"])
-        if self._rounding is not None:
-            self._rounding.state.copy_(file[ROUNDING])
-        if self._growing is not None:
-            self._own_rows.keys.copy_(file[KEYS])
-            for name, values in self._counted().items():
-                values.copy_(file[f"{COUNTED}{name}"])
-            self._growing.restored()
-            self.given = int(file[GIVEN])
-            for name, given_R in self._given_at.items():
-                given_R.copy_(file[f"{GIVEN_AT}{name}"])
 
     def _hold(self, name: str, weight_RD: Tensor, sum_R: Tensor) -> None:
         """Takes rows of a matrix and their sums over, to where they lie."""
         if self._level == "ssd":
             weight_RD, sum_R = on_ssd(weight_RD), on_ssd(sum_R)
         self._weights[name], self._sums[name] = weight_RD, sum_R
-        if self._decay is not None:
-            self._decay.begin(name, len(weight_RD))
+        if self._decay:
+            self._applied[name] = torch.full((len(weight_RD),), self._shrink, dtype=torch.float64)
 
     def _take_keys(
         self,
         key_R: Tensor,
-        rows_of: Callable[[str, Tensor], _Rows],
+        rows_of: Callable[[str, Tensor], tuple[Tensor, Tensor | None]],
         counts: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Gives the server's first rows to those of all keys that are the server's, with the rows that they had
@@ -406,7 +341,7 @@ class ServerPart:
 
         Args:
             key_R: the key of each row, as all servers' rows are numbered; 0 if it is free.
-            rows_of: returns rows of a matrix, by its name, as all are numbered.
+            rows_of: returns rows of a matrix, by its name, as all are numbered, and their sums, if they have any.
             counts: what one process has counted of all keys, to go on from; None or empty to count anew.
         """
         assert self._growing is not None
@@ -438,18 +373,12 @@ class ServerPart:
             if table.name in begun.tables:
                 given = begun.rows[begun.tables[table.name]] - 1
                 self._given_at[its.matrix][rows][given] = self.given
-                if self._changed is not None:
-                    self._changed.note(its.matrix, given + its.place)
-                if self._decay is not None:
-                    self._decay.done(its.matrix, given + its.place)
+                if self._is_changed:
+                    self._is_changed[its.matrix][given + its.place] = True
+                if self._decay:
+                    self._applied[its.matrix][given + its.place] = self._shrink
         # rows of a server's table follow one another without the default row before them
         begin_rows(held, begun._replace(rows=begun.rows - 1))
-
-
-def _sums(matrix: EmbeddingTables, learnt: State) -> Tensor:
-    """Returns the sums of all rows of a matrix (R)."""
-    columns = matrix.weight.shape[1]
-    return torch.cat([sums_of(learnt, Block(table.name, 0, columns).name) for table in matrix.tables])
 
 
 def _of_all(files: Sequence[Weights], name: str, row_K: Tensor) -> Tensor:
@@ -465,15 +394,3 @@ def _of_all(files: Sequence[Weights], name: str, row_K: Tensor) -> Tensor:
 def file_name(share: Share) -> str:
     """Returns the name of a server's file in a checkpoint."""
     return f"{FILES}{share.server}-of-{share.servers}.safetensors"
-
-
-def _files(folder: Path) -> list[Weights]:
-    """Returns what all servers have saved in a folder, in their order."""
-    paths = list(folder.glob(f"{FILES}*"))
-    expected = [folder / file_name(Share(server, len(paths))) for server in range(len(paths))]
-    if not paths or sorted(paths) != sorted(expected):
-        raise UserError(
-            f"{folder}: the tables' checkpoint is not whole: there are {len(paths)} file(s) of servers. Delete "
-            "it, and training begins anew."
-        )
-    return [read_all(path) for path in expected]

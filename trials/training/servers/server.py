@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -132,7 +132,13 @@ class Dispenser:
             rate_factor: as the first worker has it.
             done: of the batch that it had.
         """
-        self._done(connection, done)
+        number = self._held.pop(connection, None)
+        if number is not None:
+            total, steps, clipped = self._losses
+            self._losses = Losses(total + done.total, steps + done.steps, clipped + done.clipped)
+            behind = self._next - 1 - number
+            self._behind[behind] = self._behind.get(behind, 0) + 1
+            self._lock.notify_all()
         if until is not None:
             self._until, self._rate_factor = max(self._until, until), rate_factor
             self._lock.notify_all()
@@ -162,15 +168,6 @@ class Dispenser:
     def _told(self, answer: Answer, number: int) -> Told:
         return Told(answer, number, self._rate_factor, self._losses, dict(self._behind), self.lost)
 
-    def _done(self, connection: int, done: Losses) -> None:
-        number = self._held.pop(connection, None)
-        if number is not None:
-            total, steps, clipped = self._losses
-            self._losses = Losses(total + done.total, steps + done.steps, clipped + done.clipped)
-            behind = self._next - 1 - number
-            self._behind[behind] = self._behind.get(behind, 0) + 1
-            self._lock.notify_all()
-
 
 # The dense part of a model on servers, for workers that train on their own: each server has a piece of it.
 #
@@ -180,7 +177,6 @@ class Dispenser:
 
 DENSE, STEPS = "dense.", "dense.steps"
 """Names in a server's file: of weights and moments, and of the number of updates."""
-WEIGHT = f"{DENSE}weight"
 
 
 def piece(numbers: int, share: Share) -> slice:
@@ -213,21 +209,18 @@ class DensePiece:
 
     def state(self) -> Weights:
         """Returns weights and moments, to save."""
-        named = {WEIGHT: self.weight, STEPS: torch.tensor(self._steps)}
-        return named | {
-            f"{DENSE}{name}": values for name, values in moments(self._optimizer, self._piece).items()
-        }
+        vectors = {"weight": self.weight, **moments(self._optimizer, self._piece)}
+        named = {f"{DENSE}{name}": values for name, values in vectors.items()}
+        return named | {STEPS: torch.tensor(self._steps)}
 
     @torch.no_grad()
     def load(self, files: Sequence[Weights]) -> None:
         """Takes over what servers have saved, however many they were."""
-        numbers = sum(len(file[WEIGHT]) for file in files)
-        mine = piece(numbers, self._share)
-        held = {WEIGHT: self.weight}
-        held |= {f"{DENSE}{name}": values for name, values in moments(self._optimizer, self._piece).items()}
-        for name, values in held.items():
-            values.copy_(torch.cat([file[name] for file in files])[mine])
         self._steps = int(files[0][STEPS])
+        for name, values in self.state().items():
+            if name != STEPS:
+                whole = torch.cat([file[name] for file in files])
+                values.copy_(whole[piece(len(whole), self._share)])
         set_steps(self._optimizer, self._piece, self._steps)
 
 
@@ -351,7 +344,7 @@ class Server:
         try:
             while request.op != Op.LEAVE:
                 with self._lock:
-                    answer = _ANSWERS[Op(request.op)](self, worker, number, request)
+                    answer = self._response(worker, number, request)
                 if answer is not None:
                     link.send(answer)
                 request = link.receive()
@@ -360,7 +353,12 @@ class Server:
                 with self._lock:
                     self._dispenser.end()
         except LinkBrokenError as error:
-            self._gone(worker, number, error)
+            LOG.warning("worker %d is gone: %s", worker, error)
+            if self._alone and worker:
+                with self._lock:
+                    self._dispenser.gone(number)
+            else:
+                self._lost = WorkerLostError(f"worker {worker} is gone")
         except BaseException as error:  # ours: the process ends with it
             LOG.exception("worker %d", worker)
             self._lost = error
@@ -368,97 +366,73 @@ class Server:
             with self._lock:
                 self._connected.pop(number, None)
 
-    def _gone(self, worker: int, number: int, error: LinkBrokenError) -> None:
-        LOG.warning("worker %d is gone: %s", worker, error)
-        if self._alone and worker:
-            with self._lock:
-                self._dispenser.gone(number)
-            return
-        self._lost = WorkerLostError(f"worker {worker} is gone")
-
-    def _hello(self, worker: int, number: int, request: Message) -> Message:
-        for earlier in [other for other, its in self._connected.items() if its == worker and other != number]:
-            self._dispenser.gone(earlier)  # a link that is broken, which gloo may have missed
-            del self._connected[earlier]
-        handed_out, holds_last = request.tensors[0].tolist()
-        self._synchrony.hear(worker, request.step)
-        self._dispenser.hear(number, handed_out, holds_last=bool(holds_last))
-        return Message(request.op, self._came_back_at)
-
-    def _admit(self, worker: int, number: int, request: Message) -> Message:
-        time = None if request.number == NO_TIME else request.number
-        key_K, table_K, times_K = request.tensors
-        rows = self._synchrony.admit(worker, request.step, Keys(key_K, table_K, times_K, time))
-        return Message(request.op, tensors=(rows,))
-
-    def _find(self, worker: int, number: int, request: Message) -> Message:
-        return Message(request.op, tensors=(self._part.find(*request.tensors),))
-
-    def _pull(self, worker: int, number: int, request: Message) -> Message:
-        dtype = DTYPES[request.number]
-        weights, behind = self._synchrony.pull(request.step, request.tensors, dtype)
-        return Message(request.op, step=self._part.given, number=behind, tensors=weights)
-
-    def _read(self, worker: int, number: int, request: Message) -> Message:
-        return Message(request.op, tensors=self._part.read(request.tensors, DTYPES[request.number]))
-
-    def _push(self, worker: int, number: int, request: Message) -> None:
-        settings, *tensors = request.tensors
-        rate, decay, dense_rate, *scales = settings.tolist()
-        matrices = len(scales)
-        rows, sent, dense = tensors[:matrices], tensors[matrices : 2 * matrices], tensors[2 * matrices :]
-        gradients = tuple(values.float().div_(scale) for values, scale in zip(sent, scales, strict=True))
-        self._synchrony.push(
-            worker, request.step, Gradients(tuple(rows), gradients, rate, decay, read_at=request.number)
-        )
-        if self._dense is not None:
-            (gradient,) = dense
-            self._dense.update(gradient, dense_rate)
-
-    def _drain(self, worker: int, number: int, request: Message) -> Message:
-        self._synchrony.drain(request.step)
-        return Message(request.op)
-
-    def _begin_pass(self, worker: int, number: int, request: Message) -> None:
-        self._part.begin_pass()
-
-    def _dense_weights(self, worker: int, number: int, request: Message) -> Message:
-        assert self._dense is not None
-        return Message(request.op, tensors=(self._dense.weight.clone(),))
-
-    def _next(self, worker: int, number: int, request: Message) -> Message:
-        (said,) = request.tensors
-        rate_factor, loss, steps, clipped = said.tolist()
-        until = request.number if worker == 0 else None
-        done = Losses(loss, int(steps), int(clipped))
-        return self._dispenser.next(number, until, rate_factor, done).message
-
-    def _full(self, worker: int, number: int, request: Message) -> Message:
-        """Rows of a matrix, or, for the number behind those of all, the keys of growing tables."""
-        if request.number < len(self._part.names):
-            (span,) = request.tensors
-            first, most = span.tolist()
-            return Message(request.op, tensors=(self._part.rows_from(request.number, first, most),))
-        return Message(request.op, tensors=self._part.keys())
-
-    def _changed(self, worker: int, number: int, request: Message) -> Message:
-        if request.number < 0:
-            self._part.all_told()
-            return Message(request.op)
-        rows, values = self._part.changed(request.number, ROWS_AT_ONCE)
-        return Message(request.op, number=int(len(rows) == ROWS_AT_ONCE), tensors=(rows, values))
-
-    def _export(self, worker: int, number: int, request: Message) -> Message:
-        dense = self._dense.state() if self._dense is not None else {}
-        self._part.save(_path(request), dense)
-        return Message(request.op)
-
-    def _import(self, worker: int, number: int, request: Message) -> Message:
-        if request.tensors:
-            self._take_over(_path(request))
-        self._synchrony.begin(request.step)
-        self._dispenser.begin(request.step)
-        return Message(request.op)
+    def _response(self, worker: int, connection: int, request: Message) -> Message | None:
+        """Does what a worker asks for; returns the answer, None if it waits for none. The lock is held."""
+        part, step, number, tensors = self._part, 0, 0, tuple[Tensor, ...]()
+        match Op(request.op):
+            case Op.HELLO:
+                for earlier, its in list(self._connected.items()):
+                    # a link that is broken, which gloo may have missed
+                    if its == worker and earlier != connection:
+                        self._dispenser.gone(earlier)
+                        del self._connected[earlier]
+                handed_out, holds_last = request.tensors[0].tolist()
+                self._synchrony.hear(worker, request.step)
+                self._dispenser.hear(connection, handed_out, holds_last=bool(holds_last))
+                step = self._came_back_at
+            case Op.ADMIT:
+                key_K, table_K, times_K = request.tensors
+                keys = Keys(key_K, table_K, times_K, None if request.number == NO_TIME else request.number)
+                tensors = (self._synchrony.admit(worker, request.step, keys),)
+            case Op.FIND:
+                tensors = (part.find(*request.tensors),)
+            case Op.PULL:
+                tensors, number = self._synchrony.pull(request.step, request.tensors, DTYPES[request.number])
+                step = part.given
+            case Op.READ:
+                tensors = part.read(request.tensors, DTYPES[request.number])
+            case Op.PUSH:
+                settings, *sent = request.tensors
+                rate, decay, dense_rate, *scales = settings.tolist()
+                count = len(scales)
+                scaled = zip(sent[count : 2 * count], scales, strict=True)
+                gradients = tuple(values.float().div_(scale) for values, scale in scaled)
+                pushed = Gradients(tuple(sent[:count]), gradients, rate, decay, read_at=request.number)
+                self._synchrony.push(worker, request.step, pushed)
+                if self._dense is not None:
+                    self._dense.update(sent[2 * count], dense_rate)
+                return None
+            case Op.DRAIN:
+                self._synchrony.drain(request.step)
+            case Op.BEGIN_PASS:
+                part.begin_pass()
+                return None
+            case Op.DENSE:
+                assert self._dense is not None
+                tensors = (self._dense.weight.clone(),)
+            case Op.NEXT:
+                rate_factor, loss, steps, clipped = request.tensors[0].tolist()
+                until = request.number if worker == 0 else None
+                done = Losses(loss, int(steps), int(clipped))
+                return self._dispenser.next(connection, until, rate_factor, done).message
+            case Op.FULL if request.number < len(part.names):
+                first, most = request.tensors[0].tolist()
+                tensors = (part.rows_from(request.number, first, most),)
+            case Op.FULL:  # the number behind those of all matrices
+                tensors = part.keys()
+            case Op.CHANGED if request.number < 0:
+                part.all_told()
+            case Op.CHANGED:
+                tensors = part.changed(request.number, ROWS_AT_ONCE)
+                number = int(len(tensors[0]) == ROWS_AT_ONCE)
+            case Op.EXPORT:
+                part.save(_path(request), self._dense.state() if self._dense is not None else {})
+            case Op.IMPORT:
+                if request.tensors:
+                    self._take_over(_path(request))
+                self._synchrony.begin(request.step)
+                self._dispenser.begin(request.step)
+        return Message(request.op, step, number, tensors)
 
     def _take_over(self, folder: Path) -> None:
         files = self._part.load(folder)
@@ -474,21 +448,3 @@ def path_tensor(path: Path) -> Tensor:
 def _path(request: Message) -> Path:
     (sent,) = request.tensors
     return Path(os.fsdecode(bytes(sent.tolist())))
-
-
-_ANSWERS: dict[Op, Callable[[Server, int, int, Message], Message | None]] = {
-    Op.HELLO: Server._hello,
-    Op.ADMIT: Server._admit,
-    Op.FIND: Server._find,
-    Op.PULL: Server._pull,
-    Op.READ: Server._read,
-    Op.PUSH: Server._push,
-    Op.DRAIN: Server._drain,
-    Op.BEGIN_PASS: Server._begin_pass,
-    Op.DENSE: Server._dense_weights,
-    Op.NEXT: Server._next,
-    Op.FULL: Server._full,
-    Op.CHANGED: Server._changed,
-    Op.EXPORT: Server._export,
-    Op.IMPORT: Server._import,
-}

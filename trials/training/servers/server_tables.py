@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextvars import copy_context
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +28,8 @@ from trials.optim.adamw import Clip, MasterWeights, adamw, all_finite
 from trials.records.job import TrainingConfig
 from trials.store.weights import Weights
 from trials.training.checkpoint_files import FlatPieces
-from trials.training.distributed.engine import DenseInputs
-from trials.training.embeddings.blocks import State
-from trials.training.embeddings.engine import backward, leaves
+from trials.training.distributed.engine import Engine
+from trials.training.embeddings.engine import TableEngine, leaves
 from trials.training.embeddings.growing import Begun
 from trials.training.memory_limit import count_on_device
 from trials.training.servers.client import ChangedWeights, Pulled, Servers
@@ -60,15 +58,8 @@ class PulledRows(TableLookups):
         return F.embedding_bag(torch.searchsorted(self._row_U, rows), self._weight_UD, offsets_B, mode="mean")
 
 
-class _Ahead(NamedTuple):
-    """Rows of a batch that were asked for before its step."""
-
-    batch: Batch
-    pulled: Future[tuple[FeatureBatch, Pulled]]
-
-
-class ServerTables:
-    """A `TableEngine` whose rows are on servers."""
+class ServerTables(TableEngine):
+    """Tables whose rows are on servers, which save them themselves."""
 
     def __init__(
         self,
@@ -87,6 +78,7 @@ class ServerTables:
             servers: the servers, which have made the same weights from the same seed.
             where: this process's device.
         """
+        super().__init__(config)
         self._names = {
             name: (matrix.starts[-1], matrix.weight.shape[1]) for name, matrix in matrices(tables).items()
         }
@@ -95,27 +87,21 @@ class ServerTables:
         self._growing, self.servers, self._where = growing, servers, where
         self._sent_in = SENT_IN[config.all_to_all_precision]
         self._half = config.table_precision == "fp16"
-        self._ahead: _Ahead | None = None
+        self._ahead: tuple[Batch, Future[tuple[FeatureBatch, Pulled]]] | None = None
+        """A batch whose rows were asked for before its step, and what was asked for."""
         self._following: Batch | None = None
         self._pulls_ahead = config.tables.pulls_ahead
         # of one update per step, and of each worker's own, as much as of all workers together
         self._share = 1.0 if config.tables.synchrony == "async" else 1.0 / servers.workers
-        self._rate = self._configured_rate = config.embedding_learning_rate
         self._decay = config.embedding_decay * self._share
         self.step = 0
         """Number of steps so far."""
         self.behind = Counter[int]()
         """How often rows lacked the updates of so many steps."""
         self._pulled: Pulled | None = None
-        self._looked_up: list[Tensor] = []
         self._sent: Future[None] | None = None
         self.dense: tuple[Tensor, float] | None = None
         """Gradients of the dense part, with their learning rate, that the next update takes along."""
-
-    @property
-    def held_bytes(self) -> int:
-        """No bytes: the servers have all."""
-        return 0
 
     @property
     def staleness(self) -> dict[int, int]:
@@ -123,25 +109,19 @@ class ServerTables:
         batches were handed out while one was trained on."""
         return dict(sorted((self.servers.behind or self.behind).items()))
 
-    @property
-    def has_keys(self) -> bool:
-        """Whether there are growing tables."""
-        return self._growing is not None
-
     def ahead(self, batch: Batch) -> None:
         """Notes the batch after the one whose step comes; its rows may lack the updates of that step."""
         self._following = batch if self._pulls_ahead else None
 
     def of_batch(self, batch: Batch) -> FeatureBatch:
         """Returns a batch's inputs with rows in place of keys, after its rows have been pulled."""
-        if self._ahead is not None and self._ahead.batch is batch:
-            features, self._pulled = self._ahead.pulled.result()
+        if self._ahead is not None and self._ahead[0] is batch:
+            features, self._pulled = self._ahead[1].result()
         else:
             features, self._pulled = self.servers.now(self._asked(batch, self.step))
         self._ahead, following, self._following = None, self._following, None
         if following is not None:
-            step = self.step + 1
-            self._ahead = _Ahead(following, self.servers.later(self._asked(following, step)))
+            self._ahead = following, self.servers.later(self._asked(following, self.step + 1))
         self.behind[self._pulled.behind] += 1
         return features
 
@@ -164,9 +144,12 @@ class ServerTables:
     def update(self, embeddings: tuple[Tensor, ...]) -> None:
         """See `TableEngine`; gradients are on their way when it returns."""
         assert self._pulled is not None
-        backward(self._looked_up, embeddings)
-        pulled, self._looked_up, self._pulled = self._pulled, [], None
-        gradients = [_gradient(weight_UD).mul_(self._share) for weight_UD in pulled.weights]
+        self._backward(embeddings)
+        pulled, self._pulled = self._pulled, None
+        gradients = [
+            torch.zeros_like(weight_UD) if weight_UD.grad is None else weight_UD.grad.mul_(self._share)
+            for weight_UD in pulled.weights
+        ]
         step, rate, dense, self.dense = self.step, self._rate, self.dense, None
         self._raise_what_failed()
         self._sent = self.servers.later(
@@ -175,10 +158,6 @@ class ServerTables:
             )
         )
         self.step += 1
-
-    def scale_learning_rate(self, factor: float) -> None:
-        """See `TableEngine`."""
-        self._rate = self._configured_rate * factor
 
     def settle(self) -> None:
         """Waits until all updates are in the tables."""
@@ -195,26 +174,15 @@ class ServerTables:
             for number, (name, shape) in enumerate(self._names.items())
         }
 
-    def state_dict(self, saved: Collection[str] | None = None) -> State:
-        """Returns nothing: servers save their parts themselves (`save`)."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Does nothing, see `state_dict`."""
-
-    def save(self, folder: Path) -> None:
-        """Has the servers write their parts into a folder; the first worker asks for it, when all have settled."""
-        if not self.servers.worker:
-            self.servers.save(folder)
-
     def go_on(self, step: int, folder: Path | None) -> None:
         """Goes on after so many steps; the first worker has the servers take over what they saved in a folder."""
         self.step = step
         self.servers.go_on(step, folder)
 
-    def keys(self) -> Tensor:
-        """Returns the key of each growing row (1 + R), 0 where it is free."""
-        assert self._growing is not None
+    def keys(self) -> Tensor | None:
+        """Returns the key of each growing row (1 + R), 0 where it is free; None without growing tables."""
+        if self._growing is None:
+            return None
         return self.servers.keys(len(self._names), len(self._growing.keys))
 
     def nothing_changed(self) -> None:
@@ -286,17 +254,13 @@ class ServerTables:
             self._sent.result()
 
 
-def _gradient(weight_UD: Tensor) -> Tensor:
-    return torch.zeros_like(weight_UD) if weight_UD.grad is None else weight_UD.grad
-
-
 # The dense part of a rank that trains on its own, whose weights are on the servers of the tables.
 #
 # The rank computes with a copy. After backward its gradients go to the servers with those of the rows, and the
 # weights come back as all ranks' updates have made them (Downpour SGD, NIPS 2012).
 
 
-class ServedDense:
+class ServedDense(Engine):
     """The engine of dp on servers."""
 
     def __init__(self, model: nn.Module, config: TrainingConfig, tables: ServerTables) -> None:
@@ -306,14 +270,6 @@ class ServedDense:
         self._master = MasterWeights(model, config.precision)
         self.optimizer, self.clip = adamw([self._master.flat], config), Clip(config.clip_norm)
         """Its learning rate goes along with gradients; the servers take its steps."""
-
-    def predict(self, inputs: DenseInputs) -> Tensor:
-        """See `Engine`."""
-        with torch.no_grad():
-            return self.module(inputs)  # type: ignore[no-any-return]
-
-    def accumulate_only(self, yes: bool) -> None:
-        """Does nothing: gradients add up here until they are pushed."""
 
     def collect(self) -> None:
         """Gives the tables the gradients of the dense part, which their update takes along."""

@@ -14,7 +14,6 @@ and the next pulls wait for it.
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -38,65 +37,45 @@ class Keys(NamedTuple):
     """Newest time stamp of the step."""
 
 
-class Synchronised(ABC):
-    """One of the three ways."""
+class Async:
+    """Every worker on its own; the other ways are made from this one."""
 
-    def __init__(self, part: ServerPart) -> None:
+    def __init__(self, part: ServerPart, workers: int, staleness: int, lock: threading.Condition) -> None:
         """`part` has the server's rows."""
-        self._part = part
+        self._part, self._workers, self._staleness, self._lock = part, workers, staleness, lock
         self.lost = 0
         """Number of rows whose update was left out, as they had gone to other keys."""
 
-    def hear(self, worker: int, pushed: int) -> None:  # noqa: B027, most have nothing to do
+    def hear(self, worker: int, pushed: int) -> None:
         """Notes that a worker has connected, which has pushed the updates of so many steps, be it to a server that
-        this one is in the place of: nothing to do where no step waits for another, or no server comes back."""
+        this one is in the place of: nothing to do if no step waits for another, or no server comes back."""
 
     def admit(self, worker: int, step: int, keys: Keys) -> Tensor:
         """Returns the rows of a worker's keys."""
         return self._part.admit(*keys)
 
-    @abstractmethod
     def pull(self, step: int, rows: Sequence[Tensor], dtype: torch.dtype) -> tuple[tuple[Tensor, ...], int]:
-        """Returns rows for a step, and the number of earlier steps whose updates they lack."""
+        """Returns rows for a step, and the number of earlier steps whose updates they lack; how many updates of
+        workers on their own is told by server 0, which hands out batches."""
+        return self._part.read(rows, dtype), 0
 
-    @abstractmethod
     def push(self, worker: int, step: int, gradients: Gradients) -> None:
         """Takes a worker's part of a step's gradients."""
+        self.lost += self._part.update(gradients)
 
-    @abstractmethod
     def drain(self, step: int) -> None:
-        """Waits until the updates of all steps before `step` are in the tables."""
+        """Waits until the updates of all steps before `step` are in the tables; what a worker on its own has
+        pushed before is there."""
 
-    @abstractmethod
     def begin(self, step: int) -> None:
         """Goes on from the tables as they are after so many steps."""
 
 
-class Async(Synchronised):
-    """Every worker on its own."""
-
-    def pull(self, step: int, rows: Sequence[Tensor], dtype: torch.dtype) -> tuple[tuple[Tensor, ...], int]:
-        """See `Synchronised`; how many updates of others rows lack is told by server 0, which hands out
-        batches."""
-        return self._part.read(rows, dtype), 0
-
-    def push(self, worker: int, step: int, gradients: Gradients) -> None:
-        """See `Synchronised`."""
-        self.lost += self._part.update(gradients)
-
-    def drain(self, step: int) -> None:
-        """Does nothing: what a worker has pushed before is there."""
-
-    def begin(self, step: int) -> None:
-        """Does nothing: no step waits for another."""
-
-
-class Semi(Synchronised):
+class Semi(Async):
     """At most so many steps behind."""
 
     def __init__(self, part: ServerPart, workers: int, staleness: int, lock: threading.Condition) -> None:
-        super().__init__(part)
-        self._staleness, self._lock = staleness, lock
+        super().__init__(part, workers, staleness, lock)
         self._pushed = [0] * workers
         """Number of steps whose updates each worker has pushed."""
 
@@ -105,42 +84,41 @@ class Semi(Synchronised):
         return min(self._pushed)
 
     def hear(self, worker: int, pushed: int) -> None:
-        """See `Synchronised`: what was pushed to a server that is gone counts, as nobody pushes it again."""
+        """See `Async`: what was pushed to a server that is gone counts, as nobody pushes it again."""
         self._pushed[worker] = max(self._pushed[worker], pushed)
         self._lock.notify_all()
 
     def pull(self, step: int, rows: Sequence[Tensor], dtype: torch.dtype) -> tuple[tuple[Tensor, ...], int]:
-        """See `Synchronised`."""
+        """See `Async`."""
         self._lock.wait_for(lambda: self._version >= step - self._staleness)
         return self._part.read(rows, dtype), max(0, step - self._version)
 
     def push(self, worker: int, step: int, gradients: Gradients) -> None:
-        """See `Synchronised`."""
-        self.lost += self._part.update(gradients)
+        """See `Async`."""
+        super().push(worker, step, gradients)
         self._pushed[worker] = step + 1
         self._lock.notify_all()
 
     def drain(self, step: int) -> None:
-        """See `Synchronised`."""
+        """See `Async`."""
         self._lock.wait_for(lambda: self._version >= step)
 
     def begin(self, step: int) -> None:
-        """See `Synchronised`."""
+        """See `Async`."""
         self._pushed = [step] * len(self._pushed)
 
 
-class Delayed(Synchronised):
+class Delayed(Async):
     """Exactly so many steps behind."""
 
     def __init__(self, part: ServerPart, workers: int, staleness: int, lock: threading.Condition) -> None:
-        super().__init__(part)
-        self._workers, self._staleness, self._lock = workers, staleness, lock
+        super().__init__(part, workers, staleness, lock)
         self._version = self._drained = 0
         self._waiting = defaultdict[int, dict[int, Gradients]](dict)
         self._pulled = Counter[int]()
 
     def pull(self, step: int, rows: Sequence[Tensor], dtype: torch.dtype) -> tuple[tuple[Tensor, ...], int]:
-        """See `Synchronised`."""
+        """See `Async`."""
         self._lock.wait_for(lambda: self._version >= max(step - self._staleness, self._drained))
         read, behind = self._part.read(rows, dtype), step - self._version
         self._pulled[step] += 1
@@ -148,18 +126,18 @@ class Delayed(Synchronised):
         return read, behind
 
     def push(self, worker: int, step: int, gradients: Gradients) -> None:
-        """See `Synchronised`."""
+        """See `Async`."""
         self._waiting[step][worker] = gradients
         self._apply()
 
     def drain(self, step: int) -> None:
-        """See `Synchronised`; all workers drain at the same step."""
+        """See `Async`; all workers drain at the same step."""
         self._drained = step
         self._apply()
         self._lock.wait_for(lambda: self._version >= step)
 
     def begin(self, step: int) -> None:
-        """See `Synchronised`."""
+        """See `Async`."""
         self._version = self._drained = step
         self._waiting.clear()
         self._pulled.clear()
@@ -167,33 +145,38 @@ class Delayed(Synchronised):
     def _apply(self) -> None:
         """Applies the updates of the steps whose turn it is: all parts are there, and nobody has still to read the
         rows without them."""
-        while len(self._waiting[self._version]) == self._workers and self._is_read():
+        while len(self._waiting[self._version]) == self._workers and (
+            self._version < self._drained or self._pulled[self._version + self._staleness] == self._workers
+        ):
             for _, gradients in sorted(self._waiting.pop(self._version).items()):
                 self.lost += self._part.update(gradients)
             self._pulled.pop(self._version, None)
             self._version += 1
         self._lock.notify_all()
 
-    def _is_read(self) -> bool:
-        readers = self._version + self._staleness
-        return self._version < self._drained or self._pulled[readers] == self._workers
 
-
-class Sync(Synchronised):
+class Sync(Async):
     """One update per step, of all workers' gradients together."""
 
-    def __init__(self, part: ServerPart, workers: int, lock: threading.Condition) -> None:
-        super().__init__(part)
-        self._workers, self._lock, self._version = workers, lock, 0
+    def __init__(self, part: ServerPart, workers: int, staleness: int, lock: threading.Condition) -> None:
+        super().__init__(part, workers, staleness, lock)
+        self._version = 0
         self._keys = defaultdict[int, dict[int, Keys]](dict)
         self._rows = dict[int, dict[int, Tensor]]()
         self._waiting = dict[int, Gradients]()
 
     def admit(self, worker: int, step: int, keys: Keys) -> Tensor:
-        """See `Synchronised`: the keys of the whole batch are admitted together, as on ranks that hold tables."""
+        """See `Async`: the keys of the whole batch are admitted together, as on ranks that hold tables."""
         self._keys[step][worker] = keys
         if len(self._keys[step]) == self._workers:
-            self._rows[step] = self._admitted(self._keys.pop(step))
+            workers, parts = zip(*sorted(self._keys.pop(step).items()), strict=True)
+            key_K, table_K, times_K = (
+                torch.cat(columns) for columns in zip(*(k[:3] for k in parts), strict=True)
+            )
+            time = max((keys.time for keys in parts if keys.time is not None), default=None)
+            rows = self._part.admit(key_K, table_K, times_K, time)
+            of_workers = torch.split(rows, [len(keys.key_K) for keys in parts])
+            self._rows[step] = dict(zip(workers, of_workers, strict=True))
             self._lock.notify_all()
         self._lock.wait_for(lambda: step in self._rows)
         mine = self._rows[step].pop(worker)
@@ -202,53 +185,34 @@ class Sync(Synchronised):
         return mine
 
     def pull(self, step: int, rows: Sequence[Tensor], dtype: torch.dtype) -> tuple[tuple[Tensor, ...], int]:
-        """See `Synchronised`."""
+        """See `Async`."""
         self.drain(step)
         return self._part.read(rows, dtype), 0
 
     def push(self, worker: int, step: int, gradients: Gradients) -> None:
-        """See `Synchronised`."""
+        """See `Async`."""
         self._waiting[worker] = gradients
         if len(self._waiting) == self._workers:
-            self.lost += self._part.update(
-                _merged([self._waiting[worker] for worker in sorted(self._waiting)])
-            )
+            merged = _merged([self._waiting[each] for each in sorted(self._waiting)])
+            super().push(worker, step, merged)
             self._waiting.clear()
             self._version += 1
             self._lock.notify_all()
 
     def drain(self, step: int) -> None:
-        """See `Synchronised`."""
+        """See `Async`."""
         self._lock.wait_for(lambda: self._version >= step)
 
     def begin(self, step: int) -> None:
-        """See `Synchronised`."""
+        """See `Async`."""
         self._version = step
         self._waiting.clear()
 
-    def _admitted(self, of_workers: dict[int, Keys]) -> dict[int, Tensor]:
-        """Returns the rows of each worker's keys, admitted in the order of workers."""
-        workers = sorted(of_workers)
-        parts = [of_workers[worker] for worker in workers]
-        times = [keys.time for keys in parts if keys.time is not None]
-        rows = self._part.admit(
-            torch.cat([keys.key_K for keys in parts]),
-            torch.cat([keys.table_K for keys in parts]),
-            torch.cat([keys.times_K for keys in parts]),
-            max(times, default=None),
-        )
-        return dict(zip(workers, torch.split(rows, [len(keys.key_K) for keys in parts]), strict=True))
 
-
-def synchronised(
-    config: TablesConfig, part: ServerPart, workers: int, lock: threading.Condition
-) -> Synchronised:
+def synchronised(config: TablesConfig, part: ServerPart, workers: int, lock: threading.Condition) -> Async:
     """Returns the way that a training asks for."""
-    if config.synchrony == "async":
-        return Async(part)
-    if config.synchrony == "sync":
-        return Sync(part, workers, lock)
-    kind = Delayed if config.deterministic_delay else Semi
+    semi = Delayed if config.deterministic_delay else Semi
+    kind = {"async": Async, "semi": semi, "sync": Sync}[config.synchrony]
     return kind(part, workers, config.steps_behind, lock)
 
 

@@ -129,7 +129,7 @@ def test_every_copy_is_counted_and_each_row_is_in_one_slot() -> None:
     looked_up = missed = copied_in = 0
     for step in range(40):
         held = set(cache.row_C.tolist()) - {-1}
-        rows = cached._whole.rows(batch(step)).tolist()  # type: ignore[union-attr, operator]
+        rows = cached._tables.rows(batch(step)).tolist()  # type: ignore[union-attr, operator]
         train(cached, range(step, step + 1))
         looked_up, missed = looked_up + len(rows), missed + sum(row not in held for row in rows)
         copied_in += len(set(rows) - held)
@@ -155,7 +155,7 @@ def test_rows_that_occur_most_stay() -> None:
     train(cached, range(100, steps))
     after = cached.cache_use
     hit_rate = 1 - (after.missed - before.missed) / (after.looked_up - before.looked_up)
-    rows = torch.cat([cached._whole.rows(batch(step)) for step in range(100, steps)])  # type: ignore[union-attr, operator]
+    rows = torch.cat([cached._tables.rows(batch(step)) for step in range(100, steps)])  # type: ignore[union-attr, operator]
     counts = rows.bincount(minlength=450).sort(descending=True).values
     best = float(counts[: sum(FEW[EmbeddingTables])].sum() / counts.sum())
     assert best - 0.07 < hit_rate < best + 0.02
