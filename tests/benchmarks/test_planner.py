@@ -33,43 +33,6 @@ def pod() -> Cluster:
 
 
 @pytest.mark.slow
-def test_step_times_stand_beside_predicted_ones() -> None:
-    words = ("--rows", 600, "--candidates", 8, "space=tiny", "baseline_trials=1")
-    said = run_benchmark("benchmarks.planner.corrected_seconds", *words)
-    (rows,) = tables(said)
-    assert len(rows) == 9
-    assert all(number(row["measured, ms"]) > 0 and number(row["predicted, ms"]) > 0 for row in rows)
-    assert rows[0]["predicted, ms"] == rows[0]["roofline, ms"], "nothing had ended"
-    for what in ("predicted", "roofline"):
-        assert f"{what}, after 8 trainings: off by " in said
-
-
-@pytest.mark.slow
-def test_plans_are_timed() -> None:
-    words = ("latency", "--repeats", 1, "--candidates", 3)
-    said = run_benchmark("benchmarks.planner.memory_and_latency", *words)
-    (rows,) = tables(said)
-    assert [row["layers"] for row in rows] == 2 * ["1", "2", "4", "8"]
-    assert all(int(row["looked at"]) < int(row["strategies"]) for row in rows)
-    assert "3 candidates of the spaces" in said
-
-
-@pytest.mark.slow
-def test_least_and_fastest_techniques_are_mapped() -> None:
-    words = ("--cluster", "h100", "--ranks", "2x8", "--depths", 1, 8, "--widths", 64, 32_768)
-    (rows,) = tables(run_benchmark("benchmarks.planner.depth_and_width", *words))
-    assert [(row["width"], row["layers"]) for row in rows] == [
-        ("64", "1"),
-        ("64", "8"),
-        ("32768", "1"),
-        ("32768", "8"),
-    ]
-    assert rows[0]["least"] == "dp"
-    assert rows[-1]["least"] != "dp"
-    assert rows[-1]["fastest that cuts the model"].startswith(("tensor", "pipeline"))
-
-
-@pytest.mark.slow
 def test_planned_memory_is_compared_with_traces(tmp_path: Path) -> None:
     words = ("accuracy", "--cases", 1, "--seed", 6, "--out", tmp_path / "cases.jsonl")
     said = run_benchmark("benchmarks.planner.memory_and_latency", *words)
@@ -222,16 +185,3 @@ def test_zero_offload_lets_one_device_hold_a_network_many_times_as_deep() -> Non
         assert sizes == pytest.approx(expected, abs=0.1)
     assert int(offloaded["layers"]) > 8 * int(plain["layers"])
     assert number(offloaded["host, bytes per parameter"]) == pytest.approx(20, abs=0.1)
-
-
-@pytest.mark.slow
-def test_servers_are_predicted_for_each_synchrony() -> None:
-    (rows,) = tables(
-        run_benchmark("benchmarks.planner.servers", "--rows", 1000, "--dimension", 8, "--batch", 64)
-    )
-    assert [(row["dense part"], row["workers"]) for row in rows] == [
-        (dense, workers) for dense in ("light", "heavy") for workers in ("1", "8", "64", "256", "1,000")
-    ]
-    for row in rows:
-        speeds = {mode: number(row[f"{mode}, examples/s"]) for mode in ("sync", "semi", "async")}
-        assert row["fastest"] == max(speeds, key=lambda mode: speeds[mode])
