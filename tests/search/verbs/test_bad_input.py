@@ -190,19 +190,6 @@ def test_a_run_directory_of_another_study(
     assert read_study(study) == before
 
 
-def test_a_log_that_changed_under_a_study(dhen_search: Run, tmp_path: Path) -> None:
-    """Commands that failed before anything was trained leave the directory free for it."""
-    log, out = write_log(tmp_path / "log.csv", 1500), tmp_path / "study"
-    words = ("run", "--data", log, "--out", out, "trials=1", *SMALL)
-    for mistake in ("space=tyni", "sampler=tpee", "baseline=nothing"):
-        dhen_search(*words, mistake, code=2)
-    dhen_search(*words)
-    before = read_study(out)
-    write_log(log, 1600, seed=2)
-    assert "another log" in dhen_search(*words, code=2).stderr
-    assert read_study(out) == before
-
-
 def test_something_named_demo_is_read_where_it_is_asked_for(
     dhen_search: Run, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,30 +211,29 @@ def test_a_damaged_study_database(dhen_search: Run, study: Path, click_log: Path
     assert "damaged" in said
 
 
-@pytest.mark.parametrize(
-    ("verb", "key", "flipped"),
-    [("run", "precision", "pracision"), ("run", "cluster", "clustdr"), ("status", "sampler", "sammler")],
-)
-def test_a_bit_flipped_in_the_notes_of_a_study_is_said_in_words(
-    dhen_search: Run, study: Path, tmp_path: Path, verb: str, key: str, flipped: str
+def test_a_database_that_is_altered_or_old_is_said_in_words(
+    dhen_search: Run, study: Path, tmp_path: Path
 ) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(study, copy)
-    with closing(sqlite3.connect(copy / "study.db")) as connection, connection:
+    database = tmp_path / "study.db"
+    shutil.copy(study / "study.yaml", tmp_path)
+
+    def refused(verb: str, statement: str, *given: str) -> str:
+        shutil.copy(study / "study.db", database)
+        with closing(sqlite3.connect(database)) as connection, connection:
+            connection.execute(statement, given)
+        return dhen_search(verb, tmp_path, code=2).stderr
+
+    for verb, key, flipped in (
+        ("run", "precision", "pracision"),
+        ("run", "cluster", "clustdr"),
+        ("status", "sampler", "sammler"),
+    ):
         changed = (f'"{key}":', f'"{flipped}":')
-        connection.execute("update dhen_study set facts = replace(facts, ?, ?)", changed)
-    said = dhen_search(verb, copy, code=2).stderr
-    assert str(copy / "study.db") in said
-    assert "Restore it from a copy" in said
-
-
-def test_a_study_from_before_the_first_release(dhen_search: Run, study: Path, tmp_path: Path) -> None:
-    old = tmp_path / "study"
-    shutil.copytree(study, old)
-    with closing(sqlite3.connect(old / "study.db")) as connection, connection:
-        connection.execute("update dhen_alembic_version set version_num = '0004'")
-    for words in (("run", "--out", old), ("status", old)):
-        said = dhen_search(*words, code=2).stderr
+        said = refused(verb, "update dhen_study set facts = replace(facts, ?, ?)", *changed)
+        assert str(database) in said
+        assert "Restore it from a copy" in said
+    for verb in ("run", "status"):
+        said = refused(verb, "update dhen_alembic_version set version_num = '0004'")
         assert "before the first release: its tables have version 0004" in said
 
 
