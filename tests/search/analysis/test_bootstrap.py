@@ -31,9 +31,9 @@ def sums(rng: np.random.Generator, percent: float, seeds: int, blocks: int) -> t
 )
 def test_the_interval_covers_the_truth_as_often_as_it_says(seeds: int, blocks: int, least: float) -> None:
     """With two blocks nearly as often."""
-    rng, truth, runs = np.random.default_rng(7), -0.3, 400
+    rng, truth, runs = np.random.default_rng(7), -0.3, 200
     intervals = [
-        paired_bootstrap(*sums(rng, truth, seeds, blocks), resamples=400, seed=run).interval()
+        paired_bootstrap(*sums(rng, truth, seeds, blocks), resamples=200, seed=run).interval()
         for run in range(runs)
     ]
     covered = sum(low <= truth <= high for low, high in intervals) / runs
@@ -41,10 +41,10 @@ def test_the_interval_covers_the_truth_as_often_as_it_says(seeds: int, blocks: i
 
 
 def test_what_it_calls_detectable_it_finds_four_times_of_five() -> None:
-    rng, runs = np.random.default_rng(8), 300
-    none = [paired_bootstrap(*sums(rng, 0.0, 5, 100), resamples=400, seed=run) for run in range(runs)]
+    rng, runs = np.random.default_rng(8), 200
+    none = [paired_bootstrap(*sums(rng, 0.0, 5, 100), resamples=200, seed=run) for run in range(runs)]
     least = float(np.median([estimate.detectable() for estimate in none]))
-    found = [paired_bootstrap(*sums(rng, -least, 5, 100), resamples=400, seed=run) for run in range(runs)]
+    found = [paired_bootstrap(*sums(rng, -least, 5, 100), resamples=200, seed=run) for run in range(runs)]
     assert 0.7 <= sum(estimate.p < 0.05 for estimate in found) / runs <= 0.92
     assert sum(estimate.p < 0.05 for estimate in none) / runs <= 0.08
 

@@ -188,7 +188,7 @@ def test_a_finished_study_is_audited(
 ) -> None:
     larger = tmp_path / study.name
     shutil.copytree(study, larger)
-    dhen_search("run", "--data", click_log, "--out", larger, "trials=6", *SMALL)
+    dhen_search("run", "--data", click_log, "--out", larger, "trials=5", *SMALL)
     out = tmp_path / "audit"
     words = ["fidelity", "--from", larger, "--fractions", "0.5", "--out", out, "parallel=1", "threads=1"]
     process = WarmProcess(words, environment)
@@ -200,12 +200,12 @@ def test_a_finished_study_is_audited(
     told = dhen_search(*words, "--json")
     check(FidelityResult.model_validate(json.loads(told.stdout)), larger)
     assert before
-    assert told.stderr.count("seed") == 12 - len(before)
+    assert told.stderr.count("seed") == 10 - len(before)
     assert (out / "fidelity.md").read_text().startswith("# Ranking on a part of the log")
 
 
 def check(result: FidelityResult, study: Path) -> None:
-    """Six candidates; what the study knows was not trained again."""
+    """Five candidates; what the study knows was not trained again."""
     record = read_study(study)
     known = [trial.result.validation.ne for trial in record.candidates if trial.result.validation]
     assert [each.ne[-1] for each in result.candidates] == known
