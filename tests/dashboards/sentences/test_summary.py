@@ -24,13 +24,17 @@ def test_the_best_comes_first_in_percent_and_flops() -> None:
     assert f"at {best.job.flops / baseline.job.flops:.3g}x its FLOPs" in first
 
 
-def test_floor_and_test_are_told_where_known() -> None:
+def test_floor_and_test_are_told_and_how_to_go_on_after_what_ended_the_search() -> None:
     text = " ".join(sentences(study()))
     assert "No model can go below NE 0.77310 on validation" in text
     assert "of the gap closed" in text
     assert "On the test split" in text
     assert text.count("each trained once; whether it is better: dhen-search confirm runs/ads-march.") == 1
     assert "below NE 0.77410 on test" in text
+    gain = ExpectedGain(percent=0.05, candidates=30, more=3, detectable_percent=0.4)
+    assert "with search_until=none goes on" in " ".join(sentences(study(expected_gain=gain)))
+    worth = gain.replace(worth_percent=0.5)  # beside which search_until=none is refused
+    assert "without worth= and with search_until=none" in " ".join(sentences(study(expected_gain=worth)))
 
 
 def test_a_candidate_worse_than_the_baseline_is_not_praised() -> None:
@@ -68,13 +72,6 @@ def test_studies_without_a_result_say_why() -> None:
     baseline = trial(0, Random(0), kind=TrialKind.BASELINE).with_result(seconds=40.0)
     too_few = judged([baseline], seconds_budget=120.0, finished=True, best=None, front=())
     assert "training of the baseline takes 40 s; the same command with minutes=8" in sentences(too_few)[0]
-
-
-def test_what_ended_the_search_says_how_to_go_on() -> None:
-    gain = ExpectedGain(percent=0.05, candidates=30, more=3, detectable_percent=0.4)
-    assert "with search_until=none goes on" in " ".join(sentences(study(expected_gain=gain)))
-    worth = gain.replace(worth_percent=0.5)  # beside which search_until=none is refused
-    assert "without worth= and with search_until=none" in " ".join(sentences(study(expected_gain=worth)))
 
 
 def test_seeds_that_diverged_are_told() -> None:
