@@ -74,17 +74,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StudyRecor
     return directory, record
 
 
-def test_one_run_a_trial_below_one_for_the_study(finished: tuple[Path, StudyRecord]) -> None:
+def test_one_run_a_trial_holds_what_the_record_says(finished: tuple[Path, StudyRecord]) -> None:
     directory, record = finished
     found = by_number(directory)
     assert sorted(found) == [trial.number for trial in record.trials]
     assert {run.data.tags["mlflow.parentRunId"] for run in found.values()} == {parent(directory).info.run_id}
     assert parent(directory).info.run_name == record.name
-
-
-def test_runs_hold_what_the_record_says(finished: tuple[Path, StudyRecord]) -> None:
-    directory, record = finished
-    for number, run in by_number(directory).items():
+    for number, run in found.items():
         trial = record.trial(number)
         assert run.data.tags["outcome"] == trial.result.outcome.value
         assert run.data.tags["front"] == ("true" if number in record.front else "false")
@@ -99,13 +95,8 @@ def test_runs_hold_what_the_record_says(finished: tuple[Path, StudyRecord]) -> N
     expected = [(point.examples, point.validation.ne) for point in record.trial(record.best).result.curve]
     assert [(entry.step, entry.value) for entry in history] == expected
     assert best.info.end_time - best.info.start_time == round(1000 * record.trial(record.best).result.seconds)
-
-
-def test_files_lie_beside_the_store(finished: tuple[Path, StudyRecord]) -> None:
-    directory, record = finished
     own = client(directory)
-    best = by_number(directory)[record.best].info.run_id
-    assert {file.path for file in own.list_artifacts(best)} == {"config.yaml", "cost.csv"}
+    assert {file.path for file in own.list_artifacts(best.info.run_id)} == {"config.yaml", "cost.csv"}
     assert [file.path for file in own.list_artifacts(parent(directory).info.run_id)] == ["report.html"]
     assert list(artifacts(directory).rglob("report.html"))
 
