@@ -55,6 +55,9 @@ def test_pairs_tell_more_than_two_samples_apart() -> None:
     apart = np.random.default_rng(10).permuted(reference, axis=1)
     paired, unpaired = paired_bootstrap(own, reference), paired_bootstrap(own, apart)
     assert paired.standard_error < 0.2 * unpaired.standard_error
+    equal = paired_bootstrap(own, own)
+    assert (equal.percent, equal.standard_error, equal.p) == (0.0, 0.0, 1.0)
+    assert equal.interval() == (0.0, 0.0)
 
 
 def test_as_many_seeds_as_blocks_have_the_degrees_of_both() -> None:
@@ -62,13 +65,6 @@ def test_as_many_seeds_as_blocks_have_the_degrees_of_both() -> None:
     own_SK = 100.0 + np.array([[2.0, 0.0], [0.0, -2.0]])
     estimate = paired_bootstrap(own_SK, np.full((2, 2), 100.0))
     assert 1.5 < estimate.degrees <= 2.0
-
-
-def test_equal_models_differ_by_nothing() -> None:
-    own, _ = sums(np.random.default_rng(11), 0.0, 3, 20)
-    estimate = paired_bootstrap(own, own)
-    assert (estimate.percent, estimate.standard_error, estimate.p) == (0.0, 0.0, 1.0)
-    assert estimate.interval() == (0.0, 0.0)
 
 
 def test_interval_p_and_detectable_agree_with_students_t() -> None:

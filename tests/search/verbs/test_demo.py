@@ -13,18 +13,8 @@ from search.config import StudyConfig
 from search.dataset import log_files
 from search.log_config import REMOVED_OF_DEMO, DemoConfig
 from trials.data.prepare.prepare_log import prepare
-from trials.data.prepared_log import PreparedLog
 
 SETTINGS = ("rows=3000", "users=40", "items=20", "affinity=0.5")
-
-
-def same_arrays(first: PreparedLog, second: PreparedLog) -> None:
-    files = sorted(path.relative_to(first.directory) for path in first.directory.rglob("*.npy"))
-    assert files
-    for name in files:
-        np.testing.assert_array_equal(
-            np.load(first.directory / name), np.load(second.directory / name), err_msg=str(name)
-        )
 
 
 @pytest.mark.parametrize("name", ["log.csv", "log.tsv", "log.csv.gz"])
@@ -35,7 +25,11 @@ def test_every_format_is_read_as_the_same_log(dhen_search: Run, name: str, tmp_p
     text, table = (
         prepare([tmp_path / source], out=tmp_path / f"prepared-{source}") for source in (name, "log.parquet")
     )
-    same_arrays(text, table)
+    files = [path.relative_to(text.directory) for path in text.directory.rglob("*.npy")]
+    assert files
+    for file in files:
+        arrays = (np.load(each.directory / file) for each in (text, table))
+        np.testing.assert_array_equal(*arrays, err_msg=str(file))
     assert text.schema.oracle == "oracle_probability"
     assert {"user", "item", "M1", "M2"} <= set(text.schema.tables)
 

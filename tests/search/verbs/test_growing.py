@@ -91,17 +91,8 @@ def test_a_ttl_in_time_needs_time_stamps(dhen_search: Run, click_log: Path, tmp_
     rows = [line.split(",") for line in click_log.read_text().splitlines()]
     log = tmp_path / "log.csv"
     log.write_text("\n".join(",".join([row[0], *row[2:]]) for row in rows) + "\n")
-    words = (
-        "--data",
-        log,
-        "--out",
-        tmp_path / "no",
-        *SMALL,
-        *GROWING,
-        "growing.ttl=6h",
-        "training.order=log",
-    )
-    said = dhen_search("run", *words, code=2).stderr
+    words = ("--data", log, "--out", tmp_path / "no", *SMALL, *GROWING)
+    said = dhen_search("run", *words, "growing.ttl=6h", "training.order=log", code=2).stderr
     assert "the ttl of user, 6h, is of the log's time, and no column has the role timestamp" in said
 
 
