@@ -74,13 +74,6 @@ def test_a_study_without_a_driver_is_said_to_stand_still() -> None:
     assert progress(record) == "not running, 2 of 9 candidates"
 
 
-def test_time_left_takes_the_nearer_limit() -> None:
-    record = study(20, trials_budget=40, elapsed_seconds=230.0, seconds_budget=240.0)
-    assert seconds_left(record) == pytest.approx(10.0)
-    assert seconds_left(record.replace(elapsed_seconds=300.0)) == 0.0
-    assert seconds_left(judged([], finished=False)) is None
-
-
 def test_time_left_knows_nothing_of_what_comes_before_the_first_trial() -> None:
     """Minutes in which the machine is measured; then trainings of 34.6 s, and more in the stage of the search."""
     stage = Stage(name=StageName.SEARCH, total=30, began_seconds=100.0)
@@ -90,6 +83,10 @@ def test_time_left_knows_nothing_of_what_comes_before_the_first_trial() -> None:
     searched = study(10).replace(finished=False, trials_budget=30, stage=stage, elapsed_seconds=200.0)
     done = sum(trial.result.outcome is not Outcome.RUNNING for trial in searched.candidates)
     assert seconds_left(searched) == pytest.approx((30 - done) * 100.0 / done)
+    record = study(20, trials_budget=40, elapsed_seconds=230.0, seconds_budget=240.0)
+    assert seconds_left(record) == pytest.approx(10.0)
+    assert seconds_left(record.replace(elapsed_seconds=300.0)) == 0.0
+    assert seconds_left(judged([], finished=False)) is None
 
 
 def test_a_stage_says_how_many_of_how_many_and_how_long() -> None:

@@ -27,7 +27,7 @@ from search.read_study import read_study
 from trials.records.findings import Ablation, Better
 from trials.records.metrics import entropy
 from trials.records.study_record import Comparison, StudyRecord
-from trials.records.trial_record import Outcome, TrialRecord
+from trials.records.trial_record import Outcome
 
 BOTH = 2
 """Seeds."""
@@ -134,13 +134,13 @@ def test_more_seeds_add_to_those_there_are_and_it_goes_on_from_where_it_was(
     assert {each.blocked_by for each in read_study(averaged).comparisons} == {"site"}  # the study's
 
 
-def has_parts(trial: TrialRecord) -> bool:
-    return sum(len(layer["modules"]) for layer in trial.job.model["layers"]) > 1
-
-
 def test_ablation(dhen_search: Run, averaged: Path) -> None:
     looked = looks_at_test(averaged)
-    trial = next(trial for trial in read_study(averaged).candidates if has_parts(trial))
+    trial = next(
+        trial
+        for trial in read_study(averaged).candidates
+        if sum(len(layer["modules"]) for layer in trial.job.model["layers"]) > 1
+    )
     pick = ("--pick", trial.number)
     said = json.loads(dhen_search("ablate", averaged, *pick, "--seeds", BOTH, "--json").stdout)
     assert said["trial"] == trial.number

@@ -233,10 +233,18 @@ def test_a_new_verdict_changes_tags_alone_and_a_users_own_tags_and_runs_survive(
 
 
 def test_what_the_record_contradicts_is_logged_again_under_the_same_run_ids(tmp_path: Path) -> None:
+    """Also of hundreds of points and parameters."""
     record = study(2)
+    other, third = (number for number in (0, 1, 2) if number != record.baseline)
+    of = record.trial(third)
+    first, point = of.result.curve[0], {f"axis{number}": number for number in range(230)}
+    curve = tuple(
+        first.replace(examples=100 * step, validation=metrics(0.9 - step * 1e-5)) for step in range(1, 301)
+    )
+    big = of.replace(point=point).with_result(curve=curve)
+    record = record.replace(trials=tuple(big if each is of else each for each in record.trials))
     fill_in(tmp_path, record)
     before = by_number(tmp_path)
-    other = next(number for number in (0, 1, 2) if number != record.baseline)
     fill_in(tmp_path, record.replace(baseline=other))
     fill_in(tmp_path / "whole", record.replace(baseline=other))
     after, whole = by_number(tmp_path), by_number(tmp_path / "whole")
@@ -245,21 +253,9 @@ def test_what_the_record_contradicts_is_logged_again_under_the_same_run_ids(tmp_
         assert run.data.metrics == pytest.approx(whole[number].data.metrics)
     assert after[other].data.metrics["best_ne_vs_baseline_percent"] == 0.0
     assert parent(tmp_path).data.tags["baseline"] == str(other)
-
-
-def test_hundreds_of_points_and_params_fit(tmp_path: Path) -> None:
-    record = study(1)
-    base = record.trials[-1]
-    curve = tuple(
-        base.result.curve[0].replace(examples=100 * step, validation=metrics(0.8 - step * 1e-5))
-        for step in range(1, 301)
-    )
-    point = {f"axis{number}": number for number in range(230)}
-    big = base.replace(point=point).with_result(curve=curve, outcome=Outcome.COMPLETED)
-    fill_in(tmp_path, record.replace(trials=(*record.trials[:-1], big)))
-    run = by_number(tmp_path)[big.number]
-    assert len(client(tmp_path).get_metric_history(run.info.run_id, "training/loss")) == 300
-    assert run.data.params["axis229"] == "229"
+    assert after[third].data.params["axis229"] == "229"
+    history = client(tmp_path).get_metric_history(after[third].info.run_id, "training/loss")
+    assert len(history) == 300
 
 
 def test_a_deleted_store_is_rebuilt_by_the_next_driver(tmp_path: Path, environment: dict[str, str]) -> None:
@@ -312,7 +308,8 @@ def test_an_empty_store_is_kept_for_later_studies(tmp_path: Path, monkeypatch: p
     (kept,) = (tmp_path / "cache").rglob("*.db")
     whole = schema_of(kept)
     with monkeypatch.context() as patch:
-        patch.setattr("mlflow.store.db.utils._initialize_tables", unexpected)
+        made_again = "mlflow.store.db.utils._initialize_tables"
+        patch.setattr(made_again, lambda *_: pytest.fail("all tables are made once more"))
         fill_in(tmp_path / "second", study(2))
     assert len(by_number(tmp_path / "second")) == len(study(2).trials)
     assert schema_of(database(tmp_path / "second")) == schema_of(database(tmp_path / "first")) == whole
@@ -339,15 +336,13 @@ def schema_of(path: Path) -> list[tuple[str, list[str]]]:
     return [(name, sorted(line.strip(" \t,") for line in sql.splitlines())) for name, sql in made]
 
 
-def unexpected(*_: object) -> None:
-    raise AssertionError("all tables are made once more")
-
-
-def test_a_damaged_store_is_told_with_the_remedy_and_left_alone(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_used_is_told_with_the_remedy_and_left_alone(tmp_path: Path) -> None:
     database(tmp_path).write_bytes(b"no database at all" * 100)
     with pytest.raises(UserError, match=r"mlflow\.db.*move it away.*No trial is lost"):
         fill_in(tmp_path, study(2))
     assert database(tmp_path).read_bytes().startswith(b"no database")
+    with pytest.raises(UserError, match=r"mlflow\.db"):
+        fill_in(database(tmp_path), study(2))
 
 
 def test_a_locked_store_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,12 +363,6 @@ def test_a_store_damaged_while_open_is_told_at_the_next_sync(tmp_path: Path) -> 
         connection.commit()
     with pytest.raises(UserError, match=r"mlflow\.db cannot be used"):
         writer.fill_in(record)
-
-
-def test_a_directory_that_is_a_file_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="file"):
-        fill_in(tmp_path / "file", study(2))
 
 
 def test_retrainings_are_runs_below_their_trial(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from faulty_ranks import lives
 from torch import Tensor
 from warm_process import WarmProcess
 
-from dhen.inputs.growing import GrowingRows
 from search.bundles.bundle import Bundle, read_bundle
 from search.bundles.increments import IncrementInfo
 from search.bundles.online import CHECKPOINTS, OnlineTraining
@@ -127,16 +126,12 @@ def by_key(bundle: Bundle, number: int) -> dict[str, Tensor]:
     for matrix in embedding_tables(model):
         for table, start in zip(matrix.tables, matrix.starts, strict=False):
             if table.growing:
-                found |= of_keys(rows, table.name, matrix.weight.detach(), start)
-                matrix.weight.detach()[start + 1 : start + table.rows] = 0.0
+                keys, its = rows.held([one.name for one in rows.tables].index(table.name))
+                weight_RD = matrix.weight.detach()
+                for key, row in zip(keys, its, strict=True):
+                    found[f"{table.name}:{int(key)}"] = weight_RD[start + int(row)].clone()
+                weight_RD[start + 1 : start + table.rows] = 0.0
     return found
-
-
-def of_keys(rows: GrowingRows, table: str, weight_RD: Tensor, start: int) -> dict[str, Tensor]:
-    keys, its = rows.held([one.name for one in rows.tables].index(table))
-    return {
-        f"{table}:{int(key)}": weight_RD[start + int(row)].clone() for key, row in zip(keys, its, strict=True)
-    }
 
 
 def assert_alike(out: Path, other: Path, tolerance: float = ROUNDING) -> None:
@@ -241,7 +236,7 @@ def test_it_goes_on_after_ctrl_c(
     number of servers growing tables count anew which ids occur often; static ones do not mind. With as many they
     go on alike after a server was killed, too."""
     out = tmp_path / "live"
-    in_second_period(monkeypatch, when, _raise_interrupt)
+    in_second_period(monkeypatch, when, raise_interrupt)
     said = scene.online(kind, out, *SYNC, code=130)
     assert "the same command goes on" in said
     assert len(infos(out)) == 1
@@ -264,7 +259,7 @@ def in_second_period(monkeypatch: pytest.MonkeyPatch, name: str, then: Callable[
     monkeypatch.setattr(OnlineTraining, name, called)
 
 
-def _raise_interrupt() -> None:
+def raise_interrupt() -> None:
     raise KeyboardInterrupt
 
 

@@ -66,17 +66,11 @@ def predicted(dhen_search: Run, bundles: list[Path], folder: Path) -> list[np.nd
 def rows(folder: Path, bundles: list[Path]) -> Rows:
     """The later rows as JSON has them: numbers as numbers, what is missing as null, tags as a list."""
     with (folder / "later.csv").open() as file:
-        return [as_json(row) for row in csv.DictReader(file)]
-
-
-def as_json(row: dict[str, str]) -> dict[str, Any]:
-    numbers = {name: float(row[name]) if row[name] else None for name in ("price", "visits")}
-    return {
-        **row,
-        **numbers,
-        "site": row["site"] or None,
-        "tags": row["tags"].split("|") if row["tags"] else [],
-    }
+        rows: Rows = list(csv.DictReader(file))
+    for row in rows:
+        row |= {name: float(row[name]) if row[name] else None for name in ("price", "visits")}
+        row |= {"site": row["site"] or None, "tags": row["tags"].split("|") if row["tags"] else []}
+    return rows
 
 
 def scores_in(path: Path) -> np.ndarray:
@@ -97,10 +91,6 @@ def replace(served: Path, new: Path) -> None:
     shutil.rmtree(served.with_name(".old"))
 
 
-def columns_of(rows: Rows) -> dict[str, list[Any]]:
-    return {name: [row[name] for row in rows] for name in rows[0]}
-
-
 def test_rows_in_every_form_have_the_probabilities_of_predict(
     server: Server, rows: Rows, predicted: list[np.ndarray], folder: Path, bundles: list[Path]
 ) -> None:
@@ -110,7 +100,7 @@ def test_rows_in_every_form_have_the_probabilities_of_predict(
         {"dataframe_records": some},
         {"instances": some},
         {"dataframe_split": split},
-        {"inputs": columns_of(some)},
+        {"inputs": {name: [row[name] for row in some] for name in some[0]}},
     ):
         answer = server.post(body)
         assert answer.status == 200, answer
