@@ -183,5 +183,5 @@ def read_until(process: WarmProcess, wanted: str) -> str:
 def end_ui(process: WarmProcess) -> None:
     """Ends it by Ctrl-C, which it answers with exit code 0."""
     process.send_signal(signal.SIGINT)
-    with process.stdout:
-        assert process.wait(TIMEOUT_SECONDS) == 0
+    process.communicate(TIMEOUT_SECONDS)
+    assert process.returncode == 0
