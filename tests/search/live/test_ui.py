@@ -93,12 +93,3 @@ def test_a_directory_without_a_store_or_with_a_damaged_one_is_the_users_mistake(
     database(tmp_path).write_text("no database " * 50)
     with pytest.raises(UserError, match="move it away"):
         CliRunner().invoke(command, [str(tmp_path)], catch_exceptions=False)
-
-
-def test_a_port_that_is_taken_is_told(study: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=f"127.0.0.1, port {port}: .*leave --port out"):
-            CliRunner().invoke(command, [str(study), "--port", str(port)], catch_exceptions=False)

@@ -293,7 +293,7 @@ def test_a_driver_killed_while_it_makes_the_store_leaves_none(
     process = WarmProcess((), nothing_kept, code=code)
     wait_until(lambda: list(tmp_path.glob(".mlflow.db.*.making")), process)
     process.kill()
-    process.wait(TIMEOUT_SECONDS)
+    process.communicate(TIMEOUT_SECONDS)
     assert not database(tmp_path).exists()
     record = study(3)
     fill_in(tmp_path, record)
