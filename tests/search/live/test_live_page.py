@@ -315,18 +315,15 @@ def test_a_study_of_another_version_is_said(driver: Driver) -> None:
         read_study(driver.directory)
 
 
-def test_a_study_whose_files_are_gone_but_the_ledger_is_shown(driver: Driver) -> None:
+def test_a_directory_that_goes_away_is_said_and_the_page_stays(driver: Driver, page_of: StudyPage) -> None:
+    """Also one of which all but the ledger is gone is shown."""
     driver.begin()
     for folder in ("trials", "artifacts", "best"):
         shutil.rmtree(driver.directory / folder, ignore_errors=True)
     (driver.directory / "mlflow.db").unlink()
-    page = StudyPage("/study", driver.directory)
-    assert driver.directory.name in page.html()[0]
-    assert page.state()["problem"] is None
-
-
-def test_a_directory_that_goes_away_is_said_and_the_page_stays(driver: Driver, page_of: StudyPage) -> None:
-    _, version = page_of.html()
+    text, version = page_of.html()
+    assert driver.directory.name in text
+    assert page_of.state()["problem"] is None
     page_of._due = 0.0
     shutil.rmtree(driver.directory)
     state = page_of.state()
@@ -355,13 +352,17 @@ def test_hosts_and_tokens_that_cannot_be(study: Path, words: tuple[str, ...], sa
         (("here", "--study", "sqlite:///x.db"), "--study with the URL"),
         (("--study", "nonsense"), "SQLAlchemy URL"),
         (("--study", "sqlite:////none/study.db"), "cannot be used"),
+        (("--study", "sqlite:///{folder}/text.db"), "cannot be used"),
+        (("--study", "sqlite:///{folder}/empty.db"), "no study that has trained"),
         (("--study", "mysql://x/y"), "install the driver|of the kind"),
         ((".", "--name", "ads"), "--name names a study of a database"),
     ],
 )
-def test_what_cannot_be_shown_is_the_users_mistake(words: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_shown_is_the_users_mistake(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    Ledger(f"sqlite:///{tmp_path / 'empty.db'}", "x").close()
+    write_atomically(tmp_path / "text.db", "no database " * 50)
     with pytest.raises(UserError, match=said):
-        ui(*words)
+        ui(*(word.format(folder=tmp_path) for word in words))
 
 
 def test_an_opened_browser_gets_the_token_from_a_file_of_its_users_own(
@@ -375,12 +376,3 @@ def test_an_opened_browser_gets_the_token_from_a_file_of_its_users_own(
     assert opened == [file.as_uri()]
     assert f"token={TOKEN}" in file.read_text()
     assert file.stat().st_mode & 0o777 == 0o600
-
-
-def test_an_empty_database_is_said(tmp_path: Path) -> None:
-    Ledger(f"sqlite:///{tmp_path / 'empty.db'}", "x").close()
-    with pytest.raises(UserError, match="no study that has trained"):
-        ui("--study", f"sqlite:///{tmp_path / 'empty.db'}")
-    write_atomically(tmp_path / "text.db", "no database " * 50)
-    with pytest.raises(UserError, match="cannot be used"):
-        ui("--study", f"sqlite:///{tmp_path / 'text.db'}")
