@@ -155,9 +155,7 @@ def test_a_space_is_named_or_a_file_of_ones_own(tmp_path: Path, monkeypatch: pyt
             "depth has log='maybe'; true or false",
         ),
         ("modules: {linear: {}}\ndepth: {low: 1, high: 3, step: 0}", "depth: `step`.*above 0.*'step': 0"),
-        ("modules: {linear: {}}\ndepth: {low: 1, high: 3, step: -1}", "depth: `step`.*above 0"),
         ("modules: {linear: {}}\ndepth: {low: 1, high: 3, step: x}", "depth: `step`.*above 0"),
-        ("modules: {linear: {}}\ndepth: {low: 1, high: 3, step: null}", "depth: `step`.*above 0"),
         (
             "modules: {linear: {}}\ndepth: {low: 1, high: 9, step: 2, log: true}",
             "`step`.*no logarithmic scale",
@@ -180,7 +178,6 @@ def test_a_space_is_named_or_a_file_of_ones_own(tmp_path: Path, monkeypatch: pyt
             "depth is a whole number of layers, 1 or more, 1,000 at most; received 0",
         ),
         ("modules: {linear: {}}\ndepth: [a, b]", "number of layers.*received 'a'"),
-        ("modules: {linear: {}}\ndepth: null", "number of layers.*received None"),
         ("modules: {linear: {}}\ndepth: [1, 2.5]", "number of layers.*received 2.5"),
         ("modules: {linear: {}}\ndepth: {low: 1.0, high: 2.5}", "number of layers.*received 1.0"),
         (
@@ -194,7 +191,6 @@ def test_a_space_is_named_or_a_file_of_ones_own(tmp_path: Path, monkeypatch: pyt
             r"layer.out_embeddings may be.*received \[{'a': 1}]",
         ),
         ("modules: {linear: {}}\nmodel: {head: [[8, [4]]]}", "head may be finite numbers.*lists of these"),
-        ("modules: {linear: {}}\nmodel: {dropout: [0.1, .nan]}", "dropout may be finite numbers"),
         ("modules: {linear: {}}\nstart: [{dept: 1}]", "Did you mean 'depth'"),
         ("modules: {linear: {}}\nstart: [{depth: 9}]", "9 is not one of"),
         ("[1, 2]", "expected a mapping"),

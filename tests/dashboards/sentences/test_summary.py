@@ -99,11 +99,9 @@ def test_a_finished_study_says_what_its_minutes_were_spent_on() -> None:
         bare(number, ne=0.9, flops=1.0, kind=kind, started_at=started(minute), seconds=seconds)
         for number, (kind, minute, seconds) in enumerate(spans)
     ]
+    again = {"ne": 0.9, "flops": 1.0, "kind": TrialKind.RETRAINING, "seconds": 45.0}
     retrainings = tuple(
-        bare(
-            number, ne=0.9, flops=1.0, kind=TrialKind.RETRAINING, started_at=started(6 + number), seconds=45.0
-        )
-        for number in range(3)
+        bare(number, started_at=started(minute), **again) for number, minute in enumerate((6, 7, 9))
     )
     refits = (Refitted(trial=1, networks=(0,), rows=90, test=metrics(0.9)),)
     record = judged(
@@ -115,8 +113,6 @@ def test_a_finished_study_says_what_its_minutes_were_spent_on() -> None:
         refits=refits,
     )
     record = record.replace(retrainings=retrainings)
-    last = retrainings[-1].with_origin(started_at=started(9))
-    record = record.replace(retrainings=(*retrainings[:-1], last))
     said = where_minutes_went(record)
     assert said == (
         "Of its 5 min 50 s the study has spent 50 s on the baseline, 2 min 00 s on candidates, 30 s on learning "

@@ -11,6 +11,7 @@ from search.read_study import read_study
 from trials.records.strategy import named
 
 SERVED = (*SMALL, "trials=1", "sampler=random", "ranks=1x2", "servers=2", "stopping=none")
+SYNC = ("training.tables.synchrony=sync",)
 
 
 def test_a_study_trains_its_candidates_on_servers(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
@@ -53,15 +54,7 @@ def test_one_process_that_trains_what_is_planned_elsewhere_has_a_server(
         (("training.tables.synchrony=async", "training.optimizer=onebit_adam"), "each pushes its own"),
         (("training.tables.synchrony=semi", "objective=next_period"), "objective=next_period"),
         (("training.tables.synchrony=async", "technique=fsdp", "ranks=1x2"), "give technique=dp"),
-        (
-            (
-                "training.tables.synchrony=sync",
-                "technique=zero2",
-                "training.optimizer=onebit_adam",
-                "ranks=1x2",
-            ),
-            "technique=zero2",
-        ),
+        ((*SYNC, "technique=zero2", "training.optimizer=onebit_adam", "ranks=1x2"), "technique=zero2"),
         (("servers=0", "training.tables.synchrony=sync"), "servers"),
         (("training.tables.synchrony=sync", "ranks=1x64", "training.batch_size=8"), "less than one example"),
     ],
