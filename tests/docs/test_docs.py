@@ -102,17 +102,23 @@ def test_help_lists_all_keys() -> None:
     assert keys_in_help("reproduce") == {key for config in CONFIGS.values() for key in config.model_fields}
 
 
-@pytest.mark.parametrize("name", GUIDE)
-def test_verbs_keys_and_settings_in_files_exist(name: str) -> None:
-    text = (ROOT / name).read_text()
-    assert set(re.findall(r"dhen-search ([a-z]+)", text)) <= set(VERBS)
-    known = {"data", "depth"} | {row.key for row in all_rows()}  # an option, and what `--sweep` says
+@pytest.fixture(scope="module")
+def keys() -> tuple[set[str], set[str]]:
+    """What may stand before `=`, and what may in files before a colon."""
+    reference = all_rows()
+    known = {"data", "depth"} | {row.key for row in reference}  # an option, and what `--sweep` says
     known |= {"dt", "country"}  # in names of folders
     known |= set(DemoConfig.model_fields)  # of `demo`, where they stand by themselves
     known |= {f"training.{row.key}" for row in rows(TrainingConfig, skip=set(), pages=PAGES)}
-    assert set(re.findall(r"(?<![\w.-])([a-z_.]+)=[\w.\[]+", text)) <= known
-    settings = {row.key.rpartition(".")[2] for row in all_rows()} | set(BLOCKS)
-    assert set(re.findall(r"`([a-z_]+): [^`]+`", text)) <= settings
+    return known, {row.key.rpartition(".")[2] for row in reference} | set(BLOCKS)
+
+
+@pytest.mark.parametrize("name", GUIDE)
+def test_verbs_keys_and_settings_in_files_exist(name: str, keys: tuple[set[str], set[str]]) -> None:
+    text = (ROOT / name).read_text()
+    assert set(re.findall(r"dhen-search ([a-z]+)", text)) <= set(VERBS)
+    assert set(re.findall(r"(?<![\w.-])([a-z_.]+)=[\w.\[]+", text)) <= keys[0]
+    assert set(re.findall(r"`([a-z_]+): [^`]+`", text)) <= keys[1]
 
 
 def test_the_guide_names_all_that_may_differ_when_a_study_is_resumed() -> None:
