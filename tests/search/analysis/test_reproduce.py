@@ -209,7 +209,8 @@ def test_equal_jobs_are_trained_once(dhen_search: Run, click_log: Path, tmp_path
     """A mixture of one expert is AdvancedDLRM; the next table in the folder has that for nothing."""
     out = tmp_path / "r"
     words = ("--data", click_log, "--out", out, "seeds=1", "layers=1", *TINY)
-    too_small = dhen_search("reproduce", "table1", *words, "milestones=100", code=2).stderr
+    log = ("--data", click_log, "--out", tmp_path / "too-small")
+    too_small = dhen_search("reproduce", "table1", *log, "milestones=100", code=2).stderr
     assert "the log is too small" in too_small
     said = dhen_search("reproduce", "table3", *words, "experts=1", "--json")
     assert len(finished(out)) == 2
