@@ -165,18 +165,12 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def start_ui(*words: object) -> subprocess.Popen[str]:
+def start_ui(*words: object) -> WarmProcess:
     """`dhen-search ui` in a process of its own, as a shell would start it."""
-    return subprocess.Popen(
-        [sys.executable, "-c", "from search.cli import main; main()", "ui", *map(str, words)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
+    return WarmProcess(("ui", *words), os.environ, cwd=ROOT)
 
 
-def read_until(process: subprocess.Popen[str] | WarmProcess, wanted: str) -> str:
+def read_until(process: WarmProcess, wanted: str) -> str:
     """What it prints, up to the line that has these words."""
     said = ""
     for line in process.stdout:
@@ -186,8 +180,8 @@ def read_until(process: subprocess.Popen[str] | WarmProcess, wanted: str) -> str
     raise AssertionError(said)
 
 
-def end_ui(process: subprocess.Popen[str]) -> None:
+def end_ui(process: WarmProcess) -> None:
     """Ends it by Ctrl-C, which it answers with exit code 0."""
     process.send_signal(signal.SIGINT)
-    with process.stdout:
-        assert process.wait(TIMEOUT_SECONDS) == 0
+    process.communicate(TIMEOUT_SECONDS)
+    assert process.returncode == 0

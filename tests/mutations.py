@@ -491,7 +491,10 @@ MUTATIONS: tuple[Mutation, ...] = (
         "search/selection.py",
         "return trial.result.validation.ne",
         "return (trial.result.test or trial.result.validation).ne",
-        "tests/search/test_pareto.py::test_scores_on_test_decide_nothing",
+        (
+            "tests/search/test_pareto.py::"
+            "test_trials_without_a_result_are_left_out_and_scores_on_test_decide_nothing"
+        ),
     ),
     Mutation(
         "rows are twice as stale as is allowed",

@@ -58,13 +58,10 @@ def test_the_end_of_a_choice_where_most_sit() -> None:
     assert "copy the space (mine/wide.yaml) and widen it" in of_a_file
 
 
-def test_two_are_too_few_and_half_is_not_most() -> None:
+def test_two_are_too_few_half_is_not_most_and_a_lower_end_counts_if_something_lies_below_it() -> None:
     assert edges(front_of(LENGTHS, *lengths(32, 32))) == ()
     assert edges(front_of(LENGTHS, *lengths(32, 32, 32, 16, 16, 16))) == ()
     assert on_the_edge(front_of(LENGTHS, *lengths(16, 16, 16))) is None
-
-
-def test_a_lower_end_counts_unless_nothing_lies_below_it() -> None:
     assert [(edge.highest, edge.end) for edge in edges(front_of(LENGTHS, *lengths(8, 8, 8)))] == [(False, 8)]
     closed = LENGTHS.replace(open_below=False)
     assert edges(front_of(closed, *lengths(8, 8, 8))) == ()

@@ -120,23 +120,26 @@ class Page:
             missing = "\n".join(missing_lines(block.text, self.said))
             assert not missing, f"not printed:\n{missing}\n\nprinted:\n{self.said}"
         elif block.language == "python":
-            self._run_python(block)
+            self.said = self._run_program([sys.executable, "-"], block.text)
         elif shown_file:
             (self.folder / shown_file[1]).write_text(block.text)
 
     def _run_commands(self, block: Block) -> None:
         self.said = ""
         for command in commands(block):
-            self.said += self._run_command(self._with_free_ports(command))
+            for said, taken in self.ports.items():
+                command = command.replace(f":{said}", f":{taken}") if said else command
+            self.said += self._run_command(command)
 
     def _run_command(self, command: str) -> str:
         words = [os.path.expandvars(word) for word in shlex.split(command, comments=True)]
         if words[0] != "dhen-search":
-            return self._run_shell(command)
-        words, into = _redirected(words[1:])
-        words = list(itertools.chain.from_iterable(map(self._expanded, words)))
-        verb = words[0]
-        if verb in SERVERS:
+            return self._run_program(["bash", "-euc", command])
+        words, into = (words[1:-2], words[-1]) if words[-2:-1] == [">"] else (words[1:], "")
+        # a word with a star is the files that it matches, as a shell has it
+        files = [sorted(glob.glob(word, root_dir=self.folder)) if "*" in word else [word] for word in words]
+        words = list(itertools.chain.from_iterable(files))
+        if words[0] in SERVERS:
             return self._start(words)
         done = run_here((*words, *smaller(words)), self.environment, self.folder)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
@@ -145,27 +148,26 @@ class Page:
             (self.folder / into).write_text(done.stdout)
         return "" if into else done.stdout + done.stderr
 
-    def _expanded(self, word: str) -> list[str]:
-        """A word with a star is the files that it matches, as a shell has it."""
-        return sorted(glob.glob(word, root_dir=self.folder)) if "*" in word else [word]
-
-    def _run_shell(self, command: str) -> str:
+    def _run_program(self, command: list[str], text: str = "") -> str:
+        """What a program prints that reads this text."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{self.environment['PATH']}"
         done = subprocess.run(
-            ["bash", "-euc", command],
+            command,
+            input=text,
             cwd=self.folder,
             env={**self.environment, "PATH": path},
             capture_output=True,
             text=True,
             timeout=TIMEOUT_SECONDS,
         )
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, f"{command} {text}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
     def _start(self, words: list[str]) -> str:
         """Starts a server, and waits until it says where it is."""
-        port = self.ports.setdefault(_option(words, "--port"), str(free_port()))
-        without = [word for word in words if word not in ("--port", _option(words, "--port"))]
+        said = words[words.index("--port") + 1] if "--port" in words else ""
+        port = self.ports.setdefault(said, str(free_port()))
+        without = [word for word in words if word not in ("--port", said)]
         server = subprocess.Popen(
             [sys.executable, "-c", "from search.cli import main; main()", *without, "--port", port],
             cwd=self.folder,
@@ -179,30 +181,3 @@ class Page:
             if f":{port}" in line:
                 return line
         raise AssertionError(f"{words} ended with {server.wait()}")
-
-    def _with_free_ports(self, command: str) -> str:
-        for said, taken in self.ports.items():
-            command = command.replace(f":{said}", f":{taken}") if said else command
-        return command
-
-    def _run_python(self, block: Block) -> None:
-        done = subprocess.run(
-            [sys.executable, "-"],
-            input=block.text,
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_SECONDS,
-        )
-        assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"
-        self.said = done.stdout
-
-
-def _redirected(words: list[str]) -> tuple[list[str], str]:
-    """Words of a command, and the file that it writes its output to, if any."""
-    return (words[:-2], words[-1]) if words[-2:-1] == [">"] else (words, "")
-
-
-def _option(words: list[str], name: str) -> str:
-    return words[words.index(name) + 1] if name in words else ""

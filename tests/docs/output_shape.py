@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 NUMBER = re.compile(r"[-+±]?\d[\d,.]*(?:e[-+]?\d+)?")
 MODEL = re.compile(r"(?:\d+x)?\[[\w+ ]+\](?: \w+)*|advanced_dlrm [\d-]+ d\d+(?: buckets \w+)?")
@@ -16,12 +15,8 @@ def missing_lines(shown: str, printed: str) -> list[str]:
     Numbers, names of networks, what a trial of a table is (best, knee) and widths of columns may differ.
     """
     text = shape(printed)
-    return [line for line in shown.splitlines() for part in _parts(line) if part not in text]
-
-
-def _parts(line: str) -> Iterator[str]:
-    """What has to be printed of a shown line: the parts between three dots."""
-    return (part for part in map(shape, re.split(r"\.\.\.|…", line)) if part)
+    parts = ((line, shape(part)) for line in shown.splitlines() for part in re.split(r"\.\.\.|…", line))
+    return [line for line, part in parts if part not in text]
 
 
 def shape(text: str) -> str:

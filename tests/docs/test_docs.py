@@ -68,12 +68,6 @@ def anchors(document: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("name", GUIDE)
-def test_verbs_exist(name: str) -> None:
-    text = (ROOT / name).read_text()
-    assert set(re.findall(r"dhen-search ([a-z]+)", text)) <= set(VERBS)
-
-
 def test_readme_has_every_verb_with_its_line_and_a_page_that_tells_of_it() -> None:
     rows = re.findall(
         r"^\| \[`dhen-search ([a-z]+)`\]\((.+?)\) \| (.+) \|$", README.read_text(), re.MULTILINE
@@ -108,21 +102,23 @@ def test_help_lists_all_keys() -> None:
     assert keys_in_help("reproduce") == {key for config in CONFIGS.values() for key in config.model_fields}
 
 
-@pytest.mark.parametrize("name", GUIDE)
-def test_keys_exist(name: str) -> None:
-    known = {"data", "depth"} | {row.key for row in all_rows()}  # an option, and what `--sweep` says
+@pytest.fixture(scope="module")
+def keys() -> tuple[set[str], set[str]]:
+    """What may stand before `=`, and what may in files before a colon."""
+    reference = all_rows()
+    known = {"data", "depth"} | {row.key for row in reference}  # an option, and what `--sweep` says
     known |= {"dt", "country"}  # in names of folders
     known |= set(DemoConfig.model_fields)  # of `demo`, where they stand by themselves
     known |= {f"training.{row.key}" for row in rows(TrainingConfig, skip=set(), pages=PAGES)}
-    for key in re.findall(r"(?<![\w.-])([a-z_.]+)=[\w.\[]+", (ROOT / name).read_text()):
-        assert key in known, key
+    return known, {row.key.rpartition(".")[2] for row in reference} | set(BLOCKS)
 
 
 @pytest.mark.parametrize("name", GUIDE)
-def test_settings_in_files_exist(name: str) -> None:
-    known = {row.key.rpartition(".")[2] for row in all_rows()} | set(BLOCKS)
-    for key in re.findall(r"`([a-z_]+): [^`]+`", (ROOT / name).read_text()):
-        assert key in known, key
+def test_verbs_keys_and_settings_in_files_exist(name: str, keys: tuple[set[str], set[str]]) -> None:
+    text = (ROOT / name).read_text()
+    assert set(re.findall(r"dhen-search ([a-z]+)", text)) <= set(VERBS)
+    assert set(re.findall(r"(?<![\w.-])([a-z_.]+)=[\w.\[]+", text)) <= keys[0]
+    assert set(re.findall(r"`([a-z_]+): [^`]+`", text)) <= keys[1]
 
 
 def test_the_guide_names_all_that_may_differ_when_a_study_is_resumed() -> None:

@@ -64,10 +64,6 @@ def test_a_file_of_ones_own_that_is_no_block_is_said(
     monkeypatch.setenv(OWN_FILES, str(path))
     with pytest.raises(OwnFileError, match=said):
         blocks_of_own_files(known=BLOCKS)
-
-
-def test_two_files_are_taken_in_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = tmp_path / "wide_gate.py"
-    other.write_text(GATE.read_text().replace('"gate"', '"wide_gate"'))
-    monkeypatch.setenv(OWN_FILES, f"{GATE}{os.pathsep}{other}")
+    path.write_text(GATE.read_text().replace('"gate"', '"wide_gate"'))
+    monkeypatch.setenv(OWN_FILES, f"{GATE}{os.pathsep}{path}")  # two are taken in together
     assert list(blocks_of_own_files(known=BLOCKS)) == ["gate", "wide_gate"]

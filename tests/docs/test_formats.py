@@ -60,35 +60,30 @@ def test_every_event_is_there_with_its_fields(kind: typing.Any) -> None:
     assert missing(fields, row(name)) == []
 
 
-@pytest.mark.parametrize("part", [CurvePoint, Measured, Metrics, ForwardTime])
-def test_what_events_hold_is_there_with_its_fields(part: typing.Any) -> None:
-    assert missing(part.model_fields, section("Events")) == []
-
-
 @pytest.mark.parametrize("table", METADATA.sorted_tables, ids=lambda table: table.name)
 def test_every_table_of_the_ledger_is_there_with_its_columns(table: typing.Any) -> None:
     assert missing((column.name for column in table.columns), row(table.name)) == []
 
 
-def test_every_file_of_a_bundle_is_there() -> None:
-    files = (bundle.INFO, f"{bundle.ENCODING}/", WEIGHTS, bundle.CHECK, bundle.MANIFEST)
-    files += (f"{increments.INCREMENTS}/", increments.INFO, increments.CHANGES, f"{CHECKPOINTS}/", FIGURE)
-    assert missing(files, section("A bundle")) == []
-
-
-def test_every_file_and_field_of_a_package_is_there() -> None:
-    names = {pt2.MODEL, pt2.INPUTS, f"{bundle.ENCODING}/", pt2.EXAMPLES, bundle.MANIFEST, pt2.PROBABILITY}
-    fields = {*pt2.PackageInfo.model_fields, *pt2.Input.model_fields, *pt2.Column.model_fields}
-    assert missing(names | fields, section("A package")) == []
-
-
-def test_what_tables_of_8_bits_cost_is_there() -> None:
+def test_what_stands_on_disk_and_is_answered_is_there() -> None:
+    of_a_bundle = (bundle.INFO, f"{bundle.ENCODING}/", WEIGHTS, bundle.CHECK, bundle.MANIFEST)
+    of_a_bundle += (
+        f"{increments.INCREMENTS}/",
+        increments.INFO,
+        increments.CHANGES,
+        f"{CHECKPOINTS}/",
+        FIGURE,
+    )
+    assert missing(of_a_bundle, section("A bundle")) == []
     assert missing({"int8_tables", *bundle.Int8Cost.model_fields}, row(bundle.INFO)) == []
-
-
-def test_what_serve_answers_is_there() -> None:
-    words = (app.VERSION_HEADER, app.BAD_REQUEST, app.INTERNAL_ERROR)
-    assert missing(words, section("What `serve` answers")) == []
+    files = {pt2.MODEL, pt2.INPUTS, f"{bundle.ENCODING}/", pt2.EXAMPLES, bundle.MANIFEST, pt2.PROBABILITY}
+    fields = {*pt2.PackageInfo.model_fields, *pt2.Input.model_fields, *pt2.Column.model_fields}
+    assert missing(files | fields, section("A package")) == []
+    answered = (app.VERSION_HEADER, app.BAD_REQUEST, app.INTERNAL_ERROR)
+    assert missing(answered, section("What `serve` answers")) == []
+    arrays = ("labels", "categorical", "numeric", "bag0_ids", "bag0_offsets", "weight", "oracle", "timestamp")
+    of_a_cache = (MANIFEST, *(f"{name}.npy" for name in arrays))
+    assert missing(of_a_cache, section("The cache that `prepare` writes")) == []
 
 
 def test_every_file_of_a_run_directory_is_there() -> None:
@@ -108,27 +103,22 @@ def test_every_log_of_a_rank_is_there(more: dict[str, typing.Any]) -> None:
     assert f"`{name}`" in page or f"`{name.replace('rank0', 'rank{r}')}`" in page
 
 
-def test_the_arrays_of_a_cache_are_there() -> None:
-    arrays = ("labels", "categorical", "numeric", "bag0_ids", "bag0_offsets", "weight", "oracle", "timestamp")
-    assert (
-        missing((MANIFEST, *(f"{name}.npy" for name in arrays)), section("The cache that `prepare` writes"))
-        == []
-    )
+@pytest.mark.parametrize(
+    ("part", "heading"),
+    [
+        *((part, "Events") for part in (CurvePoint, Measured, Metrics, ForwardTime)),
+        *((part, "`status --json`") for part in (StudyRecord, ClusterSummary, TrialRecord)),
+        *((part, "`status --json`") for part in (Choice, Winner, Judged)),
+    ],
+)
+def test_a_section_has_the_fields_of_its_values(part: typing.Any, heading: str) -> None:
+    assert missing(part.model_fields, section(heading)) == []
 
 
-@pytest.mark.parametrize("part", [StudyRecord, ClusterSummary, TrialRecord, Choice, Winner, Judged])
-def test_status_as_json_has_these_fields(part: typing.Any) -> None:
-    assert missing(part.model_fields, section("`status --json`")) == []
-
-
-@pytest.mark.parametrize("field", ["origin", "job", "plan", "result"])
-def test_the_parts_of_a_trial_have_these_fields(field: str) -> None:
-    part = TrialRecord.model_fields[field].annotation
-    assert part is not None
-    assert missing(part.model_fields, row(field)) == []  # type: ignore[attr-defined]
-
-
-def test_attempts_are_the_columns_of_their_table() -> None:
+def test_the_parts_of_a_trial_and_its_attempts_have_their_fields() -> None:
+    for field in ("origin", "job", "plan", "result"):
+        part: typing.Any = TrialRecord.model_fields[field].annotation
+        assert missing(part.model_fields, row(field)) == [], field
     assert missing(Attempt.model_fields, row("dhen_attempt")) == []
 
 

@@ -11,24 +11,21 @@ from spaces.axes import RANGE_KEYS
 from trials.data.log_schema import ROLES
 
 
-def test_the_committed_pages_are_what_the_generator_gives() -> None:
-    given = pages()
+@pytest.fixture(scope="module")
+def given() -> dict[str, str]:
+    return pages()
+
+
+def test_the_committed_pages_are_what_the_generator_gives(given: dict[str, str]) -> None:
     assert {path.name for path in FOLDER.iterdir()} == set(given)
     for name, text in given.items():
         assert (FOLDER / name).read_text() == text, f"{name} is not up to date: run `make docs`"
-
-
-def test_the_list_of_decisions_has_all_of_them() -> None:
     assert (DECISIONS / "README.md").read_text() == decisions(), "run `make docs`"
 
 
-def test_every_key_has_a_meaning_of_some_words() -> None:
+def test_every_key_has_a_meaning_of_some_words_and_a_type_without_python() -> None:
     for row in all_rows():
         assert len(row.meaning.split()) >= 3, f"{row.key}: write a docstring below the field"
-
-
-def test_every_key_has_a_type_in_words_without_python() -> None:
-    for row in all_rows():
         assert not any(python in row.type for python in ("typing", "class", "None", "Any")), row
 
 
@@ -36,6 +33,6 @@ def test_every_key_has_a_type_in_words_without_python() -> None:
     ("page", "names"),
     [("modules.md", BLOCKS), ("model.md", ENSEMBLES), ("schema.md", ROLES), ("space.md", RANGE_KEYS)],
 )
-def test_every_member_of_a_registry_is_on_its_page(page: str, names: object) -> None:
-    text = pages()[page]
+def test_every_member_of_a_registry_is_on_its_page(given: dict[str, str], page: str, names: object) -> None:
+    text = given[page]
     assert all(f"`{name}" in text or f": {name}`" in text for name in names)  # type: ignore[attr-defined]

@@ -38,13 +38,10 @@ def test_the_navigation_has_every_page_of(folder: str) -> None:
     assert pages - pages_in(CONFIG["nav"]) == set(), "add it to nav in mkdocs.yml"
 
 
-def test_every_document_is_a_page(site: Path) -> None:
+def test_every_document_is_a_page_that_loads_nothing_from_elsewhere(site: Path) -> None:
     for document in (path for path in build_site.files() if path.suffix == ".md"):
         name = "index" if document.stem == "README" else document.stem
         assert (site / document.relative_to(ROOT)).with_name(f"{name}.html").exists(), document
-
-
-def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 100
     for page in pages:
@@ -53,12 +50,9 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
         loaded += re.findall(r"""<link[^>]+href=["']?([^"' >]+)""", text)
         assert loaded
         assert [address for address in loaded if "//" in address] == [], page
-
-
-def test_the_python_reference_has_docstrings(site: Path) -> None:
-    text = (site / "docs" / "python.html").read_text()
-    assert "Returns the probability of a click of each raw row" in text
-    assert ":::" not in text
+    python = (site / "docs" / "python.html").read_text()
+    assert "Returns the probability of a click of each raw row" in python
+    assert ":::" not in python
 
 
 @needs("chromium")

@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ROOMS = ("dhen", "spaces", "trials", "search", "dashboards")
 BUILD = "from setuptools.build_meta import build_wheel; build_wheel('dist')"
-MIGRATE = """
+USE = """
 import sys
 import sqlalchemy as sa
 from trials.store.ledger import Ledger
@@ -26,8 +26,6 @@ from trials.store.database import MIGRATIONS, migrate
 with sa.create_engine(sys.argv[1]).begin() as connection:
     migrate(connection)
 print(MIGRATIONS, Ledger(sys.argv[1], "ads").trials())
-"""
-USE = """
 import dashboards.report.page
 import spaces.space
 import trials.cluster.this_machine
@@ -50,29 +48,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the wheel has."""
-    folder = tmp_path_factory.mktemp("installed")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
-    return folder
-
-
-def run(installed: Path, code: str, *words: object) -> str:
-    """What Python says that finds the installed files before those of the repository."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code, *map(str, words)],
-        cwd=installed.parent,
-        env=os.environ | {"PYTHONPATH": str(installed)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_every_file_of_the_rooms_is_in_it(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         there = {name for name in archive.namelist() if name.split("/")[0] in ROOMS}
@@ -84,18 +59,26 @@ def test_every_file_of_the_rooms_is_in_it(wheel: Path) -> None:
     assert "trials/store/migrations/versions/v0005_first_tables.py" in there
 
 
-def test_it_has_the_command(installed: Path) -> None:
+def test_what_is_installed_has_the_command_runs_migrations_and_reads_what_it_ships(
+    wheel: Path, tmp_path: Path
+) -> None:
+    """Python finds the installed files before those of the repository."""
+    installed = tmp_path / "installed"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(installed)
     (words,) = installed.glob("dhen_search-*.dist-info/entry_points.txt")
     assert "dhen-search = search.cli:main" in words.read_text()
-
-
-def test_the_migrations_are_run_from_it(installed: Path, tmp_path: Path) -> None:
-    said = run(installed, MIGRATE, f"sqlite:///{tmp_path / 'study.db'}")
-    assert said.split() == [str(installed / "trials" / "store" / "migrations"), "[]"]
-
-
-def test_what_it_ships_is_read_from_it(installed: Path) -> None:
-    spaces, clusters, page = run(installed, USE).split()
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", USE, f"sqlite:///{tmp_path / 'study.db'}"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    migrations, trials, spaces, clusters, page = done.stdout.split()
+    assert (migrations, trials) == (str(installed / "trials" / "store" / "migrations"), "[]")
     assert int(spaces) == len(list((ROOT / "spaces" / "catalog").glob("*.yaml")))
     assert int(clusters) == len(list((ROOT / "trials" / "cluster" / "catalog").glob("*.yaml")))
     assert page.startswith(str(installed))

@@ -23,6 +23,8 @@ MIB = 2**20
 HBM = 24 * MIB
 CLUSTER = ClusterSummary(name="two-hosts", hosts=2, gpus_per_host=2, hbm=HBM, verified=False)
 ITEMS = {"parameters": 4 * MIB, "activations": 13 * MIB, "embedding_shards": 2 * MIB, "reserve": 0}
+ROW: dict[str, Any] = {"modules": [{"kind": "linear"}], "out_embeddings": 8, "shortcut": False}
+ROW |= {"norm": "rms", "norm_placement": "pre"}
 MODEL: dict[str, Any] = {
     "family": "dhen",
     "embedding_dim": 16,
@@ -32,20 +34,7 @@ MODEL: dict[str, Any] = {
             "ensemble": {"kind": "concat"},
             "out_embeddings": 8,
         },
-        {
-            "modules": [{"kind": "linear"}],
-            "out_embeddings": 8,
-            "norm": "rms",
-            "norm_placement": "pre",
-            "shortcut": False,
-        },
-        {
-            "modules": [{"kind": "linear"}],
-            "out_embeddings": 8,
-            "norm": "rms",
-            "norm_placement": "pre",
-            "shortcut": False,
-        },
+        *[ROW] * 2,
     ],
     "head": [64],
     "dropout": 0.1,

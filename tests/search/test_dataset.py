@@ -81,9 +81,6 @@ def test_what_cannot_be_read_is_said_without_secrets(site: Site, url: str, says:
     with pytest.raises(UserError, match=says) as error:
         log_files([url.format(site=site.address)])
     assert "secret" not in str(error.value)
-
-
-def test_names_of_urls_have_no_secrets() -> None:
     assert shown_url("s3://key:secret@bucket/a/log.csv?x=secret#secret") == "s3://bucket/a/log.csv"
     assert log_name(["https://host/log?x=secret"]) == "log"
 

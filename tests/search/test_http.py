@@ -13,14 +13,10 @@ HERE = "127.0.0.1"
 TOKEN = "correct horse battery"
 
 
-def test_servers_that_start_together_get_ports_of_their_own() -> None:
-    """Neither listens yet as the other's port is picked: it is taken as soon as it is picked."""
-    with listening(HERE, None) as one, listening(HERE, None) as other:
-        assert one.getsockname() != other.getsockname()
-
-
 def test_a_taken_port_and_a_foreign_address_are_said_with_what_would_work() -> None:
-    with listening(HERE, None) as taken:
+    # neither listens yet as the other's port is picked: it is taken as soon as it is picked
+    with listening(HERE, None) as taken, listening(HERE, None) as other:
+        assert other.getsockname() != taken.getsockname()
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port}: .*; leave --port out"):
             listening(HERE, port)

@@ -29,13 +29,10 @@ def test_the_front_is_what_nothing_dominates(values: list[tuple[int, int]]) -> N
         assert (i in front) == (not dominated and first)
 
 
-def test_trials_without_a_result_are_left_out() -> None:
+def test_trials_without_a_result_are_left_out_and_scores_on_test_decide_nothing() -> None:
     trials = [trial(0, 0.9, 10), trial(1, 0.1, 1, Outcome.DIVERGED), trial(2, 0.1, 1, Outcome.RUNNING)]
     trials.append(trial(3, float("nan"), 1))
     assert [t.number for t in pareto_front(trials)] == [0]
-
-
-def test_scores_on_test_decide_nothing() -> None:
     lower_on_test = trial(1, 0.9, 10)
     quality = lower_on_test.result.validation
     assert quality is not None

@@ -64,14 +64,11 @@ def test_time_side_by_side_counts_once(spans: list[tuple[float, float]], seconds
     assert standing(*trials).elapsed_seconds() == pytest.approx(seconds)
 
 
-def test_what_is_cut_short_or_shared_takes_no_time() -> None:
+def test_what_is_cut_short_or_shared_takes_no_time_and_what_runs_counts_until_now() -> None:
     cut = trial(0, seconds=None, outcome=Outcome.INTERRUPTED)
     shared = trial(1, start=5, seconds=0.0, reused_from=2)
     unplanned = trial(2).with_origin(started_at=None).with_result(seconds=0.0)
     assert standing(cut, shared, unplanned).elapsed_seconds() == 0.0
-
-
-def test_what_runs_counts_until_now() -> None:
     began = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
     running = trial(0, seconds=None, outcome=Outcome.RUNNING).with_origin(started_at=began)
     assert 3600.0 <= standing(running).elapsed_seconds() < 3700.0

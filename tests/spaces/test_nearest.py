@@ -68,6 +68,9 @@ def test_the_shipped_baseline_is_one_layer_of_dlrm_with_its_own_values() -> None
     assert candidate.training["embedding_learning_rate"] == 0.3  # the axis ends there
     assert candidate.training["embedding_decay"] == 1e-6
     assert not set(point) & set(space.left_for_tuning)
+    # `warmup_share` is 0 unless it is given, as the baseline's is; the first value of the axis is another
+    point = nearest_point(load_space("wide"), named_model("advanced_dlrm"), TUNED)
+    assert point["training.warmup_share"] == 0.0
 
 
 @given(st.sampled_from(NAMES), st.integers(0, 1000))
@@ -79,12 +82,6 @@ def test_a_candidate_of_the_space_is_nearest_to_itself(name: str, seed: int) -> 
     candidate = whole.decode(whole.random_point(random.Random(seed)))
     point = nearest_point(whole, candidate.model, candidate.training)
     assert whole.decode(point) == candidate
-
-
-def test_a_training_setting_that_is_its_default_is_the_baselines_too() -> None:
-    """`warmup_share` is 0 unless it is given; the first value of the axis is another."""
-    point = nearest_point(load_space("wide"), named_model("advanced_dlrm"), TUNED)
-    assert point["training.warmup_share"] == 0.0
 
 
 def test_a_space_without_dlrm_takes_the_mlp_or_its_own_first_start_point() -> None:

@@ -89,7 +89,7 @@ def test_points_of_before_mean_what_they_meant(name: str, seed: int) -> None:
     assert space.left_for_tuning == first
 
 
-def test_a_setting_of_layers_is_widened_in_all_of_them() -> None:
+def test_a_setting_of_layers_is_widened_in_all_of_them_and_what_cannot_be_is_told() -> None:
     config = {"layers": "each", "depth": [1, 2], "modules": {"mlp": {"mlp": [[8], [16]]}}, "slots": 1}
     space = Space("mine", parse(SpaceConfig, config, "mine"))
     space.widen("layer.mlp.mlp", (32,))
@@ -100,11 +100,6 @@ def test_a_setting_of_layers_is_widened_in_all_of_them() -> None:
         assert isinstance(embeddings, Choice)
         assert widths.labels == ("8", "16", "32")
         assert embeddings.values == (4, 8, 16)
-
-
-def test_what_cannot_be_widened_is_told() -> None:
-    config = {"layers": "each", "depth": [1, 2], "modules": {"mlp": {}}}
-    space = Space("mine", parse(SpaceConfig, config, "mine"))
     with pytest.raises(UserError, match="each layer has axes of its own, so its depth cannot grow"):
         space.widen("depth", 3)
     with pytest.raises(UserError, match=r"unknown axis 'layer.out_embedings'. Did you mean 'layer1.out_"):

@@ -60,14 +60,11 @@ def test_the_clock_leaves_out_what_nothing_ran_in() -> None:
     ]
 
 
-def test_every_trial_has_its_stage() -> None:
+def test_every_trial_has_its_stage_and_shared_results_take_no_time() -> None:
     assert stage_of(bare(1, ne=0.7, flops=1.0, promoted_from=0)) == "all rows"
     removed = bare(1, ne=0.7, flops=1.0, kind=TrialKind.RETRAINING, removed="layer0")
     assert stage_of(removed) == "ablation"
     assert stage_of(bare(1, ne=0.7, flops=1.0, kind=TrialKind.DISTILLED)) == "averages"
-
-
-def test_shared_results_take_no_time() -> None:
     shared = ran(5, 50, 20).with_origin(reused_from=1)
     assert 5 not in [run.trial.number for run in runs_of(searched().replace(trials=(shared,)))[0]]
 
@@ -89,16 +86,15 @@ PLACES = st.tuples(st.floats(0, 10), st.floats(0, 10))
 
 
 @given(st.lists(PLACES, max_size=12), PLACES)
-def test_a_further_point_never_makes_the_hypervolume_smaller(points: list[Point], point: Point) -> None:
+def test_hypervolume_is_the_area_of_steps_and_a_further_point_never_makes_it_smaller(
+    points: list[Point], point: Point
+) -> None:
+    assert hypervolume([(1, 2), (2, 1), (2.5, 1.5)], (3, 3)) == pytest.approx(2 * 1 + 1 * 1)
+    assert hypervolume([(3, 1), (1, 3)], (3, 3)) == 0
     reference = (10.0, 10.0)
     before = hypervolume(points, reference)
     assert 0 <= before <= 100 + 1e-9
     assert hypervolume([*points, point], reference) >= before - 1e-9
-
-
-def test_hypervolume_is_the_area_of_steps() -> None:
-    assert hypervolume([(1, 2), (2, 1), (2.5, 1.5)], (3, 3)) == pytest.approx(2 * 1 + 1 * 1)
-    assert hypervolume([(3, 1), (1, 3)], (3, 3)) == 0
 
 
 def test_side_by_side_are_places_of_their_own() -> None:
@@ -129,13 +125,9 @@ def test_attempts_follow_one_another_and_climbs_are_counted() -> None:
     assert all(trace.showlegend for trace in figure.data)
 
 
-def test_studies_in_which_nothing_ran_say_so() -> None:
-    record = judged([])
-    assert gain_figure(record).layout.title.subtitle.text.startswith("Shown as soon as")
-    assert timeline_figure(record).layout.title.subtitle.text.startswith("Shown as soon as")
-
-
-def test_what_is_still_at_work_has_a_bar() -> None:
+def test_what_is_still_at_work_has_a_bar_and_studies_in_which_nothing_ran_say_so() -> None:
+    for draw in (gain_figure, timeline_figure):
+        assert draw(judged([])).layout.title.subtitle.text.startswith("Shown as soon as")
     record = study(1, finished=False)
     hovers = [hover for trace in timeline_figure(record).data for hover in trace.hovertext]
     assert any(": running<br>" in hover or "<br>running<br>" in hover for hover in hovers)

@@ -6,11 +6,11 @@ from random import Random
 
 import pytest
 from records import changed, study, trial
+from reports.planned import confirmed
 
 from dashboards.figures.plane import front_figure
 from dashboards.figures.style import LOOKS, in_order, looks, study_techniques
-from trials.records.findings import Better
-from trials.records.study_record import Comparison, StudyRecord
+from trials.records.study_record import StudyRecord
 from trials.records.trial_record import Outcome, TrialKind
 
 TECHNIQUES = ("dp", "zero1", "fsdp+cpu_offload", "hsdp")
@@ -27,26 +27,6 @@ def planned(record: StudyRecord) -> StudyRecord:
         for each in record.trials
     ]
     return record.replace(trials=tuple(trials))
-
-
-def compared(record: StudyRecord, low: float, high: float) -> StudyRecord:
-    comparison = Comparison(
-        trial=record.best,
-        seeds=(1, 2),
-        blocks=200,
-        blocked_by="time",
-        ne=0.78,
-        baseline_ne=0.79,
-        difference_percent=(low + high) / 2,
-        low_percent=low,
-        high_percent=high,
-        p=0.01,
-        p_adjusted=0.01,
-        winners=1,
-        detectable_percent=0.2,
-        better=Better.YES,
-    )
-    return record.replace(comparisons=(comparison,))
 
 
 def test_colour_and_shape_say_the_technique() -> None:
@@ -95,18 +75,20 @@ def test_area_grows_with_predicted_memory() -> None:
 
 
 def test_winners_have_the_intervals_of_their_comparisons() -> None:
-    record = compared(study(), low=-1.5, high=-0.5)
+    record = confirmed(study())
+    (comparison,) = record.comparisons
     figure = front_figure(record)
     trace = next(trace for trace in figure.data if "retrained" in (trace.name or ""))
     baseline = record.trial(record.baseline).result.validation.ne
     low, high = trace.y[0] - trace.error_y.arrayminus[0], trace.y[0] + trace.error_y.array[0]
-    assert (trace.customdata, low) == ((record.best,), pytest.approx(baseline * 0.985))
-    assert high == pytest.approx(baseline * 0.995)
+    assert trace.customdata == (record.best,)
+    ends = [baseline * (1 + percent / 100) for percent in (comparison.low_percent, comparison.high_percent)]
+    assert [low, high] == pytest.approx(ends)
     assert figure.layout.yaxis.range[0] < low < high < figure.layout.yaxis.range[1]
     assert not any("retrained" in (trace.name or "") for trace in front_figure(study()).data)
 
 
-def test_an_average_has_no_technique() -> None:
+def test_an_average_and_what_fits_nowhere_have_no_technique() -> None:
     record = study()
     average = record.trial(record.best).replace(number=100, kind=TrialKind.AVERAGE)
     record = record.replace(trials=(*record.trials, average), front=(*record.front, 100))
@@ -117,8 +99,5 @@ def test_an_average_has_no_technique() -> None:
     assert "dp" in study_techniques(record)
     only = record.replace(trials=(average,))
     assert study_techniques(only) == ()
-
-
-def test_what_fits_nowhere_has_no_technique() -> None:
     nowhere = changed(trial(0, Random(0), outcome=Outcome.INFEASIBLE), technique=None)
     assert study_techniques(study(0).replace(trials=(nowhere,))) == ()

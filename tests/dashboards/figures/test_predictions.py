@@ -71,15 +71,7 @@ def test_what_ran_out_of_memory_is_open_at_what_it_needed(record: StudyRecord) -
     assert list(identity.x) == list(identity.y)
 
 
-def test_steps_alone_are_one_panel() -> None:
-    uncounted = trained(1, "dp")
-    attempt = uncounted.attempts[0].replace(measured_bytes=None)
-    figure = predictions_figure(judged([uncounted.replace(attempts=(attempt,))]))
-    assert {trace.xaxis for trace in figure.data} == {"x"}
-    assert figure.layout.xaxis.title.text == "predicted milliseconds per step"
-
-
-def test_throughput_by_depth_and_technique() -> None:
+def test_throughput_by_depth_and_technique_and_why_there_is_none() -> None:
     speeds = [("dp", 1, 100.0), ("dp", 1, 200.0), ("dp", 1, 150.0), ("dp", 4, 75.0), ("zero1", 4, 50.0)]
     trials = [
         trained(number, name, depth=depth, speed=speed) for number, (name, depth, speed) in enumerate(speeds)
@@ -91,9 +83,6 @@ def test_throughput_by_depth_and_technique() -> None:
     assert figure.layout.xaxis.tickvals == (1, 4)
     assert figure.layout.title.text == "With dp, 4 layers train at 0.50x the speed of 1"
     assert sum(len(trace.x) for trace in figure.data if trace.mode == "markers") == 5
-
-
-def test_studies_without_attempts_say_why() -> None:
-    record = study()
+    record = study()  # without attempts
     assert predictions_figure(record).layout.title.subtitle.text.startswith("Shown as soon")
     assert depth_figure(record).layout.title.subtitle.text.startswith("Shown as soon as")

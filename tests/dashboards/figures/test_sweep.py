@@ -49,14 +49,9 @@ def test_lines_end_where_memory_does(figure: go.Figure) -> None:
     assert throughput["DP"] == list(range(1, 6))
     looks = {(trace.line.color, trace.line.dash) for trace in figure.data if trace.yaxis == "y"}
     assert len(looks) == len(deepest)
-    shapes = {trace.marker.symbol for trace in figure.data}
-    assert len(shapes) == len(deepest)
-
-
-def test_the_limit_is_drawn(figure: go.Figure) -> None:
-    (line,) = figure.layout.shapes
-    assert line.y0 == line.y1 == 12.0
-    assert line.yref == "y2"
+    assert len({trace.marker.symbol for trace in figure.data}) == len(deepest)
+    (limit,) = figure.layout.shapes
+    assert (limit.y0, limit.y1, limit.yref) == (12.0, 12.0, "y2")
 
 
 def test_what_never_fits_and_what_always_fits() -> None:

@@ -7,12 +7,11 @@ from itertools import combinations
 from random import Random
 from typing import Any
 
-import numpy as np
 import plotly.graph_objects as go
 import pytest
 from records import MODULES, bare, judged, study
 
-from dashboards.figures.modules import FEWEST, fit, modules_figure
+from dashboards.figures.modules import FEWEST, modules_figure
 from dashboards.figures.worth import (
     Estimate,
     ablations_figure,
@@ -132,18 +131,6 @@ def test_stopped_candidates_count_with_what_they_would_have_come_to() -> None:
     assert f"{FEWEST - 1} have an NE" in figure.layout.title.subtitle.text
 
 
-def test_the_fit_finds_coefficients_and_says_what_it_explains() -> None:
-    random = np.random.default_rng(0)
-    x_NP = random.normal(size=(200, 3))
-    y_N = x_NP @ np.array([2.0, 0.0, -1.0]) + random.normal(scale=0.1, size=200)
-    found = fit(x_NP, y_N)
-    assert found.value_P == pytest.approx([2, 0, -1], abs=0.05)
-    assert (found.low_P < found.value_P).all()
-    assert (found.value_P < found.high_P).all()
-    assert found.explained > 0.99
-    assert fit(x_NP[:, :1] * 0 + random.normal(size=(200, 1)), y_N).explained < 0.05
-
-
 ABLATION = Ablation(
     trial=1,
     seeds=(1, 2, 3),
@@ -179,14 +166,10 @@ def test_ablations_say_what_each_part_brings() -> None:
         "cannot tell": ["layer 2 (50 % of FLOPs)"],
     }
     assert "dhen-search ablate" in ablations_figure(study()).layout.title.subtitle.text
-
-
-def test_ablations_stand_beside_what_the_model_says_of_a_module() -> None:
-    record = searched(*made_of(40, 0.001, worth=WORTH), ablations=(ABLATION,))
-    trace = modules_figure(record).data[-1]
+    beside = searched(*made_of(40, 0.001, worth=WORTH), ablations=(ABLATION,))
+    trace = modules_figure(beside).data[-1]
     assert trace.name == "ablation of a winner"
     assert (trace.y, trace.x) == (("attention",), (-0.5,))
-    assert (*trace.error_x.array, *trace.error_x.arrayminus) == pytest.approx((0.2, 0.2))
 
 
 def sliced(baseline: int, *verdicts: Better) -> Slices:
@@ -223,12 +206,9 @@ def test_slices_have_the_verdicts_that_the_record_has() -> None:
     }
     assert "site &lt;0&gt; (100 rows)" in figure.layout.yaxis.ticktext
     assert "1 more slices have too few rows" in figure.layout.title.subtitle.text
-
-
-def test_slices_against_another_baseline_are_not_shown() -> None:
-    record = searched(*made_of(3, 0.001, worth=WORTH), slices=(sliced(99, Better.YES),))
-    assert not slices_figure(record).data
-    assert "dhen-search slices" in slices_figure(record).layout.title.subtitle.text
+    against_another = slices_figure(record.replace(slices=(sliced(99, Better.YES),)))
+    assert not against_another.data
+    assert "dhen-search slices" in against_another.layout.title.subtitle.text
 
 
 def test_averages_stand_beside_their_members() -> None:
@@ -262,9 +242,5 @@ def test_a_wide_interval_does_not_press_the_others_flat() -> None:
 
 
 def test_an_interval_on_one_side_of_zero_is_a_verdict() -> None:
-    assert [verdict(*ends) for ends in ((-2, -1), (1, 2), (-1, 1), (None, None))] == [
-        Better.YES,
-        Better.NO,
-        Better.CANNOT_TELL,
-        Better.CANNOT_TELL,
-    ]
+    verdicts = [verdict(*ends) for ends in ((-2, -1), (1, 2), (-1, 1), (None, None))]
+    assert verdicts == [Better.YES, Better.NO, Better.CANNOT_TELL, Better.CANNOT_TELL]

@@ -10,11 +10,10 @@ from dashboards.sentences.summary import MOST_CHARACTERS, study_note
 from trials.records.study_record import StudyRecord
 
 
-def note_of(record: StudyRecord) -> str:
-    return study_note(record, lambda number: f"#/runs/{number}", {"runs by NE": "#/view"})
+def test_the_front_is_a_table_with_links_of_which_the_best_end_is_kept() -> None:
+    def note_of(record: StudyRecord) -> str:
+        return study_note(record, lambda number: f"#/runs/{number}", {"runs by NE": "#/view"})
 
-
-def test_the_front_is_a_table_with_links() -> None:
     record = study()
     note = note_of(record)
     assert note.startswith("**finished, 27 of 27 candidates**")
@@ -25,9 +24,6 @@ def test_the_front_is_a_table_with_links() -> None:
     assert f"{record.trial(record.best).result.validation.ne:.5f}" in note
     assert "(#/runs/None/artifacts/report.html)" in note
     assert "[runs by NE](#/view)" in note
-
-
-def test_a_long_front_keeps_its_best_end() -> None:
     record = study(400)
     long = record.replace(front=tuple(trial.number for trial in record.candidates if trial.result.validation))
     note = note_of(long)

@@ -24,13 +24,17 @@ def test_the_best_comes_first_in_percent_and_flops() -> None:
     assert f"at {best.job.flops / baseline.job.flops:.3g}x its FLOPs" in first
 
 
-def test_floor_and_test_are_told_where_known() -> None:
+def test_floor_and_test_are_told_and_how_to_go_on_after_what_ended_the_search() -> None:
     text = " ".join(sentences(study()))
     assert "No model can go below NE 0.77310 on validation" in text
     assert "of the gap closed" in text
     assert "On the test split" in text
     assert text.count("each trained once; whether it is better: dhen-search confirm runs/ads-march.") == 1
     assert "below NE 0.77410 on test" in text
+    gain = ExpectedGain(percent=0.05, candidates=30, more=3, detectable_percent=0.4)
+    assert "with search_until=none goes on" in " ".join(sentences(study(expected_gain=gain)))
+    worth = gain.replace(worth_percent=0.5)  # beside which search_until=none is refused
+    assert "without worth= and with search_until=none" in " ".join(sentences(study(expected_gain=worth)))
 
 
 def test_a_candidate_worse_than_the_baseline_is_not_praised() -> None:
@@ -70,13 +74,6 @@ def test_studies_without_a_result_say_why() -> None:
     assert "training of the baseline takes 40 s; the same command with minutes=8" in sentences(too_few)[0]
 
 
-def test_what_ended_the_search_says_how_to_go_on() -> None:
-    gain = ExpectedGain(percent=0.05, candidates=30, more=3, detectable_percent=0.4)
-    assert "with search_until=none goes on" in " ".join(sentences(study(expected_gain=gain)))
-    worth = gain.replace(worth_percent=0.5)  # beside which search_until=none is refused
-    assert "without worth= and with search_until=none" in " ".join(sentences(study(expected_gain=worth)))
-
-
 def test_seeds_that_diverged_are_told() -> None:
     record = confirmed(study(seconds_budget=60.0))
     others = " ".join(sentences(record))
@@ -102,11 +99,9 @@ def test_a_finished_study_says_what_its_minutes_were_spent_on() -> None:
         bare(number, ne=0.9, flops=1.0, kind=kind, started_at=started(minute), seconds=seconds)
         for number, (kind, minute, seconds) in enumerate(spans)
     ]
+    again = {"ne": 0.9, "flops": 1.0, "kind": TrialKind.RETRAINING, "seconds": 45.0}
     retrainings = tuple(
-        bare(
-            number, ne=0.9, flops=1.0, kind=TrialKind.RETRAINING, started_at=started(6 + number), seconds=45.0
-        )
-        for number in range(3)
+        bare(number, started_at=started(minute), **again) for number, minute in enumerate((6, 7, 9))
     )
     refits = (Refitted(trial=1, networks=(0,), rows=90, test=metrics(0.9)),)
     record = judged(
@@ -118,8 +113,6 @@ def test_a_finished_study_says_what_its_minutes_were_spent_on() -> None:
         refits=refits,
     )
     record = record.replace(retrainings=retrainings)
-    last = retrainings[-1].with_origin(started_at=started(9))
-    record = record.replace(retrainings=(*retrainings[:-1], last))
     said = where_minutes_went(record)
     assert said == (
         "Of its 5 min 50 s the study has spent 50 s on the baseline, 2 min 00 s on candidates, 30 s on learning "

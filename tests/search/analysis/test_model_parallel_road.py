@@ -26,15 +26,8 @@ modules: {dcn_v2: {layers: [1]}}
 model: {embedding_dim: [4], numeric_mlp: [[16]], head: [[]]}
 """
 WORDS = (
-    *(
-        "trials=1",
-        "baseline_trials=1",
-        "sampler=random",
-        "averages=0",
-        "threads=1",
-        "parallel=1",
-        "ranks=1x2",
-    ),
+    *("trials=1", "baseline_trials=1", "sampler=random", "averages=0"),
+    *("threads=1", "parallel=1", "ranks=1x2"),
     *("training.epochs=2", "training.batch_size=128", "training.precision=fp32"),
 )
 CANDIDATE = 1

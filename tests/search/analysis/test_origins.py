@@ -50,19 +50,17 @@ def test_winners_are_judged_on_the_periods_before_validation(judged: Path) -> No
         assert each.result.test is None
 
 
-def test_no_look_at_test_is_taken_for_it(judged: Path) -> None:
+def test_no_look_at_test_is_taken_for_it_and_the_same_command_trains_nothing_again(
+    dhen_search: Run, click_log: Path, judged: Path
+) -> None:
     record = read_study(judged)
     assert record.choice is not None
     numbers = {record.choice.baseline, *(winner.trial for winner in record.choice.winners)}
     scored = numbers | {n.number for number in numbers for n in record.networks(record.trial(number))}
     assert looks_at_test(judged) == len(scored)
-
-
-def test_the_same_command_trains_nothing_again(dhen_search: Run, click_log: Path, judged: Path) -> None:
-    before = read_study(judged)
     dhen_search("run", "--data", click_log, "--out", judged, *WORDS)
     after = read_study(judged)
-    assert (after.choice, after.retrainings) == (before.choice, before.retrainings)
+    assert (after.choice, after.retrainings) == (record.choice, record.retrainings)
 
 
 def test_a_log_at_an_origin_ends_there(judged: Path) -> None:

@@ -65,7 +65,9 @@ def test_baseline_and_winners_are_trained_on_both(refitted: Path) -> None:
             assert (folder_of(refitted, again) / WEIGHTS).exists()
 
 
-def test_they_are_what_training_on_the_rows_of_both_gives(refitted: Path) -> None:
+def test_they_are_what_training_on_the_rows_of_both_gives_and_a_teacher_has_predicted_all(
+    refitted: Path,
+) -> None:
     record, log = read_study(refitted), study_log(refitted)
     refit = record.refit(record.baseline)
     assert refit is not None
@@ -76,12 +78,8 @@ def test_they_are_what_training_on_the_rows_of_both_gives(refitted: Path) -> Non
         weights = run(job, rows, Told(), None).weights
         off.append(max(float((weights[name] - saved[name]).abs().max()) for name in saved))
     assert off[0] < 1e-5 < 1e-3 < off[1]
-
-
-def test_a_teacher_has_predicted_validation_too(refitted: Path) -> None:
-    record = read_study(refitted)
-    (file,) = (refitted / TEACHERS).iterdir()
-    assert len(np.load(file)) == record.log.rows["train"] + record.log.rows["validation"]
+    (teacher,) = (refitted / TEACHERS).iterdir()
+    assert len(np.load(teacher)) == record.log.rows["train"] + record.log.rows["validation"]
     taught = [each for each in record.retrainings if each.job.teacher is not None]
     assert taught
     assert all(each.result.outcome is Outcome.COMPLETED for each in taught)
@@ -181,20 +179,16 @@ def test_a_study_that_is_no_longer_to_has_its_own_networks(
     assert json.loads(sliced)["seeds"] == list(compared.seeds)
 
 
-def test_minutes_ask_for_it() -> None:
+def test_minutes_ask_for_it_and_winners_that_go_on_learning_have_none(dhen_search: Run) -> None:
     assert read_study_config(None, ["minutes=5"]).refits
+    assert read_study_config(None, ["minutes=5"]).distils
     assert not read_study_config(None, ["trials=5"]).refits
     assert not read_study_config(None, ["minutes=5", "refit=no"]).refits
-    assert not read_study_config(None, ["minutes=5", "objective=next_period"]).refits
-
-
-def test_networks_learn_from_an_average_where_winners_do_not_go_on_learning() -> None:
-    assert read_study_config(None, ["minutes=5"]).distils
-    assert not read_study_config(None, ["minutes=5", "objective=next_period"]).distils
-
-
-def test_bad_input(dhen_search: Run) -> None:
-    said = dhen_search("run", "distil=yes", "objective=next_period", code=2).stderr
-    assert "they go on learning from later ones: leave one of the two out" in " ".join(said.split())
-    said = dhen_search("run", "refit=yes", "objective=next_period", code=2).stderr
-    assert "objective=next_period does in any case: leave one of the two out" in " ".join(said.split())
+    going_on = read_study_config(None, ["minutes=5", "objective=next_period"])
+    assert (going_on.refits, going_on.distils) == (False, False)
+    for word, reason in (
+        ("distil=yes", "they go on learning from later ones: leave one of the two out"),
+        ("refit=yes", "objective=next_period does in any case: leave one of the two out"),
+    ):
+        said = dhen_search("run", word, "objective=next_period", code=2).stderr
+        assert reason in " ".join(said.split())

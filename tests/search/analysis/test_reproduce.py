@@ -69,19 +69,15 @@ def test_table_3_has_like_flops() -> None:
     }
 
 
-def test_norms_are_where_they_are_wanted() -> None:
+def test_norms_are_where_they_are_wanted_and_a_warm_up_is_said_once() -> None:
+    """In examples it takes the place of the share that there is by default."""
+    two = table("table2", "norm_placement=pre")
     (model,) = (
-        row.model
-        for row in table("table2", "norm_placement=pre").rows
-        if row.name.endswith("8 layers") and row.name.startswith("DHEN")
+        row.model for row in two.rows if row.name.startswith("DHEN") and row.name.endswith("8 layers")
     )
     assert isinstance(model, DhenConfig)
     assert {layer.norm_placement for layer in model.layers} == {"pre"}
-    assert table("table2", "norm_placement=pre").title.endswith("; pre-norm")
-
-
-def test_a_warm_up_is_said_once() -> None:
-    """In examples it takes the place of the share that there is by default."""
+    assert two.title.endswith("; pre-norm")
     assert read_table_config("table1", (), ("demo",)).training.warmup_share == 0.1
     given = read_table_config("table1", ("training.warmup_examples=64",), ("demo",)).training
     assert (given.warmup_share, given.warmup_examples) == (0.0, 64)
@@ -102,20 +98,16 @@ def test_claims_are_about_rows(name: str) -> None:
 
 
 def test_intervals_by_hand() -> None:
-    """t(2) at 97.5 % is 4.3027, t(1) is 12.7062 (any table of Student's distribution)."""
+    """t(2) at 97.5 % is 4.3027, t(1) is 12.7062 (any table of Student's distribution).
+
+    Differences are paired by seed: both here vary by 10 % from seed to seed, their difference does not.
+    """
     three = t_interval([1.0, 2.0, 3.0], 0.95)
     assert three.mean == 2.0
     assert three.half_width == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
     two = t_interval([0.0, 1.0], 0.95)
-    assert (two.low, two.high) == (
-        pytest.approx(0.5 - 6.3531, rel=1e-4),
-        pytest.approx(0.5 + 6.3531, rel=1e-4),
-    )
+    assert [two.low, two.high] == pytest.approx([0.5 - 6.3531, 0.5 + 6.3531], rel=1e-4)
     assert t_interval([0.7], 0.95).high is None
-
-
-def test_differences_are_paired_by_seed() -> None:
-    """Both vary by 10 % from seed to seed, their difference does not."""
     relative = compared([0.99, 1.089], [1.0, 1.1], 0.95)
     assert relative is not None
     assert relative.mean == pytest.approx(-1.0)
@@ -160,11 +152,6 @@ def test_wrong_settings(name: str, words: tuple[str, ...], says: str) -> None:
     assert says in str(error.value)
 
 
-def test_wrong_words_end_with_a_message(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
-    words = ("reproduce", "table1", "--data", click_log, "--out", tmp_path / "r", "milestones=100")
-    assert "the log is too small" in dhen_search(*words, code=2).stderr
-
-
 def finished(out: Path) -> dict[str, int]:
     """Trainings that are done, and when they were written."""
     return {path.name: path.stat().st_mtime_ns for path in (out / "trainings").glob("*.json")}
@@ -173,18 +160,8 @@ def finished(out: Path) -> dict[str, int]:
 def test_a_table_goes_on_after_ctrl_c(dhen_search: Run, environment: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "r"
     tiny = [word for word in TINY if not word.startswith("mlp")]
-    words = (
-        "reproduce",
-        "table1",
-        "--data",
-        "demo",
-        "--out",
-        out,
-        "demo.rows=2000",
-        "seeds=2",
-        "layers=1",
-        *tiny,
-    )
+    data = ("--data", "demo", "demo.rows=2000")
+    words = ("reproduce", "table1", *data, "--out", out, "seeds=2", "layers=1", *tiny)
     process = WarmProcess(words, environment)
     wait_until(lambda: finished(out), process)
     os.killpg(process.pid, signal.SIGINT)
@@ -232,6 +209,9 @@ def test_equal_jobs_are_trained_once(dhen_search: Run, click_log: Path, tmp_path
     """A mixture of one expert is AdvancedDLRM; the next table in the folder has that for nothing."""
     out = tmp_path / "r"
     words = ("--data", click_log, "--out", out, "seeds=1", "layers=1", *TINY)
+    log = ("--data", click_log, "--out", tmp_path / "too-small")
+    too_small = dhen_search("reproduce", "table1", *log, "milestones=100", code=2).stderr
+    assert "the log is too small" in too_small
     said = dhen_search("reproduce", "table3", *words, "experts=1", "--json")
     assert len(finished(out)) == 2
     result = TableResult.model_validate_json(said.stdout)

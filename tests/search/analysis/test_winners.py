@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from command_line import AVERAGED, TIMEOUT_SECONDS, Run, looks_at_test, wait_until
 from warm_process import WarmProcess
 
@@ -25,22 +24,15 @@ from search.analysis.slices import slices
 from search.bundles.bundle import read_bundle
 from search.bundles.export import study_log
 from search.read_study import read_study
-from search.verbs.confirm import command as show_winners
-from search.verbs.slices import command as show_slices
 from trials.records.findings import Ablation, Better
 from trials.records.metrics import entropy
 from trials.records.study_record import Comparison, StudyRecord
-from trials.records.trial_record import Outcome, TrialRecord
+from trials.records.trial_record import Outcome
 
 BOTH = 2
 """Seeds."""
 SEEDS = (4, 5)
 """Those of the retrainings that there are: the study's is 3."""
-
-
-@pytest.fixture(scope="module")
-def confirmed(averaged: Path) -> Path:
-    return averaged
 
 
 def compared_networks(record: StudyRecord) -> set[int]:
@@ -50,8 +42,8 @@ def compared_networks(record: StudyRecord) -> set[int]:
     return {network.number for number in numbers for network in record.networks(record.trial(number))}
 
 
-def test_winners_carry_a_verdict(confirmed: Path) -> None:
-    record = read_study(confirmed)
+def test_winners_carry_a_verdict(averaged: Path) -> None:
+    record = read_study(averaged)
     assert record.choice is not None
     winners = [winner.trial for winner in record.choice.winners]
     assert [each.trial for each in record.comparisons] == winners
@@ -64,8 +56,8 @@ def test_winners_carry_a_verdict(confirmed: Path) -> None:
     trained = {(each.origin.of, each.job.seed) for each in record.retrainings}
     assert trained == {(number, seed) for number in networks for seed in SEEDS}
     scored = networks | {record.baseline, *winners}
-    assert looks_at_test(confirmed) == len(scored) + BOTH * len(networks)
-    assert read_bundle(confirmed / "best").info.comparison == record.comparison(record.best)
+    assert looks_at_test(averaged) == len(scored) + BOTH * len(networks)
+    assert read_bundle(averaged / "best").info.comparison == record.comparison(record.best)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +68,9 @@ def test_a_verdict_is_yes_no_or_cannot_tell(percent: float, p_adjusted: float, v
     assert better(percent, p_adjusted) == verdict
 
 
-def test_the_difference_is_that_of_the_metrics(confirmed: Path) -> None:
+def test_the_difference_is_that_of_the_metrics(averaged: Path) -> None:
     """Block sums of kept logits say of each pair what the metrics of their scoring say."""
-    record = read_study(confirmed)
+    record = read_study(averaged)
     ne = {
         (each.origin.of, each.job.seed): each.result.test.ne
         for each in record.retrainings
@@ -92,71 +84,65 @@ def test_the_difference_is_that_of_the_metrics(confirmed: Path) -> None:
         assert each.low_percent <= each.difference_percent <= each.high_percent
 
 
-def test_report_and_mlflow_show_it(confirmed: Path) -> None:
-    record = read_study(confirmed)
-    page = (confirmed / "report.html").read_text()
+def test_report_and_mlflow_show_it(averaged: Path) -> None:
+    record = read_study(averaged)
+    page = (averaged / "report.html").read_text()
     assert 'id="winners"' in page
     assert "Winners and baseline retrained from 2 seeds other than" in page
-    with sqlite3.connect(confirmed / "mlflow.db") as store:
+    with sqlite3.connect(averaged / "mlflow.db") as store:
         kinds = [v for (v,) in store.execute("select value from tags where key = 'kind'")]
         verdicts = [v for (v,) in store.execute("select value from tags where key = 'baseline.better'")]
     assert kinds.count("retraining") == len(record.retrainings)
     assert verdicts == [each.better.value for each in record.comparisons]
 
 
-def test_more_seeds_add_to_those_there_are(dhen_search: Run, confirmed: Path) -> None:
-    before = {each.number: each.origin.started_at for each in read_study(confirmed).retrainings}
-    bundle = read_bundle(confirmed / "best")
-    said = json.loads(dhen_search("confirm", confirmed, "--seeds", 3, "--block-by", "user", "--json").stdout)
-    record = read_study(confirmed)
-    assert [Comparison.model_validate(each) for each in said] == list(record.comparisons)
-    assert all(each.seeds == (*SEEDS, 6) and each.blocked_by == "user" for each in record.comparisons)
-    now = {each.number: each.origin.started_at for each in record.retrainings}
-    assert len(now) == len(before) + len(compared_networks(record))
-    assert before.items() <= now.items()
-    later = read_bundle(confirmed / "best")
-    assert later.info != bundle.info
-    assert later.version == bundle.version, "increments of the bundle before follow it"
-
-
-def test_goes_on_from_where_it_was(dhen_search: Run, confirmed: Path, environment: dict[str, str]) -> None:
+def test_more_seeds_add_to_those_there_are_and_it_goes_on_from_where_it_was(
+    dhen_search: Run, averaged: Path, environment: dict[str, str]
+) -> None:
     """Ctrl-C in one training, a kill in the next, then to the end."""
-    words = ("confirm", confirmed, "--seeds", 4)
-    kept: dict[int, str | None] = {}
+    before = {each.number: each.origin.started_at for each in read_study(averaged).retrainings}
+    bundle, kept = read_bundle(averaged / "best"), before
+    words = ("confirm", averaged, "--seeds", 3, "--block-by", "user")
     for how in (signal.SIGINT, signal.SIGKILL):
-        known = len(read_study(confirmed).retrainings)
+        known = len(read_study(averaged).retrainings)
         process = WarmProcess(words, environment)
-        wait_until((confirmed / "retrained" / "trials" / f"{known:05d}" / "events.jsonl").exists, process)
+        wait_until((averaged / "retrained" / "trials" / f"{known:05d}" / "events.jsonl").exists, process)
         os.killpg(process.pid, how)
         _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
         assert "Traceback" not in errors
         assert process.returncode == (130 if how is signal.SIGINT else -signal.SIGKILL)
         now = {
             e.number: e.origin.started_at
-            for e in read_study(confirmed).retrainings
+            for e in read_study(averaged).retrainings
             if e.result.test is not None
         }
         assert kept.items() <= now.items()
         kept = now
-    said = dhen_search("confirm", confirmed, "--seeds", 4).stdout
-    record = read_study(confirmed)
+    done = dhen_search(*words, "--json")
+    record = read_study(averaged)
+    assert [Comparison.model_validate(each) for each in json.loads(done.stdout)] == list(record.comparisons)
+    assert all(each.seeds == (*SEEDS, 6) and each.blocked_by == "user" for each in record.comparisons)
     assert all(each.result.outcome is Outcome.COMPLETED for each in record.retrainings)
-    assert len(record.retrainings) == 4 * len(compared_networks(record))
+    assert len(record.retrainings) == len(before) + len(compared_networks(record))
     assert kept.items() <= {each.number: each.origin.started_at for each in record.retrainings}.items()
-    assert said.count("retrained trial") == len(record.retrainings) - len(kept)
+    assert done.stderr.count("retrained trial") == len(record.retrainings) - len(kept)
+    later = read_bundle(averaged / "best")
+    assert later.info != bundle.info
+    assert later.version == bundle.version, "increments of the bundle before follow it"
+    said = dhen_search("confirm", averaged, "--seeds", 3).stdout
     assert any(f" {better.value} " in said for better in Better)
-    assert {each.blocked_by for each in record.comparisons} == {"site"}  # the study's
+    assert {each.blocked_by for each in read_study(averaged).comparisons} == {"site"}  # the study's
 
 
-def has_parts(trial: TrialRecord) -> bool:
-    return sum(len(layer["modules"]) for layer in trial.job.model["layers"]) > 1
-
-
-def test_ablation(dhen_search: Run, confirmed: Path) -> None:
-    looked = looks_at_test(confirmed)
-    trial = next(trial for trial in read_study(confirmed).candidates if has_parts(trial))
+def test_ablation(dhen_search: Run, averaged: Path) -> None:
+    looked = looks_at_test(averaged)
+    trial = next(
+        trial
+        for trial in read_study(averaged).candidates
+        if sum(len(layer["modules"]) for layer in trial.job.model["layers"]) > 1
+    )
     pick = ("--pick", trial.number)
-    said = json.loads(dhen_search("ablate", confirmed, *pick, "--seeds", BOTH, "--json").stdout)
+    said = json.loads(dhen_search("ablate", averaged, *pick, "--seeds", BOTH, "--json").stdout)
     assert said["trial"] == trial.number
     assert {part["removed"] for part in said["parts"]} == set(
         without_parts(DhenConfig.model_validate(trial.job.model))
@@ -164,13 +150,13 @@ def test_ablation(dhen_search: Run, confirmed: Path) -> None:
     for part in said["parts"]:
         assert part["ne_percent"]["low"] <= part["ne_percent"]["mean"] <= part["ne_percent"]["high"]
         assert part["flops_percent"] == pytest.approx(100 * (1 - part["flops"] / said["flops"]))
-    (kept,) = [each for each in read_study(confirmed).ablations if each.trial == trial.number]
+    (kept,) = [each for each in read_study(averaged).ablations if each.trial == trial.number]
     assert kept == Ablation.model_validate(said)
-    assert "figure-ablations" in (confirmed / "report.html").read_text()
-    assert looks_at_test(confirmed) == looked
+    assert "figure-ablations" in (averaged / "report.html").read_text()
+    assert looks_at_test(averaged) == looked
 
 
-def test_without_parts() -> None:
+def test_without_parts_members_or_a_layer_that_they_share() -> None:
     layer = {"modules": ["attention", "linear"], "ensemble": "concat"}
     parts = without_parts(DhenConfig.model_validate({"layers": [layer, {"modules": ["cross"]}]}))
     assert set(parts) == {"layer0: attention", "layer0: linear", "layer0", "layer1"}
@@ -178,18 +164,15 @@ def test_without_parts() -> None:
     assert parts["layer0: linear"].layers[0].ensemble.kind == "sum"
     with pytest.raises(UserError, match="nothing to remove"):
         without_parts(DhenConfig.model_validate({"layers": [{"modules": ["cross"]}]}))
-
-
-def test_without_members_or_a_layer_that_they_share() -> None:
     layers = [{"modules": ["cross"]}, {"modules": ["linear"]}]
     parts = without_parts(DhenConfig.model_validate({"layers": layers, "members": 4, "members_from": 1}))
     found = {name: (len(each.layers), each.members, each.members_from) for name, each in parts.items()}
     assert found == {"layer0": (1, 4, 0), "layer1": (1, 4, 1), "members": (2, 1, 0)}
 
 
-def test_slices(confirmed: Path) -> None:
+def test_slices(averaged: Path) -> None:
     """Slices of a column are all rows, each once; their losses are those of the whole."""
-    record, log = read_study(confirmed), study_log(confirmed)
+    record, log = read_study(averaged), study_log(averaged)
     whole = record.comparisons[-1]
     for column in ("site", "hour_of_day", "price"):
         found = slices(record, whole.trial, log, column, most=4).slices
@@ -206,91 +189,85 @@ def test_slices(confirmed: Path) -> None:
     assert len(slices(record, whole.trial, log, "site", most=4).slices) == 5
 
 
-def test_slices_have_the_blocks_of_the_comparison(dhen_search: Run, confirmed: Path, click_log: Path) -> None:
-    winner = read_study(confirmed).comparisons[-1]
+def test_slices_by_the_command_line_have_the_blocks_of_the_comparison(
+    dhen_search: Run, averaged: Path, click_log: Path
+) -> None:
+    winner = read_study(averaged).comparisons[-1]
     pick = ("--pick", winner.trial)
+    shown = dhen_search("slices", averaged, "--column", "user", "--top", 3, *pick).stdout
+    assert "others)" in shown
+    assert f"intervals: over seeds and blocks of rows by {winner.blocked_by}\n" in shown
+    (kept,) = [each for each in read_study(averaged).slices if each.column == "user"]
+    assert (kept.trial, len(kept.slices), kept.blocked_by) == (winner.trial, 4, winner.blocked_by)
     for words, blocked_by in ((pick, winner.blocked_by), ((*pick, "--block-by", "time"), "time")):
-        said = dhen_search("slices", confirmed, "--column", "site", *words, "--json").stdout
+        said = dhen_search("slices", averaged, "--column", "site", *words, "--json").stdout
         assert json.loads(said)["blocked_by"] == blocked_by
     for option in ("--pick", "--block-by"):
-        words = ("slices", confirmed / "best", "--data", click_log, "--column", "site", option, "user")
+        words = ("slices", averaged / "best", "--data", click_log, "--column", "site", option, "user")
         assert f"leave {option} out" in dhen_search(*words, code=2).stderr
 
 
-def test_slices_by_the_command_line(confirmed: Path) -> None:
-    winner = read_study(confirmed).comparisons[-1]
-    words = [str(confirmed), "--column", "user", "--top", "3", "--pick", str(winner.trial)]
-    shown = CliRunner().invoke(show_slices, words)
-    assert shown.exit_code == 0, shown.output
-    assert "others)" in shown.output
-    assert f"intervals: over seeds and blocks of rows by {winner.blocked_by}\n" in shown.output
-    (kept,) = [each for each in read_study(confirmed).slices if each.column == "user"]
-    assert (kept.trial, len(kept.slices), kept.blocked_by) == (winner.trial, 4, winner.blocked_by)
-
-
-def test_bad_input_of_confirm(dhen_search: Run, confirmed: Path, tmp_path: Path) -> None:
+def test_bad_input_of_confirm(dhen_search: Run, averaged: Path, tmp_path: Path) -> None:
     def refused(*words: object) -> str:
-        with pytest.raises(UserError) as error:
-            CliRunner().invoke(show_winners, [*map(str, words)], catch_exceptions=False)
-        return str(error.value)
+        return dhen_search(*words, code=2).stderr
 
-    assert "2 seeds at least" in dhen_search("confirm", confirmed, "--seeds", 1, code=2).stderr
-    assert "expected a categorical column of the log: site" in refused(confirmed, "--block-by", "nothing")
-    assert "no study here" in refused(tmp_path)
-    words = [str(confirmed), "--column", "C", "--pick", str(read_study(confirmed).comparisons[-1].trial)]
-    with pytest.raises(UserError, match="expected a categorical or numeric column of the log: site"):
-        CliRunner().invoke(show_slices, words, catch_exceptions=False)
-    with sqlite3.connect(confirmed / "study.db") as connection:
+    assert "2 seeds at least" in refused("confirm", averaged, "--seeds", 1)
+    expected = "expected a categorical column of the log: site"
+    assert expected in refused("confirm", averaged, "--block-by", "nothing")
+    assert "no study here" in refused("confirm", tmp_path)
+    words = ("slices", averaged, "--column", "C", "--pick", read_study(averaged).comparisons[-1].trial)
+    assert "expected a categorical or numeric column of the log: site" in refused(*words)
+    with sqlite3.connect(averaged / "study.db") as connection:
         (facts,) = connection.execute("select facts from dhen_study").fetchone()
         undone = json.loads(facts)
         undone["record"]["finished"] = False
         connection.execute("update dhen_study set facts = ?", (json.dumps(undone),))
     try:
-        assert "the study is not finished" in refused(confirmed)
+        assert "the study is not finished" in refused("confirm", averaged)
     finally:
-        with sqlite3.connect(confirmed / "study.db") as connection:
+        with sqlite3.connect(averaged / "study.db") as connection:
             connection.execute("update dhen_study set facts = ?", (facts,))
 
 
-def test_an_export_says_the_verdict(dhen_search: Run, confirmed: Path, tmp_path: Path) -> None:
-    winner = read_study(confirmed).comparisons[-1]
-    said = dhen_search("export", confirmed, "--pick", winner.trial, "--out", tmp_path / "bundle").stdout
+def test_an_export_says_the_verdict(dhen_search: Run, averaged: Path, tmp_path: Path) -> None:
+    winner = read_study(averaged).comparisons[-1]
+    said = dhen_search("export", averaged, "--pick", winner.trial, "--out", tmp_path / "bundle").stdout
     assert f"better than the baseline: {winner.better}, " in said
     assert " (95 % interval " in said
 
 
-def test_ctrl_c_while_the_best_is_exported(dhen_search: Run, confirmed: Path) -> None:
+def test_ctrl_c_while_the_best_is_exported(dhen_search: Run, averaged: Path) -> None:
     """Nothing half made is left, and the same command goes on."""
 
     def interrupt() -> None:
-        while not list(confirmed.glob(".best.*.partial")):
+        while not list(averaged.glob(".best.*.partial")):
             time.sleep(0.001)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    said = dhen_search("run", "--out", confirmed, *AVERAGED, code=130).stdout
+    said = dhen_search("run", "--out", averaged, *AVERAGED, code=130).stdout
     assert "the same command goes on" in said
-    assert not list(confirmed.glob(".best.*"))
-    assert read_study(confirmed).finished
+    assert not list(averaged.glob(".best.*"))
+    assert read_study(averaged).finished
 
 
-def test_ends_without_a_verdict_where_the_baseline_diverges(dhen_search: Run, confirmed: Path) -> None:
+def test_ends_without_a_verdict_where_the_baseline_diverges(dhen_search: Run, averaged: Path) -> None:
     """From other seeds than the study's: the last here, as its baseline is another from then on."""
-    record = read_study(confirmed)
+    record = read_study(averaged)
     baseline = record.trial(record.baseline or 0)
-    with sqlite3.connect(confirmed / "study.db") as connection:
+    with sqlite3.connect(averaged / "study.db") as connection:
         diverging = baseline.with_job(training=baseline.job.training | {"learning_rate": 1e30})
         connection.execute(
             "update dhen_job set summary = ? where fingerprint = ?",
             (diverging.job.model_dump_json(), baseline.job.fingerprint),
         )
-    shutil.rmtree(confirmed / "best")
+    shutil.rmtree(averaged / "best")
     for _ in range(2):
-        said = dhen_search("run", "--out", confirmed, *AVERAGED).stdout
+        said = dhen_search("run", "--out", averaged, *AVERAGED).stdout
         assert "fewer than 2 of 2 seeds" in said
-        assert f"ends without a verdict; `dhen-search confirm {confirmed}` goes on" in said
-        assert read_study(confirmed).finished
-        assert (confirmed / "best" / "bundle.json").exists()
-    ended = [each for each in read_study(confirmed).retrainings if each.result.outcome is Outcome.DIVERGED]
+        assert f"ends without a verdict; `dhen-search confirm {averaged}` goes on" in said
+        assert read_study(averaged).finished
+        assert (averaged / "best" / "bundle.json").exists()
+    ended = [each for each in read_study(averaged).retrainings if each.result.outcome is Outcome.DIVERGED]
     assert [each.job.seed for each in ended] == [*SEEDS]
-    assert "--seeds 4 tries as many more" in dhen_search("confirm", confirmed, "--seeds", 2, code=2).stderr
+    assert "--seeds 4 tries as many more" in dhen_search("confirm", averaged, "--seeds", 2, code=2).stderr

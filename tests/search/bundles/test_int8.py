@@ -52,7 +52,7 @@ def test_it_says_and_keeps_what_it_costs(small: tuple[Path, str], bundle: Path) 
     assert saved == pytest.approx(cost["fp32_table_bytes"] - cost["table_bytes"], abs=1000)
 
 
-def test_it_scores_nearly_alike(
+def test_it_scores_nearly_alike_and_is_verified_against_what_was_measured(
     small: tuple[Path, str], bundle: Path, click_log: Path, dhen_search: Run, tmp_path: Path
 ) -> None:
     scores = []
@@ -60,11 +60,6 @@ def test_it_scores_nearly_alike(
         dhen_search("predict", each, "--data", click_log, "--out", tmp_path / "scores.csv")
         scores.append(np.loadtxt(tmp_path / "scores.csv", delimiter=",", skiprows=1)[:, 1])
     assert 0 < np.abs(scores[0] - scores[1]).max() < LARGEST_CHANGE
-
-
-def test_it_is_verified_against_what_was_measured(
-    small: tuple[Path, str], click_log: Path, dhen_search: Run
-) -> None:
     said = dhen_search("verify", small[0], "--data", click_log).stdout
     assert "stored examples: scores within 0.0e+00" in said
     assert "log: the one that its tables were measured on" in said

@@ -34,22 +34,18 @@ def test_a_data_frame_scores_as_the_file_it_was_read_from(
     assert scorer.score(pd.read_csv(click_log)) == pytest.approx(predicted, rel=1e-6)
 
 
-def test_columns_with_values_of_several_types_score_as_their_text(
+def test_values_of_several_types_score_as_their_text(
     scorer: Scorer, click_log: Path, predicted: np.ndarray
 ) -> None:
+    """In a column and in a list; one row's types change no other row's score."""
     text = pd.read_csv(click_log, dtype=str, keep_default_na=False)
     mixed = text.astype(object)
     mixed.loc[::2, "price"] = [float(price) if price else None for price in text.loc[::2, "price"]]
     assert scorer.score(mixed) == pytest.approx(predicted, rel=1e-6)
-
-
-def test_lists_of_several_types_are_lists_of_their_text(scorer: Scorer, click_log: Path) -> None:
-    """One row's types change no other row's score."""
-    rows = pd.read_csv(click_log, dtype=str, keep_default_na=False).head(3)
-    text = rows.assign(tags=["t1|t2", "3", ""])
+    rows = text.head(3).assign(tags=["t1|t2", "3", ""])
     lists = rows.astype(object)
     lists["tags"] = [["t1", "t2"], [3], None]
-    assert scorer.score(lists) == pytest.approx(scorer.score(text), rel=1e-6)
+    assert scorer.score(lists) == pytest.approx(scorer.score(rows), rel=1e-6)
 
 
 def test_ids_of_which_one_is_missing_score_as_the_file_they_were_read_from(

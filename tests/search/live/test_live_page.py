@@ -6,11 +6,11 @@ import json
 import re
 import shutil
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
@@ -19,10 +19,11 @@ from chromium import Chromium
 from click.testing import CliRunner
 from command_line import end_ui, read_until, start_ui
 from tools import needs
+from warm_process import WarmProcess
 
 from dhen.atomic_write import write_atomically
 from dhen.errors import UserError
-from search.live.study_page import StudyPage, problem_page
+from search.live.study_page import StudyPage
 from search.mlflow.store import artifacts, local_path, open_client, store_uri
 from search.read_study import HEAD, ledger_of, read_study
 from search.run_directory import only_driver, trial_folder
@@ -35,6 +36,11 @@ REMARK = "the loss was nan at step 4242"
 TOKEN = "correct horse battery"
 
 
+def setting(directory: object, facts: dict[str, Any]) -> Setting:
+    log, cluster = facts["log"], facts["cluster"]
+    return Setting(directory=str(directory), log=log, features={}, seed=0, version=0, cluster=cluster)
+
+
 class Driver:
     """Writes to a copy of a finished study as a driver of it would."""
 
@@ -43,16 +49,7 @@ class Driver:
         self._ledger = Ledger(*ledger_of(directory))
         facts = self._ledger.facts()
         self._ledger.change_facts(lambda _: facts | {HEAD: facts[HEAD] | {"finished": False}})
-        self._ledger.settle(
-            Setting(
-                directory=str(directory),
-                log=facts["log"],
-                features={},
-                seed=0,
-                version=0,
-                cluster=facts["cluster"],
-            )
-        )
+        self._ledger.settle(setting(directory, facts))
         trials = read_study(directory).trials
         self._like = next(trial for trial in trials if trial.result.curve)
         self.number = len(trials)
@@ -83,7 +80,7 @@ def driver(study: Path, tmp_path: Path) -> Iterator[Driver]:
 
 
 @contextmanager
-def served(*words: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def served(*words: object) -> Iterator[tuple[WarmProcess, str]]:
     """The command, with a token that `get` shows, and the address of the page that it printed."""
     process = start_ui(*words, "--token", TOKEN)
     try:
@@ -163,44 +160,28 @@ def test_a_page_is_rendered_once_and_at_most_a_tenth_of_the_time(driver: Driver,
     assert REMARK not in first
 
 
-def test_a_page_that_says_why_there_is_none_has_no_version() -> None:
-    problem = problem_page("study", "not begun", "/study")
-    assert '<meta name="study-live" content="/study/state" data-version="">' in problem
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_everybody_needs_the_token_and_other_sites_are_refused(study: Path, host: str) -> None:
-    with served(study, "--host", host) as (process, printed):
-        said = read_until(process, "MLflow answers")
-        assert f"MLFLOW_TRACKING_TOKEN={TOKEN}" in said
-        port = re.search(r":(\d+)/", printed)[1]
-        base = f"http://127.0.0.1:{port}"
-        for path in (
-            "/study",
-            "/study/state",
-            "/",
-            "/api/2.0/mlflow/experiments/get?experiment_id=1",
-            "/health",
-        ):
-            code, text = get(base + path, Authorization="")
-            assert code == 401, path
-            assert study.name not in text
-            assert get(base + path, Authorization="Bearer correct horse")[0] == 401
-            assert get(base + path)[0] == 200, path
-        assert get(f"{base}/study?token=wrong", Authorization="")[0] == 401
-        state = f"{base}/study/state"
-        assert get(state, Host="evil.example")[0] == 403
-        assert get(state, Host="localhost:9000")[0] == 200, "a tunnel has another port"
-        assert get(state, Origin="http://evil.example")[0] == 403
-        assert get(state, Origin=base)[0] == 200
-
-
-def test_nothing_is_left_of_a_command_that_is_killed(study: Path) -> None:
-    process = start_ui(study, "--no-token")
-    with process.stdout:
-        port = int(re.search(r":(\d+)/", read_until(process, "the study, as it goes on"))[1])
-        process.kill()
-        process.wait(60)
+def test_everybody_needs_the_token_and_a_killed_command_leaves_nothing(study: Path) -> None:
+    """Other sites are refused; the others here are served to this machine alone."""
+    process = start_ui(study, "--host", "0.0.0.0", "--token", TOKEN)
+    said = read_until(process, "MLflow answers")
+    assert f"MLFLOW_TRACKING_TOKEN={TOKEN}" in said
+    port = int(re.search(r":(\d+)/", said)[1])
+    base = f"http://127.0.0.1:{port}"
+    mlflow = "/api/2.0/mlflow/experiments/get?experiment_id=1"
+    for path in ("/study", "/study/state", "/", mlflow, "/health"):
+        code, text = get(base + path, Authorization="")
+        assert code == 401, path
+        assert study.name not in text
+        assert get(base + path, Authorization="Bearer correct horse")[0] == 401
+        assert get(base + path)[0] == 200, path
+    assert get(f"{base}/study?token=wrong", Authorization="")[0] == 401
+    state = f"{base}/study/state"
+    assert get(state, Host="evil.example")[0] == 403
+    assert get(state, Host="localhost:9000")[0] == 200, "a tunnel has another port"
+    assert get(state, Origin="http://evil.example")[0] == 403
+    assert get(state, Origin=base)[0] == 200
+    process.kill()
+    process.communicate(60)
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 
@@ -263,6 +244,7 @@ def test_a_study_by_its_database_has_its_page_alone(driver: Driver, tmp_path: Pa
         page = page.partition("?")[0]
         code, text = get(page)
         assert code == 200
+        assert get(page, Authorization="")[0] == 401
         assert "MLflow" not in get(f"{page}/state")[1]
         assert driver.directory.name in text
         assert get(page.removesuffix("/study") + "/")[1] == text, "the root leads to the page"
@@ -274,11 +256,7 @@ def test_several_studies_of_a_database_are_listed(driver: Driver, tmp_path: Path
     second = Ledger(f"sqlite:///{database}", "one/more & <b>")
     first = Ledger(*ledger_of(driver.directory))
     facts = first.facts()
-    second.settle(
-        Setting(
-            directory="/nowhere", log=facts["log"], features={}, seed=0, version=0, cluster=facts["cluster"]
-        )
-    )
+    second.settle(setting("/nowhere", facts))
     second.change_facts(lambda _: facts | {HEAD: facts[HEAD] | {"name": "one/more & <b>"}})
     for trial in first.trials():
         second.save(trial)
@@ -309,6 +287,7 @@ def test_a_study_that_has_not_begun_is_said_and_appears(driver: Driver, tmp_path
     text, version = page.html()
     assert "has not started a trial yet" in text
     assert (version, page.state()["version"]) == ("", "")
+    assert '<meta name="study-live" content="/study/state" data-version="">' in text
     shutil.copy(driver.directory / "study.db", directory)
     (directory / "study.yaml").write_text(f"name: {driver.directory.name}\n")
     assert page.state()["problem"] is None
@@ -336,18 +315,15 @@ def test_a_study_of_another_version_is_said(driver: Driver) -> None:
         read_study(driver.directory)
 
 
-def test_a_study_whose_files_are_gone_but_the_ledger_is_shown(driver: Driver) -> None:
+def test_a_directory_that_goes_away_is_said_and_the_page_stays(driver: Driver, page_of: StudyPage) -> None:
+    """Also one of which all but the ledger is gone is shown."""
     driver.begin()
     for folder in ("trials", "artifacts", "best"):
         shutil.rmtree(driver.directory / folder, ignore_errors=True)
     (driver.directory / "mlflow.db").unlink()
-    page = StudyPage("/study", driver.directory)
-    assert driver.directory.name in page.html()[0]
-    assert page.state()["problem"] is None
-
-
-def test_a_directory_that_goes_away_is_said_and_the_page_stays(driver: Driver, page_of: StudyPage) -> None:
-    _, version = page_of.html()
+    text, version = page_of.html()
+    assert driver.directory.name in text
+    assert page_of.state()["problem"] is None
     page_of._due = 0.0
     shutil.rmtree(driver.directory)
     state = page_of.state()
@@ -358,28 +334,35 @@ def test_a_directory_that_goes_away_is_said_and_the_page_stays(driver: Driver, p
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("--host", "192.0.2.1"), "cannot listen on 192"),
+        (("--host", "0.0.0.0", "--token", "secret"), "can be guessed"),
+        (("--host", "0.0.0.0", "--no-token"), r"--host 0.0.0.0 lets other machines in: leave one"),
+        (("--no-token", "--token", TOKEN), r"--token or .* gives one: leave one"),
+    ],
+)
+def test_hosts_and_tokens_that_cannot_be(study: Path, words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        ui(str(study), *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
         ((), "--study with the URL"),
         (("here", "--study", "sqlite:///x.db"), "--study with the URL"),
         (("--study", "nonsense"), "SQLAlchemy URL"),
         (("--study", "sqlite:////none/study.db"), "cannot be used"),
+        (("--study", "sqlite:///{folder}/text.db"), "cannot be used"),
+        (("--study", "sqlite:///{folder}/empty.db"), "no study that has trained"),
         (("--study", "mysql://x/y"), "install the driver|of the kind"),
         ((".", "--name", "ads"), "--name names a study of a database"),
     ],
 )
-def test_what_cannot_be_shown_is_the_users_mistake(words: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_shown_is_the_users_mistake(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    Ledger(f"sqlite:///{tmp_path / 'empty.db'}", "x").close()
+    write_atomically(tmp_path / "text.db", "no database " * 50)
     with pytest.raises(UserError, match=said):
-        ui(*words)
-
-
-def test_hosts_and_tokens_that_cannot_be(study: Path) -> None:
-    with pytest.raises(UserError, match="cannot listen on 192"):
-        ui(str(study), "--host", "192.0.2.1")
-    with pytest.raises(UserError, match="can be guessed"):
-        ui(str(study), "--host", "0.0.0.0", "--token", "secret")
-    with pytest.raises(UserError, match=r"--host 0.0.0.0 lets other machines in: leave one"):
-        ui(str(study), "--host", "0.0.0.0", "--no-token")
-    with pytest.raises(UserError, match=r"--token or .* gives one: leave one"):
-        ui(str(study), "--no-token", "--token", TOKEN)
+        ui(*(word.format(folder=tmp_path) for word in words))
 
 
 def test_an_opened_browser_gets_the_token_from_a_file_of_its_users_own(
@@ -393,12 +376,3 @@ def test_an_opened_browser_gets_the_token_from_a_file_of_its_users_own(
     assert opened == [file.as_uri()]
     assert f"token={TOKEN}" in file.read_text()
     assert file.stat().st_mode & 0o777 == 0o600
-
-
-def test_an_empty_database_is_said(tmp_path: Path) -> None:
-    Ledger(f"sqlite:///{tmp_path / 'empty.db'}", "x").close()
-    with pytest.raises(UserError, match="no study that has trained"):
-        ui("--study", f"sqlite:///{tmp_path / 'empty.db'}")
-    write_atomically(tmp_path / "text.db", "no database " * 50)
-    with pytest.raises(UserError, match="cannot be used"):
-        ui("--study", f"sqlite:///{tmp_path / 'text.db'}")

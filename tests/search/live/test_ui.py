@@ -85,26 +85,11 @@ def numbers(browser: Chromium) -> list[int]:
     return [int(name.split()[0].removeprefix("#")) for name in browser.evaluate(NAMES)]
 
 
-def test_a_directory_without_a_store_is_the_users_mistake(tmp_path: Path) -> None:
+def test_a_directory_without_a_store_or_with_a_damaged_one_is_the_users_mistake(tmp_path: Path) -> None:
+    """Told before a server starts."""
     for directory, said in ((tmp_path / "none", "no such directory"), (tmp_path, "there is no mlflow.db")):
         with pytest.raises(UserError, match=said):
             CliRunner().invoke(command, [str(directory)], catch_exceptions=False)
-
-
-def test_a_damaged_store_is_told_before_a_server_starts(tmp_path: Path) -> None:
     database(tmp_path).write_text("no database " * 50)
     with pytest.raises(UserError, match="move it away"):
         CliRunner().invoke(command, [str(tmp_path)], catch_exceptions=False)
-
-
-def test_a_port_that_is_taken_is_told(study: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=f"127.0.0.1, port {port}: .*leave --port out"):
-            CliRunner().invoke(command, [str(study), "--port", str(port)], catch_exceptions=False)
-
-
-def test_help_has_an_example() -> None:
-    assert "Example: dhen-search ui" in CliRunner().invoke(command, ["--help"]).output

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import TIMEOUT_SECONDS, wait_until
 from records import metrics, started, study
 from rich.console import Console
+from warm_process import WarmProcess
 
 from dashboards.names import trial_name
 from dhen.errors import UserError
@@ -27,7 +26,7 @@ from trials.records.findings import Choice, Judged, Winner
 from trials.records.study_record import StudyRecord
 from trials.records.trial_record import Outcome, TrialKind
 
-ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.usefixtures("unsynced")
 
 
 def client(directory: Path) -> Any:
@@ -75,22 +74,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StudyRecor
     return directory, record
 
 
-def test_importing_it_does_not_import_mlflow() -> None:
-    code = "import sys, search.mlflow.fill_in; sys.exit('mlflow' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_one_run_a_trial_below_one_for_the_study(finished: tuple[Path, StudyRecord]) -> None:
+def test_one_run_a_trial_holds_what_the_record_says(finished: tuple[Path, StudyRecord]) -> None:
     directory, record = finished
     found = by_number(directory)
     assert sorted(found) == [trial.number for trial in record.trials]
     assert {run.data.tags["mlflow.parentRunId"] for run in found.values()} == {parent(directory).info.run_id}
     assert parent(directory).info.run_name == record.name
-
-
-def test_runs_hold_what_the_record_says(finished: tuple[Path, StudyRecord]) -> None:
-    directory, record = finished
-    for number, run in by_number(directory).items():
+    for number, run in found.items():
         trial = record.trial(number)
         assert run.data.tags["outcome"] == trial.result.outcome.value
         assert run.data.tags["front"] == ("true" if number in record.front else "false")
@@ -105,13 +95,8 @@ def test_runs_hold_what_the_record_says(finished: tuple[Path, StudyRecord]) -> N
     expected = [(point.examples, point.validation.ne) for point in record.trial(record.best).result.curve]
     assert [(entry.step, entry.value) for entry in history] == expected
     assert best.info.end_time - best.info.start_time == round(1000 * record.trial(record.best).result.seconds)
-
-
-def test_files_lie_beside_the_store(finished: tuple[Path, StudyRecord]) -> None:
-    directory, record = finished
     own = client(directory)
-    best = by_number(directory)[record.best].info.run_id
-    assert {file.path for file in own.list_artifacts(best)} == {"config.yaml", "cost.csv"}
+    assert {file.path for file in own.list_artifacts(best.info.run_id)} == {"config.yaml", "cost.csv"}
     assert [file.path for file in own.list_artifacts(parent(directory).info.run_id)] == ["report.html"]
     assert list(artifacts(directory).rglob("report.html"))
 
@@ -133,36 +118,13 @@ def test_a_second_call_and_a_restart_write_nothing(finished: tuple[Path, StudyRe
 
 
 def test_a_study_that_grows_ends_as_one_written_at_once(tmp_path: Path) -> None:
+    """A training of it begins anew, and a choice is written of trials that it leaves as they are, also of one that
+    is no winner and whose run had all else before."""
     record = study(4)
     last = record.trials[-1].with_result(outcome=Outcome.RUNNING, validation=None, seconds=None)
-    partial = last.with_result(curve=last.result.curve[:4])
-    steps = [
-        record.replace(trials=(), finished=False, front=(), best=None, knee=None),
-        without(record, 2),
-        without(record, 1).replace(trials=(*record.trials[:-1], partial)),
-        without(record, 1).replace(trials=(*record.trials[:-1], last)),
-    ]
-    fill_in(tmp_path / "grown", *steps)
-    fill_in(tmp_path / "grown", record)
-    fill_in(tmp_path / "whole", record)
-    assert contents(tmp_path / "grown") == contents(tmp_path / "whole")
-
-
-def test_a_training_that_begins_anew_logs_no_step_twice(tmp_path: Path) -> None:
-    record = study(1)
-    last = record.trials[-1]
-    running = last.with_result(outcome=Outcome.RUNNING, validation=None, seconds=None)
-    cut = [running.with_result(curve=last.result.curve[:count]) for count in (4, 0, 2)]
-    steps = [without(record, 1).replace(trials=(*record.trials[:-1], trial)) for trial in (*cut, last)]
-    fill_in(tmp_path, *steps[:1])
-    fill_in(tmp_path, *steps[1:])
-    history = client(tmp_path).get_metric_history(by_number(tmp_path)[last.number].info.run_id, "ne")
-    assert [entry.step for entry in history] == [point.examples for point in last.result.curve]
-
-
-def test_a_choice_is_written_of_trials_that_it_leaves_as_they_are(tmp_path: Path) -> None:
-    """Also of one that is no winner, and whose run had all else before."""
-    record = study(4)
+    cut = [last.with_result(curve=last.result.curve[:count]) for count in (4, 0, 2)]
+    running = [without(record, 1).replace(trials=(*record.trials[:-1], trial)) for trial in (*cut, last)]
+    nothing = record.replace(trials=(), finished=False, front=(), best=None, knee=None)
     judged = tuple(
         Judged(
             trial=trial.number, percent=1.0, standard_error=2.0, close=True, by_period=(0.5,), worse_periods=0
@@ -177,6 +139,8 @@ def test_a_choice_is_written_of_trials_that_it_leaves_as_they_are(tmp_path: Path
         winners=(Winner(trial=record.best, reasons=("best",)),),
         judged=judged,
     )
+    fill_in(tmp_path / "grown", nothing, without(record, 2), running[0])
+    fill_in(tmp_path / "grown", *running[1:])
     fill_in(tmp_path / "grown", record, record.replace(choice=choice))
     fill_in(tmp_path / "whole", record.replace(choice=choice))
     assert contents(tmp_path / "grown") == contents(tmp_path / "whole")
@@ -247,8 +211,8 @@ def breaking_off(*, after: int) -> Iterator[None]:
         yield
 
 
-def test_a_users_own_tags_and_runs_survive(tmp_path: Path) -> None:
-    """Also one that has the names of ours, and whatever becomes of the record."""
+def test_a_new_verdict_changes_tags_alone_and_a_users_own_tags_and_runs_survive(tmp_path: Path) -> None:
+    """Also a run that has the names of ours, and whatever becomes of the record."""
     record = study(6)
     fill_in(tmp_path, record)
     own, run = client(tmp_path), parent(tmp_path).info
@@ -264,13 +228,23 @@ def test_a_users_own_tags_and_runs_survive(tmp_path: Path) -> None:
     assert "front" not in parent(tmp_path).data.tags
     assert parent(tmp_path).data.tags["note"] == "mine"
     assert by_number(tmp_path)[4].data.tags["winner"] == "mine"
+    assert len(by_number(tmp_path)) == len(record.trials)
+    assert {run.data.tags["front"] for run in by_number(tmp_path).values()} == {"false"}
 
 
 def test_what_the_record_contradicts_is_logged_again_under_the_same_run_ids(tmp_path: Path) -> None:
+    """Also of hundreds of points and parameters."""
     record = study(2)
+    other, third = (number for number in (0, 1, 2) if number != record.baseline)
+    of = record.trial(third)
+    first, point = of.result.curve[0], {f"axis{number}": number for number in range(230)}
+    curve = tuple(
+        first.replace(examples=100 * step, validation=metrics(0.9 - step * 1e-5)) for step in range(1, 301)
+    )
+    big = of.replace(point=point).with_result(curve=curve)
+    record = record.replace(trials=tuple(big if each is of else each for each in record.trials))
     fill_in(tmp_path, record)
     before = by_number(tmp_path)
-    other = next(number for number in (0, 1, 2) if number != record.baseline)
     fill_in(tmp_path, record.replace(baseline=other))
     fill_in(tmp_path / "whole", record.replace(baseline=other))
     after, whole = by_number(tmp_path), by_number(tmp_path / "whole")
@@ -279,49 +253,12 @@ def test_what_the_record_contradicts_is_logged_again_under_the_same_run_ids(tmp_
         assert run.data.metrics == pytest.approx(whole[number].data.metrics)
     assert after[other].data.metrics["best_ne_vs_baseline_percent"] == 0.0
     assert parent(tmp_path).data.tags["baseline"] == str(other)
+    assert after[third].data.params["axis229"] == "229"
+    history = client(tmp_path).get_metric_history(after[third].info.run_id, "training/loss")
+    assert len(history) == 300
 
 
-def test_a_new_verdict_changes_tags_alone(tmp_path: Path) -> None:
-    record = study(3)
-    fill_in(tmp_path, record)
-    before = by_number(tmp_path)
-    fill_in(tmp_path, record.replace(front=(), best=None, knee=None))
-    after = by_number(tmp_path)
-    assert {number: run.info.run_id for number, run in after.items()} == {
-        number: run.info.run_id for number, run in before.items()
-    }
-    assert {run.data.tags["front"] for run in after.values()} == {"false"}
-
-
-def test_the_test_split_is_added_when_it_is_scored(tmp_path: Path) -> None:
-    record = study(2)
-    unscored = tuple(trial.with_result(test=None) for trial in record.trials)
-    writer = fill_in(tmp_path, record.replace(trials=unscored, finished=False))
-    first = by_number(tmp_path)[record.best]
-    writer.fill_in(record)
-    second = by_number(tmp_path)[record.best]
-    assert "test/ne" not in first.data.metrics
-    assert second.data.metrics["test/ne"] == record.trial(record.best).result.test.ne
-    assert second.info.run_id == first.info.run_id
-    assert parent(tmp_path).info.status == "FINISHED"
-
-
-def test_hundreds_of_points_and_params_fit(tmp_path: Path) -> None:
-    record = study(1)
-    base = record.trials[-1]
-    curve = tuple(
-        base.result.curve[0].replace(examples=100 * step, validation=metrics(0.8 - step * 1e-5))
-        for step in range(1, 301)
-    )
-    point = {f"axis{number}": number for number in range(230)}
-    big = base.replace(point=point).with_result(curve=curve, outcome=Outcome.COMPLETED)
-    fill_in(tmp_path, record.replace(trials=(*record.trials[:-1], big)))
-    run = by_number(tmp_path)[big.number]
-    assert len(client(tmp_path).get_metric_history(run.info.run_id, "training/loss")) == 300
-    assert run.data.params["axis229"] == "229"
-
-
-def test_a_deleted_store_is_rebuilt_by_the_next_driver(tmp_path: Path) -> None:
+def test_a_deleted_store_is_rebuilt_by_the_next_driver(tmp_path: Path, environment: dict[str, str]) -> None:
     """In a process of its own, as a restart is: MLflow keeps a deleted store open as long as it lives."""
     record = study(3)
     fill_in(tmp_path, record)
@@ -336,26 +273,27 @@ from search.mlflow.fill_in import StudyRuns
 record = StudyRecord.model_validate_json(Path("record.json").read_text())
 StudyRuns(Path(), StudyConfig(), Console()).fill_in(record)
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), *sys.path]))}
-    command = [sys.executable, "-c", code]
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=True)
+    process = WarmProcess((), environment, code=code, cwd=tmp_path)
+    assert process.communicate(TIMEOUT_SECONDS) == ("", "")
+    assert process.returncode == 0
     with closing(sqlite3.connect(database(tmp_path))) as connection:
         numbers = connection.execute("select value from tags where key = 'trial.number'").fetchall()
     assert sorted(int(number) for (number,) in numbers) == [trial.number for trial in record.trials]
-    assert ended.stdout + ended.stderr == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == ["artifacts", "mlflow.db", "record.json"]
 
 
-def test_a_driver_killed_while_it_makes_the_store_leaves_none(tmp_path: Path) -> None:
+def test_a_driver_killed_while_it_makes_the_store_leaves_none(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
     code = (
         "from search.mlflow.store import open_client, store_uri; from pathlib import Path; "
         f"open_client(store_uri(Path({str(tmp_path)!r})))"
     )
-    nothing_kept = os.environ | {"DHEN_SEARCH_CACHE": str(tmp_path / "cache")}
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=nothing_kept) as process:
-        while not list(tmp_path.glob(".mlflow.db.*.making")):
-            assert process.poll() is None
-        process.kill()
+    nothing_kept = environment | {"DHEN_SEARCH_CACHE": str(tmp_path / "cache")}
+    process = WarmProcess((), nothing_kept, code=code)
+    wait_until(lambda: list(tmp_path.glob(".mlflow.db.*.making")), process)
+    process.kill()
+    process.communicate(TIMEOUT_SECONDS)
     assert not database(tmp_path).exists()
     record = study(3)
     fill_in(tmp_path, record)
@@ -370,7 +308,8 @@ def test_an_empty_store_is_kept_for_later_studies(tmp_path: Path, monkeypatch: p
     (kept,) = (tmp_path / "cache").rglob("*.db")
     whole = schema_of(kept)
     with monkeypatch.context() as patch:
-        patch.setattr("mlflow.store.db.utils._initialize_tables", unexpected)
+        made_again = "mlflow.store.db.utils._initialize_tables"
+        patch.setattr(made_again, lambda *_: pytest.fail("all tables are made once more"))
         fill_in(tmp_path / "second", study(2))
     assert len(by_number(tmp_path / "second")) == len(study(2).trials)
     assert schema_of(database(tmp_path / "second")) == schema_of(database(tmp_path / "first")) == whole
@@ -397,15 +336,13 @@ def schema_of(path: Path) -> list[tuple[str, list[str]]]:
     return [(name, sorted(line.strip(" \t,") for line in sql.splitlines())) for name, sql in made]
 
 
-def unexpected(*_: object) -> None:
-    raise AssertionError("all tables are made once more")
-
-
-def test_a_damaged_store_is_told_with_the_remedy_and_left_alone(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_used_is_told_with_the_remedy_and_left_alone(tmp_path: Path) -> None:
     database(tmp_path).write_bytes(b"no database at all" * 100)
     with pytest.raises(UserError, match=r"mlflow\.db.*move it away.*No trial is lost"):
         fill_in(tmp_path, study(2))
     assert database(tmp_path).read_bytes().startswith(b"no database")
+    with pytest.raises(UserError, match=r"mlflow\.db"):
+        fill_in(database(tmp_path), study(2))
 
 
 def test_a_locked_store_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,12 +365,6 @@ def test_a_store_damaged_while_open_is_told_at_the_next_sync(tmp_path: Path) -> 
         writer.fill_in(record)
 
 
-def test_a_directory_that_is_a_file_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="file"):
-        fill_in(tmp_path / "file", study(2))
-
-
 def test_retrainings_are_runs_below_their_trial(tmp_path: Path) -> None:
     record = study(3)
     best = record.trial(record.best)
@@ -454,14 +385,22 @@ def test_retrainings_are_runs_below_their_trial(tmp_path: Path) -> None:
     assert trial_run.data.metrics["seeds/best_ne.mean"] == pytest.approx(best.result.validation.ne)
 
 
-def test_the_study_is_described_and_its_log_is_a_dataset(tmp_path: Path) -> None:
+def test_the_study_is_described_its_log_is_a_dataset_and_test_is_added_when_it_is_scored(
+    tmp_path: Path,
+) -> None:
     record = study(3)
     log = record.log.replace(columns={"click": "label", "price": "numeric", "site": "categorical"})
     record = record.replace(log=log)
-    unjudged = record.replace(front=(), best=None, knee=None, finished=False)
+    unscored = tuple(trial.with_result(test=None) for trial in record.trials)
+    unjudged = record.replace(trials=unscored, front=(), best=None, knee=None, finished=False)
     writer = fill_in(tmp_path, unjudged, data=("/data/ads.csv",))
     before = parent(tmp_path).data.tags["mlflow.note.content"]
+    assert "test/ne" not in by_number(tmp_path)[record.best].data.metrics
     writer.fill_in(record)
+    assert (
+        by_number(tmp_path)[record.best].data.metrics["test/ne"] == record.trial(record.best).result.test.ne
+    )
+    assert parent(tmp_path).info.status == "FINISHED"
     note = parent(tmp_path).data.tags["mlflow.note.content"]
     assert note != before
     best = by_number(tmp_path)[record.best]

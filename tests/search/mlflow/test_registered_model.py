@@ -78,18 +78,10 @@ def test_the_model_says_what_it_is_and_holds_no_pickle(study: Path) -> None:
     run = own.get_run(version.run_id)
     assert run.data.tags["trial.number"] == str(info.trial)
     files = [path for path in (study / "artifacts" / "models").rglob("*") if path.is_file()]
-    assert {path.suffix for path in files} <= {
-        ".py",
-        ".txt",
-        ".yaml",
-        ".json",
-        ".parquet",
-        ".safetensors",
-        "",
-    }
-    assert (
-        next(path for path in files if path.name == "requirements.txt")
-    ).read_text().split() == requirements()
+    kinds = {".py", ".txt", ".yaml", ".json", ".parquet", ".safetensors", ""}
+    assert {path.suffix for path in files} <= kinds
+    needed = next(path for path in files if path.name == "requirements.txt")
+    assert needed.read_text().split() == requirements()
     definition = Path(unquote(urlsplit(version.source).path)) / "MLmodel"
     assert definition in files
     model = mlflow.pyfunc.load_model(str(definition.parent))

@@ -154,12 +154,8 @@ def test_where_runs_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert goes_to(f"{web}/") == web
     for own in ("https://other.example", "local"):
         assert with_destination(StudyConfig(tracking=own), tmp_path).tracking == own
-    for taken in (
-        "databricks",
-        "databricks://profile",
-        "mysql+pymysql://ada@db/runs",
-        "mssql+pyodbc://ada@dsn",
-    ):
+    databases = ("mysql+pymysql://ada@db/runs", "mssql+pyodbc://ada@dsn")
+    for taken in ("databricks", "databricks://profile", *databases):
         assert goes_to(taken) == taken
     assert goes_to("sqlite:///runs.db") == f"sqlite:///{tmp_path}/runs.db"
     assert goes_to("sqlite:///run/mlflow.db") is None  # the study's own store
@@ -167,17 +163,16 @@ def test_where_runs_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert goes_to("postgresql://ada:s3/cret@db/runs?sslmode=require&password=s3cret") == (
         "postgresql://ada@db/runs?sslmode=require"
     )
-    for refused in (
+    for no_place in (
         "uc",
         "ftp://tracking.example",
         "tracking:5000",
         "postgresql://db:port/runs",
         "sqlite://",
     ):
-        with pytest.raises(
-            UserError, match=f"{VARIABLE}={refused}: expected an address at which MLflow keeps"
-        ):
-            goes_to(refused)
+        expected = f"{VARIABLE}={no_place}: expected an address at which MLflow keeps"
+        with pytest.raises(UserError, match=expected):
+            goes_to(no_place)
     assert goes_to(f"{web}?a=1&token=s3cret") == f"{web}?a=1"
     for secret in ("http://ada:s3cret@tracking.example", "mysql://ada:s3cret@db/runs", f"{web}?token=s3cret"):
         with pytest.raises(UserError, match=f"this address in {VARIABLE}") as error:

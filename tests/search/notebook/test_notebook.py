@@ -50,15 +50,16 @@ def test_frames_have_the_records_numbers(opened: Study, study: Path) -> None:
         assert {name: point[name] for name in each.point} == each.point
     assert opened.winners.empty
     assert opened.trials.loc[record.baseline, "ne_vs_baseline_percent"] == pytest.approx(0.0)
+    by_database = search.open_study(f"sqlite:///{study / 'study.db'}")
+    pd.testing.assert_frame_equal(by_database.trials, opened.trials)
+    assert by_database.directory == study.resolve()
+    assert by_database.refresh().name == opened.name
 
 
-def test_figures_are_those_of_the_report_that_show_something(opened: Study) -> None:
+def test_a_study_shows_itself_and_the_reports_figures_and_escapes(opened: Study, study: Path) -> None:
     assert {"front", "curves", "time", "ladder"} <= set(opened.figures)
     drawn = [len(trace.x) for trace in opened.figures["curves"].data if trace.x is not None]
     assert max(drawn) > 1
-
-
-def test_a_study_shows_itself_and_escapes(opened: Study, study: Path) -> None:
     shown = opened._repr_html_()
     assert f"<h3>{study.name}</h3>" in shown
     assert "<table" in shown
@@ -75,13 +76,6 @@ def test_winners_have_their_intervals(averaged: Path) -> None:
         row = winners.loc[each.trial]
         assert (row["low_percent"], row["high_percent"]) == (each.low_percent, each.high_percent)
         assert (row["better"], row["flops"]) == (each.better.value, record.trial(each.trial).job.flops)
-
-
-def test_a_study_by_its_database_is_the_same(opened: Study, study: Path) -> None:
-    other = search.open_study(f"sqlite:///{study / 'study.db'}")
-    pd.testing.assert_frame_equal(other.trials, opened.trials)
-    assert other.directory == study.resolve()
-    assert other.refresh().name == opened.name
 
 
 def test_a_bundle_scores_a_frame_as_predict_does(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,26 +76,8 @@ def test_a_copy_follows_by_increments_and_is_written_whole(
     assert "nothing to do" in dhen_search("apply", whole, code=2).stderr
 
 
-def test_a_bundle_with_increments_says_how_it_is_trained_from_its_weights(
-    dhen_search: Run, live: Path, logs: tuple[Path, Path], tmp_path: Path
-) -> None:
-    words = ("--data", logs[0], "--from-weights", "--out", tmp_path / "on")
-    assert f"apply {live} --out" in dhen_search("train", live, *words, code=2).stderr
-
-
-@pytest.mark.parametrize("when", ["trained", "saved"])
-def test_it_goes_on_from_the_last_period_to_the_bit(
-    dhen_search: Run,
-    bundle: Path,
-    live: Path,
-    logs: tuple[Path, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    when: str,
-) -> None:
-    """Ctrl-C in the second period, or when it has been trained on and its increment has not been written."""
-    out = tmp_path / "live"
-    name = "_train" if when == "trained" else "_serve"
+@contextmanager
+def interrupted_in_second_period(name: str) -> Iterator[None]:
     whole, calls = getattr(online.OnlineTraining, name), []
 
     def interrupted(self: object, *given: object) -> object:
@@ -102,12 +86,22 @@ def test_it_goes_on_from_the_last_period_to_the_bit(
             raise KeyboardInterrupt
         return whole(self, *given)
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(online.OnlineTraining, name, interrupted)
+        yield
+
+
+@pytest.mark.parametrize("name", ["_train", "_serve"])
+def test_it_goes_on_from_the_last_period_to_the_bit(
+    dhen_search: Run, bundle: Path, live: Path, logs: tuple[Path, Path], tmp_path: Path, name: str
+) -> None:
+    """Ctrl-C in the second period, or when it has been trained on and its increment has not been written."""
+    out = tmp_path / "live"
+    with interrupted_in_second_period(name):
         said = dhen_search("online", bundle, "--data", logs[1], "--out", out, code=130).stdout
     assert "the same command goes on" in said
     assert len(infos(out)) == 1
-    if when == "saved":
+    if name == "_serve":
         header, *rows = logs[1].read_text().splitlines()
         (tmp_path / "latest.csv").write_text("\n".join([header, *rows[-900:]]) + "\n")
         words = ("--data", tmp_path / "latest.csv", "--out", out)
@@ -123,8 +117,11 @@ def test_it_goes_on_from_the_last_period_to_the_bit(
 
 
 def test_the_same_command_again_trains_nothing_twice(
-    dhen_search: Run, bundle: Path, live: Path, logs: tuple[Path, Path]
+    dhen_search: Run, bundle: Path, live: Path, logs: tuple[Path, Path], tmp_path: Path
 ) -> None:
+    """And training from the weights says how it goes on."""
+    words = ("--data", logs[0], "--from-weights", "--out", tmp_path / "on")
+    assert f"apply {live} --out" in dhen_search("train", live, *words, code=2).stderr
     before = read_bundle(live).version
     said = dhen_search("online", bundle, "--data", logs[1], "--out", live).stdout
     assert [line[:16] for line in said.splitlines() if "as it was" in line] == PERIODS
@@ -134,8 +131,7 @@ def test_the_same_command_again_trains_nothing_twice(
 def test_without_its_checkpoint_it_goes_on_with_fresh_optimizers(
     dhen_search: Run, bundle: Path, live: Path, logs: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    out = tmp_path / "live"
-    shutil.copytree(live, out)
+    out = Path(shutil.copytree(live, tmp_path / "live"))
     shutil.rmtree(out / CHECKPOINTS)
     shutil.rmtree(out / "increments" / "000003")
     said = dhen_search("online", bundle, "--data", logs[1], "--out", out).stdout
@@ -225,9 +221,6 @@ def test_time_does_not_go_back_and_other_folders_stay(
         said = dhen_search("online", bundle, "--data", logs[1], "--out", place, code=2).stderr
         assert "is not a bundle" in said
     assert (other / "mine.txt").read_text() == "mine"
-
-
-def test_a_bundle_does_not_become_a_copy_of_itself(dhen_search: Run, live: Path) -> None:
     before = read_bundle(live).version
     said = dhen_search("apply", live, "--out", live, code=2).stderr
     assert "increments would be gone: give another --out" in said
@@ -308,7 +301,7 @@ def test_a_whole_copy_knows_what_it_was_trained_on(
 
 
 def test_a_log_that_is_left_for_another_one_is_not_gone_on_with(
-    dhen_search: Run, bundle: Path, logs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dhen_search: Run, bundle: Path, logs: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """A log that was trained on whole, however, names its own increments."""
     header, *rows = logs[1].read_text().splitlines()
@@ -316,16 +309,7 @@ def test_a_log_that_is_left_for_another_one_is_not_gone_on_with(
     first.write_text("\n".join([header, *rows[:2400]]) + "\n")
     second.write_text("\n".join([header, *rows[2400:]]) + "\n")
     out = tmp_path / "live"
-    whole, calls = online.OnlineTraining._train, []
-
-    def interrupted(self: online.OnlineTraining, *given: Any) -> None:
-        calls.append(given)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        whole(self, *given)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(online.OnlineTraining, "_train", interrupted)
+    with interrupted_in_second_period("_train"):
         dhen_search("online", bundle, "--data", first, "--out", out, code=130)
     dhen_search("online", bundle, "--data", second, "--out", out)
     before = read_bundle(out).version

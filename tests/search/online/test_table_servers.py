@@ -18,7 +18,6 @@ from faulty_ranks import lives
 from torch import Tensor
 from warm_process import WarmProcess
 
-from dhen.inputs.growing import GrowingRows
 from search.bundles.bundle import Bundle, read_bundle
 from search.bundles.increments import IncrementInfo
 from search.bundles.online import CHECKPOINTS, OnlineTraining
@@ -95,6 +94,15 @@ def alone(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     return {kind: out / kind for kind in KINDS}
 
 
+@pytest.fixture(scope="module")
+def served(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Bundles that were trained online with two servers in the mode sync."""
+    out = tmp_path_factory.mktemp("served")
+    for kind in KINDS:
+        scene.online(kind, out / kind, *SYNC)
+    return {kind: out / kind for kind in KINDS}
+
+
 def servers_of(out: Path) -> list[int]:
     """Returns the processes that run as servers of a bundle's tables, as their logs have them."""
     alive = []
@@ -118,16 +126,12 @@ def by_key(bundle: Bundle, number: int) -> dict[str, Tensor]:
     for matrix in embedding_tables(model):
         for table, start in zip(matrix.tables, matrix.starts, strict=False):
             if table.growing:
-                found |= of_keys(rows, table.name, matrix.weight.detach(), start)
-                matrix.weight.detach()[start + 1 : start + table.rows] = 0.0
+                keys, its = rows.held([one.name for one in rows.tables].index(table.name))
+                weight_RD = matrix.weight.detach()
+                for key, row in zip(keys, its, strict=True):
+                    found[f"{table.name}:{int(key)}"] = weight_RD[start + int(row)].clone()
+                weight_RD[start + 1 : start + table.rows] = 0.0
     return found
-
-
-def of_keys(rows: GrowingRows, table: str, weight_RD: Tensor, start: int) -> dict[str, Tensor]:
-    keys, its = rows.held([one.name for one in rows.tables].index(table))
-    return {
-        f"{table}:{int(key)}": weight_RD[start + int(row)].clone() for key, row in zip(keys, its, strict=True)
-    }
 
 
 def assert_alike(out: Path, other: Path, tolerance: float = ROUNDING) -> None:
@@ -157,13 +161,9 @@ def rows_of(bundle: Bundle, number: int) -> dict[str, set[int]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sync_gives_the_increments_of_training_without_servers(
-    scene: Scene,
-    alone: dict[str, Path],
-    tmp_path: Path,
-    kind: str,
+    scene: Scene, alone: dict[str, Path], served: dict[str, Path], kind: str
 ) -> None:
-    out = tmp_path / "live"
-    scene.online(kind, out, *SYNC)
+    out = served[kind]
     assert_alike(out, alone[kind])
     mine, others = read_bundle(out), read_bundle(alone[kind])
     for number in range(3):
@@ -187,18 +187,15 @@ def test_decay_and_half_precision_are_in_the_increments(scene: Scene, tmp_path: 
     decays, half = "training.table_decay=0.01", "training.table_precision=fp16"
     for name, words in (("decays", (*SYNC, decays)), ("alone", (decays,)), ("half", (*SYNC, half))):
         scene.online("static", tmp_path / name, *words)
-        assert "version 3" in scene.run("verify", tmp_path / name, "--data", scene.logs[0]).stdout
     assert_alike(tmp_path / "decays", tmp_path / "alone")
+    assert "version 3" in scene.run("verify", tmp_path / "half", "--data", scene.logs[0]).stdout
     first = by_key(read_bundle(tmp_path / "half"), 1)
     tables = [values for name, values in first.items() if name.startswith("features.tables")]
     assert all(torch.equal(values, values.half().float()) for values in tables)
 
 
 def test_semi_trains_with_rows_that_are_behind(
-    scene: Scene,
-    alone: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    scene: Scene, alone: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Increments of semi bring a copy of the bundle to the same version."""
     behind = Counter[int]()
@@ -236,20 +233,18 @@ def test_it_goes_on_after_ctrl_c(
     when: str,
 ) -> None:
     """In the second period, or when it has been trained on and its increment has not been asked for. With another
-    number of servers growing tables count anew which ids occur often; static ones do not mind."""
-    out, again = tmp_path / "live", tmp_path / "again"
-    in_second_period(monkeypatch, when, _raise_interrupt)
+    number of servers growing tables count anew which ids occur often; static ones do not mind. With as many they
+    go on alike after a server was killed, too."""
+    out = tmp_path / "live"
+    in_second_period(monkeypatch, when, raise_interrupt)
     said = scene.online(kind, out, *SYNC, code=130)
     assert "the same command goes on" in said
     assert len(infos(out)) == 1
     monkeypatch.undo()
-    shutil.copytree(out, again)
-    scene.online(kind, out, *SYNC)
-    assert_alike(out, alone[kind])
-    scene.online(kind, again, "servers=3", SYNC[1])
+    scene.online(kind, out, "servers=3", SYNC[1])
     if kind == "static":
-        assert_alike(again, alone[kind])
-    assert "version 3" in scene.run("verify", again).stdout
+        assert_alike(out, alone[kind])
+    assert "version 3" in scene.run("verify", out).stdout
 
 
 def in_second_period(monkeypatch: pytest.MonkeyPatch, name: str, then: Callable[[], None]) -> None:
@@ -264,7 +259,7 @@ def in_second_period(monkeypatch: pytest.MonkeyPatch, name: str, then: Callable[
     monkeypatch.setattr(OnlineTraining, name, called)
 
 
-def _raise_interrupt() -> None:
+def raise_interrupt() -> None:
     raise KeyboardInterrupt
 
 
@@ -319,14 +314,10 @@ def test_no_server_is_left_by_a_command_that_is_killed(
 
 
 def test_without_its_checkpoint_servers_begin_with_the_newest_version(
-    scene: Scene,
-    alone: dict[str, Path],
-    tmp_path: Path,
+    scene: Scene, served: dict[str, Path], tmp_path: Path
 ) -> None:
     """Also where the checkpoint is older than the newest increment."""
-    out, old = tmp_path / "live", tmp_path / "old"
-    scene.online("growing", out, *SYNC)
-    shutil.copytree(out, old)
+    out, old = (Path(shutil.copytree(served["growing"], tmp_path / name)) for name in ("live", "old"))
     shutil.rmtree(out / CHECKPOINTS)
     shutil.rmtree(out / "increments" / "000003")
     shutil.rmtree(checkpoints_in(old / CHECKPOINTS)[0])
@@ -354,23 +345,14 @@ def test_without_its_checkpoint_servers_begin_with_the_newest_version(
         ),
     ],
 )
-def test_what_cannot_be_is_said(
-    scene: Scene,
-    tmp_path: Path,
-    words: tuple[str, ...],
-    says: str,
-) -> None:
+def test_what_cannot_be_is_said(scene: Scene, tmp_path: Path, words: tuple[str, ...], says: str) -> None:
     out = tmp_path / "live"
     said = scene.online("growing", out, *words, code=2)
     assert says in " ".join(said.split())
     assert not out.exists()
 
 
-def test_the_tables_may_not_change_places(
-    scene: Scene,
-    alone: dict[str, Path],
-    tmp_path: Path,
-) -> None:
+def test_the_tables_may_not_change_places(scene: Scene, alone: dict[str, Path]) -> None:
     """What was trained without servers goes on without, as it does with the same other settings."""
     said = scene.online("static", alone["static"], *SYNC, code=2)
     assert "another job" in said

@@ -66,17 +66,11 @@ def predicted(dhen_search: Run, bundles: list[Path], folder: Path) -> list[np.nd
 def rows(folder: Path, bundles: list[Path]) -> Rows:
     """The later rows as JSON has them: numbers as numbers, what is missing as null, tags as a list."""
     with (folder / "later.csv").open() as file:
-        return [as_json(row) for row in csv.DictReader(file)]
-
-
-def as_json(row: dict[str, str]) -> dict[str, Any]:
-    numbers = {name: float(row[name]) if row[name] else None for name in ("price", "visits")}
-    return {
-        **row,
-        **numbers,
-        "site": row["site"] or None,
-        "tags": row["tags"].split("|") if row["tags"] else [],
-    }
+        rows: Rows = list(csv.DictReader(file))
+    for row in rows:
+        row |= {name: float(row[name]) if row[name] else None for name in ("price", "visits")}
+        row |= {"site": row["site"] or None, "tags": row["tags"].split("|") if row["tags"] else []}
+    return rows
 
 
 def scores_in(path: Path) -> np.ndarray:
@@ -97,10 +91,6 @@ def replace(served: Path, new: Path) -> None:
     shutil.rmtree(served.with_name(".old"))
 
 
-def columns_of(rows: Rows) -> dict[str, list[Any]]:
-    return {name: [row[name] for row in rows] for name in rows[0]}
-
-
 def test_rows_in_every_form_have_the_probabilities_of_predict(
     server: Server, rows: Rows, predicted: list[np.ndarray], folder: Path, bundles: list[Path]
 ) -> None:
@@ -110,7 +100,7 @@ def test_rows_in_every_form_have_the_probabilities_of_predict(
         {"dataframe_records": some},
         {"instances": some},
         {"dataframe_split": split},
-        {"inputs": columns_of(some)},
+        {"inputs": {name: [row[name] for row in some] for name in some[0]}},
     ):
         answer = server.post(body)
         assert answer.status == 200, answer
@@ -119,25 +109,6 @@ def test_rows_in_every_form_have_the_probabilities_of_predict(
     whole = server.post((folder / "later.csv").read_bytes(), CSV)
     assert whole.data["predictions"] == pytest.approx(predicted[0], rel=1e-6)
     assert server.post({"dataframe_records": []}).data == {"predictions": []}
-
-
-def test_other_machines_are_answered_with_the_token_alone(
-    serve: Serve, bundles: list[Path], rows: Rows
-) -> None:
-    body = {"dataframe_records": rows[:2]}
-    with serve(bundles[0], "--host", "0.0.0.0") as server:
-        (token,) = re.findall(r"Authorization: Bearer (\S+)", server.said())
-        assert server.ask("GET", "/ping").status == 200
-        for shown in ("", "Bearer", token[:-1], token + "a"):
-            refused = server.post(body, token=shown)
-            assert (refused.status, refused.data["error_code"]) == (401, "UNAUTHENTICATED")
-            assert server.ask("GET", "/version", token=shown).status == 401
-        assert len(server.post(body, token=token).data["predictions"]) == 2
-
-
-def test_a_token_that_can_be_guessed_is_refused(dhen_search: Run, bundles: list[Path]) -> None:
-    refused = dhen_search("serve", bundles[0], "--token", "short", code=2)
-    assert "5 letters can be guessed; give 12 or more" in refused.stderr
 
 
 def test_it_says_that_it_is_up_and_in_which_protocol(server: Server) -> None:
@@ -277,11 +248,18 @@ def refuses(port: int) -> bool:
     return False
 
 
-def test_without_its_parent_it_ends_and_mapped_rows_score_alike(
+def test_other_machines_need_the_token_mapped_rows_score_alike_and_no_worker_outlives_its_parent(
     serve: Serve, bundles: list[Path], rows: Rows, predicted: list[np.ndarray]
 ) -> None:
-    with serve(bundles[0], "--mmap") as server:
-        answer = server.post({"dataframe_records": rows[:500]})
+    body = {"dataframe_records": rows[:500]}
+    with serve(bundles[0], "--mmap", "--host", "0.0.0.0") as server:
+        (token,) = re.findall(r"Authorization: Bearer (\S+)", server.said())
+        assert server.ask("GET", "/ping").status == 200
+        for shown in ("", "Bearer", token[:-1], token + "a"):
+            refused = server.post(body, token=shown)
+            assert (refused.status, refused.data["error_code"]) == (401, "UNAUTHENTICATED")
+            assert server.ask("GET", "/version", token=shown).status == 401
+        answer = server.post(body, token=token)
         assert answer.data["predictions"] == pytest.approx(predicted[0][:500], rel=1e-6)
         (worker,) = server.workers()
         assert str(bundles[0] / "weights.safetensors") in Path(f"/proc/{worker}/maps").read_text()
@@ -290,16 +268,15 @@ def test_without_its_parent_it_ends_and_mapped_rows_score_alike(
         wait_until_gone(server.process.pid)
 
 
-def test_a_port_that_is_taken_is_said(dhen_search: Run, bundles: list[Path]) -> None:
+def test_what_cannot_be_served_is_said(dhen_search: Run, bundles: list[Path], folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = dhen_search("serve", bundles[0], "--port", port, code=2)
-    assert f"cannot listen on 127.0.0.1, port {port}" in done.stderr
-    assert "--port" in done.stderr
-
-
-def test_what_cannot_be_served_is_said(dhen_search: Run, bundles: list[Path], folder: Path) -> None:
+        said = dhen_search("serve", bundles[0], "--port", port, code=2).stderr
+    assert f"cannot listen on 127.0.0.1, port {port}" in said
+    assert "--port" in said
     assert "no bundle here" in dhen_search("serve", folder, code=2).stderr
+    guessed = dhen_search("serve", bundles[0], "--token", "short", code=2).stderr
+    assert "5 letters can be guessed; give 12 or more" in guessed
     assert "--max-body 16Mib" in dhen_search("serve", bundles[0], "--max-body", "16Mib", code=2).stderr
     damaged = Path(shutil.copytree(bundles[0], folder / "damaged"))
     (damaged / "encoding" / "numeric.json").unlink()

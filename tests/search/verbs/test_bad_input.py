@@ -28,12 +28,10 @@ from trials.training.checkpointer import STANDS, CheckpointInfo, TrainingState
     [
         (("run", "--data", "none.csv"), "no such file"),
         (("run", "--data", "{log}", "trails=3"), "Did you mean 'trials'"),
-        (("run", "--data", "{log}", "trials=0"), "greater than 0"),
         (("run", "--data", "{log}", "trials=null"), "needs a budget"),
         (("run", "--data", "none.csv", "minutes=.inf"), "minutes: Input should be a finite number"),
         (("run", "--data", "none.csv", "training.learning_rate=.inf"), "finite number (received inf)"),
         (("run", "--data", "none.csv", "training.train_fraction=0"), "greater than 0"),
-        (("run", "--data", "none.csv", "training.clip_norm=0"), "greater than 0 (received 0)"),
         (
             ("run", "--data", "none.csv", "worth=0.1"),
             "0.1 could be 0.1 % or 10 %; write the sign, such as 0.1%",
@@ -86,9 +84,6 @@ from trials.training.checkpointer import STANDS, CheckpointInfo, TrainingState
             ("train", "dcn_v2", "--data", "none.csv", "--out", "b", "seed=abc"),
             "seed: Input should be a valid",
         ),
-        (("confirm", "nowhere", "--seeds", "1"), "an interval needs 2 seeds"),
-        (("fidelity", "--data", "none.csv", "--fractions", "0,0.5"), "0 lies outside (0, 1]"),
-        (("reproduce", "table2", "--data", "none.csv", "layers=[2,2]"), "2 is given twice"),
         (("spaces", "nothing"), "Known: beyond, default"),
         (("prepare", "none-*.csv"), "no file or folder fits this pattern"),
         (("run", "{log}", "trials=1"), "has a study.yaml. A log is given as --data"),
@@ -100,6 +95,8 @@ from trials.training.checkpointer import STANDS, CheckpointInfo, TrainingState
             "layers.1: Input should be a valid integer",
         ),
         (("run", "--dta", "x"), "No such option"),
+        (("run", "--rows", "3"), "No such option"),
+        (("predict", "b", "--rows", "3"), "No such option"),
         (("run", "--trials", "5"), "write trials=5"),
         (("run", "--trails=5"), "write trials=5"),
         (("train", "dcn_v2", "--data", "{log}", "--out", "b", "--seed"), "write seed=VALUE"),
@@ -112,14 +109,9 @@ def test_the_message_says_what_would_work(
     dhen_search: Run, click_log: Path, tmp_path: Path, words: tuple[str, ...], says: str
 ) -> None:
     filled = [word.format(log=click_log) for word in words]
-    assert says in dhen_search(*filled, code=2, cwd=tmp_path).stderr
-
-
-@pytest.mark.parametrize(
-    "words", [("run", "--dta", "x"), ("run", "--rows", "3"), ("predict", "b", "--rows", "3")]
-)
-def test_a_setting_that_the_verb_has_not_is_not_offered(dhen_search: Run, words: tuple[str, ...]) -> None:
-    assert "settings have no dashes" not in dhen_search(*words, code=2).stderr
+    said = dhen_search(*filled, code=2, cwd=tmp_path).stderr
+    assert says in said
+    assert "settings have no dashes" not in said or "write " in says, "a setting that the verb has not"
 
 
 @pytest.mark.parametrize(
@@ -131,13 +123,6 @@ def test_a_setting_that_the_verb_has_not_is_not_offered(dhen_search: Run, words:
         ("model: {layers: [{modules: [{kind: [linear]}]}]}", "unknown interaction module"),
         ("model: dcn_v2\ntrainig: {epochs: 7}", "unknown key 'trainig'. Did you mean 'training'"),
     ],
-    ids=[
-        "a list for training",
-        "a word for training",
-        "a list for a family",
-        "a list for a kind",
-        "no such section",
-    ],
 )
 @pytest.mark.parametrize(
     "words",
@@ -146,7 +131,6 @@ def test_a_setting_that_the_verb_has_not_is_not_offered(dhen_search: Run, words:
         ("train", "mine.yaml", "--data", "none.csv", "--out", "b"),
         ("plan", "mine.yaml", "--data", "none.csv"),
     ],
-    ids=["baseline", "train", "plan"],
 )
 def test_bad_configurations(
     dhen_search: Run, tmp_path: Path, words: tuple[str, ...], text: str, says: str
@@ -165,7 +149,6 @@ def test_bad_configurations(
         ("x,a\n1,2\n", "label"),
         ("click,a\n" + "1,x\n0,y\n" * 40 + "1,x,extra\n", "line 82"),
     ],
-    ids=["empty", "header only", "no label", "ragged"],
 )
 def test_bad_logs(dhen_search: Run, tmp_path: Path, text: str, says: str) -> None:
     log = tmp_path / "bad.csv"
@@ -190,19 +173,6 @@ def test_a_run_directory_of_another_study(
     assert read_study(study) == before
 
 
-def test_a_log_that_changed_under_a_study(dhen_search: Run, tmp_path: Path) -> None:
-    """Commands that failed before anything was trained leave the directory free for it."""
-    log, out = write_log(tmp_path / "log.csv", 1500), tmp_path / "study"
-    words = ("run", "--data", log, "--out", out, "trials=1", *SMALL)
-    for mistake in ("space=tyni", "sampler=tpee", "baseline=nothing"):
-        dhen_search(*words, mistake, code=2)
-    dhen_search(*words)
-    before = read_study(out)
-    write_log(log, 1600, seed=2)
-    assert "another log" in dhen_search(*words, code=2).stderr
-    assert read_study(out) == before
-
-
 def test_something_named_demo_is_read_where_it_is_asked_for(
     dhen_search: Run, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,39 +186,32 @@ def test_something_named_demo_is_read_where_it_is_asked_for(
     assert path.is_file()
 
 
-def test_a_damaged_study_database(dhen_search: Run, study: Path, click_log: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(study, copy)
-    (copy / "study.db").write_bytes(b"no database" * 1000)
-    said = dhen_search("run", "--data", click_log, "--out", copy, "trials=4", *SMALL, code=2).stderr
-    assert "damaged" in said
-
-
-@pytest.mark.parametrize(
-    ("verb", "key", "flipped"),
-    [("run", "precision", "pracision"), ("run", "cluster", "clustdr"), ("status", "sampler", "sammler")],
-)
-def test_a_bit_flipped_in_the_notes_of_a_study_is_said_in_words(
-    dhen_search: Run, study: Path, tmp_path: Path, verb: str, key: str, flipped: str
+def test_a_database_that_is_altered_old_or_damaged_is_said_in_words(
+    dhen_search: Run, study: Path, tmp_path: Path
 ) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(study, copy)
-    with closing(sqlite3.connect(copy / "study.db")) as connection, connection:
+    database = tmp_path / "study.db"
+    shutil.copy(study / "study.yaml", tmp_path)
+
+    def refused(verb: str, statement: str, *given: str) -> str:
+        shutil.copy(study / "study.db", database)
+        with closing(sqlite3.connect(database)) as connection, connection:
+            connection.execute(statement, given)
+        return dhen_search(verb, tmp_path, code=2).stderr
+
+    for verb, key, flipped in (
+        ("run", "precision", "pracision"),
+        ("run", "cluster", "clustdr"),
+        ("status", "sampler", "sammler"),
+    ):
         changed = (f'"{key}":', f'"{flipped}":')
-        connection.execute("update dhen_study set facts = replace(facts, ?, ?)", changed)
-    said = dhen_search(verb, copy, code=2).stderr
-    assert str(copy / "study.db") in said
-    assert "Restore it from a copy" in said
-
-
-def test_a_study_from_before_the_first_release(dhen_search: Run, study: Path, tmp_path: Path) -> None:
-    old = tmp_path / "study"
-    shutil.copytree(study, old)
-    with closing(sqlite3.connect(old / "study.db")) as connection, connection:
-        connection.execute("update dhen_alembic_version set version_num = '0004'")
-    for words in (("run", "--out", old), ("status", old)):
-        said = dhen_search(*words, code=2).stderr
+        said = refused(verb, "update dhen_study set facts = replace(facts, ?, ?)", *changed)
+        assert str(database) in said
+        assert "Restore it from a copy" in said
+    for verb in ("run", "status"):
+        said = refused(verb, "update dhen_alembic_version set version_num = '0004'")
         assert "before the first release: its tables have version 0004" in said
+    database.write_bytes(b"no database" * 1000)
+    assert "damaged" in dhen_search("run", tmp_path, code=2).stderr
 
 
 def test_a_bundle_with_a_missing_or_altered_file(dhen_search: Run, study: Path, tmp_path: Path) -> None:
@@ -263,24 +226,16 @@ def test_a_bundle_with_a_missing_or_altered_file(dhen_search: Run, study: Path, 
         assert f"{name} is missing" in dhen_search("verify", copy, code=2).stderr
 
 
-def test_predict_says_that_a_prepared_log_has_no_raw_rows(
+def test_predict_says_what_it_cannot_score(
     dhen_search: Run, study: Path, click_log: Path, tmp_path: Path
 ) -> None:
-    prepared = tmp_path / "prepared"
+    prepared, log, out = tmp_path / "prepared", tmp_path / "few.csv", tmp_path / "s.csv"
     dhen_search("prepare", click_log, "--out", prepared)
-    words = ("predict", study / "best", "--data", prepared, "--out", tmp_path / "s.csv")
-    assert (
-        "is a prepared log, whose rows are encoded; name the raw files" in dhen_search(*words, code=2).stderr
-    )
-
-
-def test_predict_names_missing_columns(dhen_search: Run, study: Path, tmp_path: Path) -> None:
-    log = tmp_path / "few.csv"
     log.write_text("site,price\na,3\n")
-    out = tmp_path / "s.csv"
-    said = dhen_search("predict", study / "best", "--data", log, "--out", out, code=2).stderr
-    assert "'user'" in said
-    assert not out.exists()
+    no_raw_rows = "is a prepared log, whose rows are encoded; name the raw files"
+    for data, says in ((prepared, no_raw_rows), (log, "'user'")):
+        assert says in dhen_search("predict", study / "best", "--data", data, "--out", out, code=2).stderr
+        assert not out.exists()
 
 
 def test_tables_over_ranks_without_torchrec(

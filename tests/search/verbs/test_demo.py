@@ -18,26 +18,22 @@ from trials.data.prepared_log import PreparedLog
 SETTINGS = ("rows=3000", "users=40", "items=20", "affinity=0.5")
 
 
-def same_arrays(first: PreparedLog, second: PreparedLog) -> None:
-    files = sorted(path.relative_to(first.directory) for path in first.directory.rglob("*.npy"))
+def test_every_format_is_read_as_the_same_log(dhen_search: Run, tmp_path: Path) -> None:
+    def prepared(name: str) -> PreparedLog:
+        said = dhen_search("demo", "--out", tmp_path / name, *SETTINGS).stdout
+        assert f"3,000 generated rows: {tmp_path / name}" in said
+        return prepare([tmp_path / name], out=tmp_path / f"prepared-{name}")
+
+    table = prepared("log.parquet")
+    assert table.schema.oracle == "oracle_probability"
+    assert {"user", "item", "M1", "M2"} <= set(table.schema.tables)
+    files = [path.relative_to(table.directory) for path in table.directory.rglob("*.npy")]
     assert files
-    for name in files:
-        np.testing.assert_array_equal(
-            np.load(first.directory / name), np.load(second.directory / name), err_msg=str(name)
-        )
-
-
-@pytest.mark.parametrize("name", ["log.csv", "log.tsv", "log.csv.gz"])
-def test_every_format_is_read_as_the_same_log(dhen_search: Run, name: str, tmp_path: Path) -> None:
-    for out in (name, "log.parquet"):
-        run = dhen_search("demo", "--out", tmp_path / out, *SETTINGS)
-        assert f"3,000 generated rows: {tmp_path / out}" in run.stdout
-    text, table = (
-        prepare([tmp_path / source], out=tmp_path / f"prepared-{source}") for source in (name, "log.parquet")
-    )
-    same_arrays(text, table)
-    assert text.schema.oracle == "oracle_probability"
-    assert {"user", "item", "M1", "M2"} <= set(text.schema.tables)
+    for name in ("log.csv", "log.tsv", "log.csv.gz"):
+        text = prepared(name)
+        for file in files:
+            arrays = (np.load(each.directory / file) for each in (text, table))
+            np.testing.assert_array_equal(*arrays, err_msg=f"{name} {file}")
 
 
 def test_a_study_names_the_log_with_the_same_words(dhen_search: Run, tmp_path: Path) -> None:

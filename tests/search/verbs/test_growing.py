@@ -18,18 +18,18 @@ GROWING = ("growing.capacity=40", "growing.columns=[user,tags]", "growing.evict=
 @pytest.fixture(scope="module")
 def grown(dhen_search: Run, click_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("growing") / "study"
-    dhen_search("run", "--data", click_log, "--out", out, *SMALL, "trials=2", *GROWING)
+    dhen_search("run", "--data", click_log, "--out", out, *SMALL, "trials=1", *GROWING)
     return out
 
 
 def test_a_study_trains_and_goes_on(dhen_search: Run, click_log: Path, grown: Path) -> None:
-    assert len(read_study(grown).candidates) == 2
-    dhen_search("run", "--data", click_log, "--out", grown, *SMALL, "trials=3", *GROWING)
+    assert len(read_study(grown).candidates) == 1
+    dhen_search("run", "--data", click_log, "--out", grown, *SMALL, "trials=2", *GROWING)
     record = read_study(grown)
-    assert len(record.candidates) == 3
+    assert len(record.candidates) == 2
     assert all(trial.result.validation is not None for trial in record.trials)
     other = (*GROWING[:1], "growing.columns=[user]")
-    said = dhen_search("run", "--data", click_log, "--out", grown, *SMALL, "trials=3", *other, code=2).stderr
+    said = dhen_search("run", "--data", click_log, "--out", grown, *SMALL, "trials=2", *other, code=2).stderr
     assert "growing" in said
 
 
@@ -91,25 +91,20 @@ def test_a_ttl_in_time_needs_time_stamps(dhen_search: Run, click_log: Path, tmp_
     rows = [line.split(",") for line in click_log.read_text().splitlines()]
     log = tmp_path / "log.csv"
     log.write_text("\n".join(",".join([row[0], *row[2:]]) for row in rows) + "\n")
-    words = (
-        "--data",
-        log,
-        "--out",
-        tmp_path / "no",
-        *SMALL,
-        *GROWING,
-        "growing.ttl=6h",
-        "training.order=log",
-    )
-    said = dhen_search("run", *words, code=2).stderr
+    words = ("--data", log, "--out", tmp_path / "no", *SMALL, *GROWING)
+    said = dhen_search("run", *words, "growing.ttl=6h", "training.order=log", code=2).stderr
     assert "the ttl of user, 6h, is of the log's time, and no column has the role timestamp" in said
 
 
 def test_a_study_trains_with_a_ttl_in_time(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
+    """Commands that failed before anything was trained leave the directory free for it."""
     out, growing = tmp_path / "study", ("growing.capacity=3000", "growing.columns=[user]", "growing.ttl=3h")
     words = ("--data", click_log, "--out", out, *SMALL, "trials=1", "confirm=2", *growing)
     assert "training.order=log" in dhen_search("run", *words, code=2).stderr
-    dhen_search("run", *words, "training.order=log")
+    words = (*words, "training.order=log", "training.epochs=1")
+    for mistake in ("space=tyni", "sampler=tpee", "baseline=nothing"):
+        dhen_search("run", *words, mistake, code=2)
+    dhen_search("run", *words)
     assert all(trial.result.validation is not None for trial in read_study(out).trials)
     keys = load_file(out / "best" / "weights.safetensors")["features.growing.keys"]
     assert 0 < (keys != 0).sum() < 100  # of several hundred users

@@ -104,12 +104,6 @@ def test_a_study_and_its_best(dhen_search: Run, copied: Path, click_log: Path) -
     assert "files: whole, none altered" in done.stderr
 
 
-def test_scores_and_tables(dhen_search: Run, copied: Path, tmp_path: Path) -> None:
-    log = write_log(tmp_path / "new.csv", 50, seed=1, label=False)
-    words = ("predict", copied / "best", "--data", log, "--out", tmp_path / "scores.csv", "--json")
-    assert json.loads(dhen_search(*words).stdout) == {"file": str(tmp_path / "scores.csv"), "rows": 50}
-
-
 def test_what_there_is(dhen_search: Run) -> None:
     (space,) = json.loads(dhen_search("spaces", "tiny", "--json").stdout)
     assert space["space"]["modules"]
@@ -118,7 +112,7 @@ def test_what_there_is(dhen_search: Run) -> None:
     assert json.loads(dhen_search("blocks", "attention", "--json").stdout)[0]["settings"]["heads"]["default"]
 
 
-def test_a_leaderboard(dhen_search: Run, copied: Path) -> None:
+def test_a_leaderboard_scores_and_averages(dhen_search: Run, copied: Path, tmp_path: Path) -> None:
     record = read_study(copied)
     said = json.loads(dhen_search("leaderboard", copied, "--json").stdout)
     rows = {row["trial"]: row for row in said["rows"]}
@@ -134,9 +128,9 @@ def test_a_leaderboard(dhen_search: Run, copied: Path) -> None:
     out = copied.parent / "by-command"
     dhen_search(*best[:-1], out)
     assert json.loads((out / "bundle.json").read_text())["trial"] == record.best
-
-
-def test_averages(dhen_search: Run, copied: Path) -> None:
-    said = json.loads(dhen_search("average", copied, "--most", 2, "--json").stdout)
-    assert said["finished"]
-    assert said["front"] == list(read_study(copied).front)
+    log = write_log(tmp_path / "new.csv", 50, seed=1, label=False)
+    words = ("predict", out, "--data", log, "--out", tmp_path / "scores.csv", "--json")
+    assert json.loads(dhen_search(*words).stdout) == {"file": str(tmp_path / "scores.csv"), "rows": 50}
+    averaged = json.loads(dhen_search("average", copied, "--most", 2, "--json").stdout)
+    assert averaged["finished"]
+    assert averaged["front"] == list(read_study(copied).front)

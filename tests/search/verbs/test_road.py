@@ -17,21 +17,16 @@ from dashboards.report.page import packed_plotly
 from search.read_study import read_study
 from search.selection import CONTENDERS
 from search.verbs import verify
-from trials.records.study_record import StudyRecord
 from trials.records.trial_record import Metrics, Outcome, TrialKind
 from trials.store.database import sqlite_url
 from trials.store.ledger import Ledger
 from trials.training.evaluation import evaluate
 
 
-def record_of(study: Path) -> StudyRecord:
-    return read_study(study)
-
-
 def test_a_study_leaves_what_the_design_promises(study: Path) -> None:
     for name in ("study.yaml", "study.db", "mlflow.db", "artifacts", "report.html", "best"):
         assert (study / name).exists(), name
-    record = record_of(study)
+    record = read_study(study)
     assert record.finished
     assert [trial.kind for trial in record.trials].count(TrialKind.CANDIDATE) == 4
     assert all(trial.result.outcome is Outcome.COMPLETED for trial in record.trials)
@@ -51,10 +46,13 @@ def test_a_study_leaves_what_the_design_promises(study: Path) -> None:
     ledger = Ledger(sqlite_url(study / "study.db"), record.name)
     assert ledger.test_looks() == 1 + len(winners)
     ledger.close()
+    html = (study / "report.html").read_text()
+    assert packed_plotly() in html
+    assert 'src="http' not in html
 
 
 def test_only_what_may_be_exported_keeps_weights(study: Path) -> None:
-    record = record_of(study)
+    record = read_study(study)
     lowest = sorted(record.candidates, key=lambda trial: trial.result.validation.ne)[:CONTENDERS]
     kept = {int(path.parent.name) for path in (study / "trials").glob("*/weights.safetensors")}
     owners = {
@@ -64,18 +62,12 @@ def test_only_what_may_be_exported_keeps_weights(study: Path) -> None:
     assert kept == owners
 
 
-def test_the_report_stands_alone(study: Path) -> None:
-    html = (study / "report.html").read_text()
-    assert packed_plotly() in html
-    assert 'src="http' not in html
-
-
 def test_the_same_command_again_does_nothing_twice_and_says_where_to_look(
     dhen_search: Run, study: Path, click_log: Path
 ) -> None:
-    before = record_of(study)
+    before = read_study(study)
     said = dhen_search("run", "--data", click_log, "--out", study, "trials=4", *SMALL).stdout.splitlines()
-    after = record_of(study)
+    after = read_study(study)
     assert after.trials == before.trials
     best = study / "best"
     assert said[-3:] == [
@@ -102,7 +94,7 @@ def test_status_needs_nothing_heavy(study: Path) -> None:
 def test_export_and_verify(dhen_search: Run, study: Path, click_log: Path, tmp_path: Path, pick: str) -> None:
     bundle = tmp_path / "bundle"
     said = dhen_search("export", study, "--pick", pick, "--out", bundle).stdout
-    record = record_of(study)
+    record = read_study(study)
     if pick == "best" and record.best == record.baseline:
         assert "it is the baseline: no candidate is better beyond the noise of choosing" in said
     else:
@@ -179,7 +171,7 @@ def test_train_once_more_with_validation(dhen_search: Run, click_log: Path, tmp_
     assert not [path for path in tmp_path.iterdir() if "training" in path.name]
 
 
-def test_every_block_and_ensemble_trains(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
+def test_every_block_and_ensemble_trains(dhen_search: Run, tmp_path: Path) -> None:
     """Each registry entry, end to end."""
     from dhen.blocks import BLOCKS
     from dhen.ensembles import ENSEMBLES
@@ -189,9 +181,9 @@ def test_every_block_and_ensemble_trains(dhen_search: Run, click_log: Path, tmp_
         {"modules": sorted(BLOCKS), "ensemble": ensemble, "out_embeddings": 2, "raw_numeric": True}
         for ensemble in sorted(ENSEMBLES)
     ]
-    config = tmp_path / "all.yaml"
+    config, log = tmp_path / "all.yaml", write_log(tmp_path / "few.csv", 600)
     config.write_text(dump_yaml({"model": {"embedding_dim": 4, "layers": layers}, "training": {"epochs": 1}}))
-    dhen_search("train", config, "--data", click_log, "--out", tmp_path / "all")
+    dhen_search("train", config, "--data", log, "--out", tmp_path / "all")
     dhen_search("verify", tmp_path / "all")
 
 
@@ -208,7 +200,6 @@ def test_numbers_as_buckets(dhen_search: Run, click_log: Path, tmp_path: Path) -
         visits, "  visits: {role: numeric}"
     )
     (prepared / "schema.yaml").write_text(schema)
-    said = dhen_search("prepare", click_log, "--out", prepared).stdout
     said = dhen_search("prepare", click_log, "--out", prepared).stdout
     assert "1 of them of numbers' buckets" in said
     config.write_text("model: {layers: [{modules: [dlrm]}], buckets: interpolated}\ntraining: {epochs: 1}")

@@ -19,7 +19,7 @@ HBM = "hbm=4MiB"
 
 
 def studied(run: Run, log: Path, out: Path, *words: str) -> StudyRecord:
-    run("run", "--data", log, "--out", out, *SMALL, "trials=2", "sampler=random", *LARGE, *words)
+    run("run", "--data", log, "--out", out, *SMALL, "trials=1", "sampler=random", *LARGE, *words)
     return read_study(out)
 
 
