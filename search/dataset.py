@@ -10,7 +10,7 @@ from pathlib import Path
 from dhen.errors import UserError
 from dhen.values import fingerprint
 from search.log_config import DEMO, DemoConfig, LogConfig
-from trials.data.demo.write import generate
+from trials.data.demo.generate import generate
 from trials.data.log_schema import LogSchema
 from trials.data.prepare.prepare_log import prepare
 from trials.data.prepared_log import PreparedLog

@@ -36,7 +36,7 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.machine import Precision
 from trials.cluster.this_machine import load_cluster
 from trials.data.demo import DemoLog
-from trials.data.demo.write import generate
+from trials.data.demo.generate import generate
 from trials.data.loader import train_batches
 from trials.data.prepare.prepare_log import prepare
 from trials.data.prepared_log import PreparedLog

@@ -21,8 +21,7 @@ from dhen.errors import ScoreError
 from dhen.tape import MOST_ROWS, rows_at_once
 from search.bundles.bundle import Bundle
 from trials.cluster.machine import device
-from trials.data.encode_rows import encode_rows, transform
-from trials.data.encoding import EncodedRows
+from trials.data.encoding import EncodedRows, encode_rows, transform
 from trials.data.loader import feature_batch
 from trials.data.read_options import ReadOptions
 from trials.records.metrics import undo_negative_sampling

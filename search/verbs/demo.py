@@ -13,7 +13,7 @@ from dhen.values import parse
 from search.log_config import DemoConfig, set_override
 from search.terminal import step_progress
 from search.verbs.output import GeneratedLog, json_option, print_json
-from trials.data.demo.write import DELIMITERS, generate
+from trials.data.demo.generate import DELIMITERS, generate
 
 OUTPUT = GeneratedLog
 

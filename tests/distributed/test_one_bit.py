@@ -31,8 +31,8 @@ from trials.planner.pricing import Pricing
 from trials.records.job import Job, TrainingConfig
 from trials.records.strategy import Ranks, named
 from trials.training.distributed.engine import DenseBatch, DenseInputs
-from trials.training.distributed.executed_strategy import executed_strategy
 from trials.training.distributed.parallelize import ParallelStep, device_mesh, parallelize
+from trials.training.distributed_step import executed_strategy
 
 RANKS, FEWER, EXAMPLES, STEPS, LAG = 3, 2, 30, 14, 4
 """The variance is frozen after eight steps, as if these were the first of a longer training."""

@@ -19,8 +19,8 @@ from dhen.schema import FeatureSchema, Table
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Strategy
 from trials.training.distributed.engine import DenseBatch, DenseInputs, take_tables
-from trials.training.distributed.executed_strategy import executed_strategy
 from trials.training.distributed.parallelize import ParallelStep, device_mesh, parallelize
+from trials.training.distributed_step import executed_strategy
 
 HOSTS, RANKS_PER_HOST, STEPS, EXAMPLES = 2, 2, 4, 40
 RANKS = HOSTS * RANKS_PER_HOST

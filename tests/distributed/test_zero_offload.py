@@ -20,9 +20,9 @@ from trials.records.job import TrainingConfig
 from trials.records.strategy import Strategy
 from trials.training.distributed import zero_offload
 from trials.training.distributed.engine import DenseBatch, DenseInputs, part_of, take_tables
-from trials.training.distributed.executed_strategy import executed_strategy
 from trials.training.distributed.parallelize import ParallelStep, device_mesh, parallelize
 from trials.training.distributed.zero_offload import HostOptimizer, ZeroOffload
+from trials.training.distributed_step import executed_strategy
 
 STEPS, EXAMPLES, LAYERS, AFTER = 12, 24, 3, 4
 SCHEMA = FeatureSchema(tables=tuple(Table(name=name, rows=9) for name in "abc"), numeric=("x", "y"))

@@ -68,7 +68,7 @@ class Wrapped(Value):
     event: Literal["wrapped"] = "wrapped"
     strategy: str
     """Name of the strategy that the model is held with, read from its modules and its optimizer
-    (`trials.training.distributed.executed_strategy`)."""
+    (`trials.training.distributed_step`)."""
 
 
 class Progress(Value):

@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from search.serving.requests import CSV, JSON, rows_of
-from trials.data.encode_rows import encode_rows, transform
-from trials.data.encoding import EncodedRows
+from trials.data.encoding import EncodedRows, encode_rows, transform
 from trials.data.log_schema import MultiHotColumn, NumericColumn, TimestampColumn
 from trials.data.prepare.prepare_log import prepare
 from trials.data.read_options import ReadOptions

@@ -21,7 +21,7 @@ from tools import needs
 from search.bundles.bundle import ENCODING, read_bundle
 from search.bundles.pt2 import EXAMPLES, INPUTS, MODEL, PROBABILITY
 from search.bundles.scorer import Scorer, record_batch
-from trials.data.encode_rows import transform
+from trials.data.encoding import transform
 from trials.data.loader import feature_batch
 from trials.data.vocabulary import hash64
 

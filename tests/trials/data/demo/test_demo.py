@@ -27,8 +27,8 @@ from trials.data.demo.generate import (
     Examples,
     Floats,
     Teacher,
+    generate,
 )
-from trials.data.demo.write import generate
 
 ROWS = 70_000  # more than one group of rows
 SPEC = DemoLog(rows=ROWS, seed=3)

@@ -14,8 +14,17 @@ import pytest
 from dhen.errors import UserError
 from dhen.values import parse
 from trials.data.demo import SHARES, TIME, DemoLog
-from trials.data.demo.generate import CATEGORICAL, COUNTER, COUNTS, MULTI_HOT, Examples, Floats, Ints, Teacher
-from trials.data.demo.write import generate
+from trials.data.demo.generate import (
+    CATEGORICAL,
+    COUNTER,
+    COUNTS,
+    MULTI_HOT,
+    Examples,
+    Floats,
+    Ints,
+    Teacher,
+    generate,
+)
 
 ROWS = 70_000  # more than one group of rows
 RECURRING = DemoLog(rows=ROWS, seed=3, users=2_000, items=300, own=0.1, affinity=0.5)

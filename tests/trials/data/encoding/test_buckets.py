@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trials.data.encode_rows import transform
-from trials.data.encoding import Encoding
+from trials.data.encoding import Encoding, transform
 from trials.data.log_schema import NumericColumn
 from trials.data.prepare import fit
 from trials.data.prepare.fit import Quantiles

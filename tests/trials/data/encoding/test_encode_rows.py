@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 
 from dhen.errors import UserError
-from trials.data.encode_rows import encode_rows, transform
-from trials.data.encoding import EncodedRows, Encoding
+from trials.data.encoding import EncodedRows, Encoding, encode_rows, transform
 from trials.data.prepare.prepare_log import prepare
 from trials.data.raw import readers
 

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dhen.errors import UserError
-from trials.data.encode_rows import transform
-from trials.data.encoding import CLIP, Encoding, NumericScale
+from trials.data.encoding import CLIP, Encoding, NumericScale, transform
 from trials.data.log_schema import (
     CategoricalColumn,
     LogSchema,

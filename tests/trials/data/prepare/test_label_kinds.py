@@ -11,7 +11,7 @@ import pytest
 
 from dhen.errors import UserError
 from search.analysis.losses import blocks_of
-from trials.data.encode_rows import encode_rows
+from trials.data.encoding import encode_rows
 from trials.data.log_schema import SPLITS
 from trials.data.prepare.prepare_log import prepare
 from trials.data.prepared_log import PreparedLog

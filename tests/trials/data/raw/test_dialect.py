@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dhen.errors import UserError
-from trials.data.encode_rows import encode_rows
+from trials.data.encoding import encode_rows
 from trials.data.log_schema import UNSAID, GivenDialect
 from trials.data.prepare.prepare_log import prepare
 from trials.data.raw import sources
