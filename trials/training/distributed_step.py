@@ -216,7 +216,7 @@ class DistributedStep(Step):
             features = self._served.of_batch(batch)
         embeddings = self._lookup(features, begun)
         whole = embeddings if self._lookups is None else self._lookups.gather(embeddings, batch.size)
-        inputs = DenseInputs.of(whole, batch.features)
+        inputs = DenseInputs(whole, batch.features.numeric_BK, batch.features.share_BN)
         weight = batch.size * self._data.ranks / (batch.of_step or self._batch_size)
         dense = DenseBatch(inputs, batch.label_B, batch.weight_B)
         if self._layout is None:
@@ -345,7 +345,7 @@ class DistributedStep(Step):
         embeddings = self._lookup(of_rank)
         if self._lookups is not None:
             embeddings = self._lookups.gather(embeddings, whole.size)
-        inputs = DenseInputs.of(embeddings, whole)
+        inputs = DenseInputs(embeddings, whole.numeric_BK, whole.share_BN)
         if self._layout is None:
             return self._engine.predict(inputs)
         shared = Shared(self._layout.group, len(features.numeric_BK), features.numeric_BK.device)

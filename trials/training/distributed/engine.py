@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.optim import Optimizer
 
-from dhen.batch import FeatureBatch
 from dhen.inputs.features import FeatureProcessing, Tables
 from dhen.inputs.growing import GrowingRows
 from trials.optim.adamw import Clip
@@ -37,11 +36,6 @@ class DenseInputs(NamedTuple):
     """Numeric inputs in float32."""
     share_BN: Tensor | None = None
     """As `FeatureBatch` has it."""
-
-    @classmethod
-    def of(cls, embeddings: tuple[Tensor, ...], features: FeatureBatch) -> Self:
-        """Returns the inputs of a batch whose embeddings were looked up."""
-        return cls(embeddings, features.numeric_BK, features.share_BN)
 
     def part(self, rows: slice | Tensor) -> DenseInputs:
         """Returns the inputs of some examples."""

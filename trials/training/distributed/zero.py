@@ -272,14 +272,14 @@ class Zero(Engine):
 
     def state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
         """Returns the own parts of weights and moments, to save or to load into (`restored`)."""
-        starts = list(accumulate((bucket.length for bucket in self.buckets), initial=0))
+        length = sum(bucket.length for bucket in self.buckets)
         pieces: dict[str, list[Piece]] = {"weight": [], **{moment: [] for moment in MOMENTS}}
-        for start, bucket in zip(starts, self.buckets, strict=False):
+        for bucket, ((start, stop),) in zip(self.buckets, self.clipped_ranges(), strict=True):
             own = {"weight": bucket.master.detach(), **moments(self._updating, bucket.master)}
             for name, values in own.items():
-                if bucket.owned:  # without what pads a bucket to equal parts
-                    pieces[name].append(Piece(start + bucket.begin, values[: bucket.owned]))
-        return {name: FlatPieces(starts[-1], tuple(own_pieces)) for name, own_pieces in pieces.items()}
+                if start < stop:  # without what pads a bucket to equal parts
+                    pieces[name].append(Piece(start, values[: stop - start]))
+        return {name: FlatPieces(length, tuple(own_pieces)) for name, own_pieces in pieces.items()}
 
     def clipped_ranges(self) -> list[list[tuple[int, int]]]:
         """Returns where the own part of each bucket lies in the vector of all weights, one range each."""

@@ -347,14 +347,14 @@ class GrowingTables:
             place = torch.arange(first, first + count) * self._strides[table] % capacity
             row = place + self._rows.spans[table].start
             row = row[(self._rows.keys[row] != EMPTY) & (self._seen[row] < self._steps)]
-            name, rows = self._rows.tables[table].name, self._rows.tables[table].rows
-            if len(row) < wanted and count == capacity and name not in self._said:
-                self._said.add(name)
+            grown = self._rows.tables[table]
+            if len(row) < wanted and count == capacity and grown.name not in self._said:
+                self._said.add(grown.name)
                 LOG.warning(
                     "table %r: capacity %d is less than the ids of one batch; those that find no row share the "
                     "default row. Give it more capacity, or train with smaller batches.",
-                    name,
-                    rows - 1,
+                    grown.name,
+                    grown.rows - 1,
                 )
             # those whose keys are worth least, the least first
             worth, is_lfu = self._seen[row], self._rules[table].evict == "lfu"

@@ -291,9 +291,7 @@ class Server:
         Raises:
             UserError: if files are missing or damaged.
         """
-        self._take_over(folder)
-        self._synchrony.begin(steps)
-        self._dispenser.begin(steps)
+        self._begin(steps, folder)
         self._came_back_at = steps
         LOG.info("server %d goes on from %s", self._share.server, folder)
 
@@ -428,16 +426,17 @@ class Server:
             case Op.EXPORT:
                 part.save(_path(request), self._dense.state() if self._dense is not None else {})
             case Op.IMPORT:
-                if request.tensors:
-                    self._take_over(_path(request))
-                self._synchrony.begin(request.step)
-                self._dispenser.begin(request.step)
+                self._begin(request.step, _path(request) if request.tensors else None)
         return Message(request.op, step, number, tensors)
 
-    def _take_over(self, folder: Path) -> None:
-        files = self._part.load(folder)
-        if self._dense is not None:
-            self._dense.load(files)
+    def _begin(self, steps: int, folder: Path | None) -> None:
+        """Goes on after so many steps, from what servers have saved in a folder, or from what is here."""
+        if folder is not None:
+            files = self._part.load(folder)
+            if self._dense is not None:
+                self._dense.load(files)
+        self._synchrony.begin(steps)
+        self._dispenser.begin(steps)
 
 
 def path_tensor(path: Path) -> Tensor:
