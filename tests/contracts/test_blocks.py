@@ -65,14 +65,14 @@ def test_is_exported_for_any_number_of_examples_which_do_not_mix(kind: str) -> N
     torch.manual_seed(0)
     shape = SHAPES[0]
     block = BLOCKS[kind]().build(shape, dropout=0.0).eval()
-    x_BMD = torch.randn(4, shape.embeddings, shape.dim)  # no other size of the module's
+    given_BMD = torch.randn(4, shape.embeddings, shape.dim)
     with torch.no_grad():
-        alone = torch.cat([block(x_B1MD) for x_B1MD in x_BMD.split(1)])
-        torch.testing.assert_close(block(x_BMD), alone)
-        program = torch.export.export(block, (x_BMD,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+        program = torch.export.export(block, (given_BMD,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
         for examples in (1, 7):
             x_BMD = torch.randn(examples, shape.embeddings, shape.dim)
             torch.testing.assert_close(program.module()(x_BMD), block(x_BMD))
+        alone = torch.cat([block(x_BMD) for x_BMD in given_BMD.split(1)])
+        torch.testing.assert_close(block(given_BMD), alone)
 
 
 @every_block
