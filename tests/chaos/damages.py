@@ -11,8 +11,7 @@ from pathlib import Path
 from random import Random
 
 from chaos import kills
-from chaos.hit import Hit
-from chaos.scenes import PATIENCE_SECONDS, Broken, Scene
+from chaos.scenes import PATIENCE_SECONDS, Broken, Hit, Scene
 
 from dhen.atomic_write import write_atomically
 

@@ -8,9 +8,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from chaos import damages, kills, on_ray, services
-from chaos.hit import Hit
 from chaos.on_ray import OnRay
-from chaos.scenes import OnSmallDisk, Scene, SeveralDrivers, Tracked
+from chaos.scenes import Hit, OnSmallDisk, Scene, SeveralDrivers, Tracked
 
 
 class Fault(NamedTuple):

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from random import Random
 
 from chaos import processes
-from chaos.hit import Hit
-from chaos.scenes import Broken, Scene, SeveralDrivers
+from chaos.scenes import Broken, Hit, Scene, SeveralDrivers
 
 ON_SECONDS, SHARE = 0.01, 0.1
 """A slow rank runs so long at a time, and this share of all the time."""

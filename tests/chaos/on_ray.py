@@ -12,8 +12,7 @@ from random import Random
 from typing import Any
 
 from chaos import processes
-from chaos.hit import Hit
-from chaos.scenes import Scene
+from chaos.scenes import Hit, Scene
 from faulty_hosts import CPUS, ENVIRONMENT, add_node, ray_cluster
 
 from trials.runtime.hosts.ray_connection import RAYS_SETTING, SHARE

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from chaos import processes
 from chaos.small_disk import SmallDisk
@@ -54,6 +54,19 @@ HANG_SECONDS = 6.0
 
 class Broken(Exception):  # noqa: N818
     """What a study did that no fault may make it do."""
+
+
+class Hit(NamedTuple):
+    """What a fault did."""
+
+    trials: set[int] | None = None
+    """Trials that it hit; None: any may show that training goes on."""
+    ended_at: float = 0.0
+    """When it was over, from which on recovery counts; 0: at once."""
+
+    @property
+    def since(self) -> float:
+        return self.ended_at or time.time()
 
 
 class Scene:

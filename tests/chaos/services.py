@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from random import Random
 
-from chaos.hit import Hit
-from chaos.scenes import OnSmallDisk, SeveralDrivers, Tracked
+from chaos.scenes import Hit, OnSmallDisk, SeveralDrivers, Tracked
 
 GONE_SECONDS, LONG_GONE_SECONDS = 10.0, 120.0
 END_SECONDS = 5.0

@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dhen.batch import FeatureBatch
 from dhen.config import ModelConfig
 from dhen.cost import LOOKUP, dense_parameters, embedding_parameters, headline_flops
+from dhen.inputs.features import EmbeddingTables
 from dhen.model import build_model, catalog, model_cost, named_model, parse_model
 from dhen.schema import FeatureSchema, Table
 
@@ -26,7 +27,7 @@ BUCKETS = FULL.replace(
 )
 ONLY_NUMERIC = FeatureSchema(numeric=("x", "y"))
 ONLY_TABLES = FeatureSchema(tables=(Table(name="a", rows=10), Table(name="b", rows=7)))
-SCHEMAS = {"full": FULL, "buckets": BUCKETS, "only numeric": ONLY_NUMERIC, "only tables": ONLY_TABLES}
+SCHEMAS = (FULL, BUCKETS, ONLY_NUMERIC, ONLY_TABLES)
 
 SHARED = {
     "members": {"layers": [{"modules": ["linear"], "raw_numeric": True}, {"modules": ["mlp"]}], "members": 3},
@@ -41,9 +42,6 @@ SHARED = {
 EVERY = {name: named_model(name) for name in catalog()} | {
     name: parse_model(data, name) for name, data in SHARED.items()
 }
-
-every_model = pytest.mark.parametrize("name", sorted(EVERY))
-every_schema = pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS.keys())
 
 
 def batch_for(schema: FeatureSchema) -> FeatureBatch:
@@ -67,10 +65,14 @@ def mixed(schema: FeatureSchema) -> FeatureSchema:
     return schema.replace(tables=(*larger, *others))
 
 
-@every_model
-@every_schema
-def test_logits_and_costs(name: str, schema: FeatureSchema) -> None:
-    check(EVERY[name], schema)
+@pytest.mark.parametrize("name", sorted(EVERY))
+def test_logits_and_costs(name: str) -> None:
+    config = EVERY[name]
+    assert parse_model(config.to_dict(), name) == config
+    for schema in SCHEMAS:
+        check(config, schema)
+    for schema in (FULL, ONLY_TABLES):
+        check(config.replace(table_dim_exponent=1.0), mixed(schema))
 
 
 def check(config: ModelConfig, schema: FeatureSchema) -> None:
@@ -86,18 +88,6 @@ def check(config: ModelConfig, schema: FeatureSchema) -> None:
     assert dense_parameters(rows) + embedding_parameters(rows) == counted
 
 
-@every_model
-@pytest.mark.parametrize("schema", [FULL, ONLY_TABLES], ids=["full", "only tables"])
-def test_logits_and_costs_of_mixed_dimensions(name: str, schema: FeatureSchema) -> None:
-    check(EVERY[name].replace(table_dim_exponent=1.0), mixed(schema))
-
-
-@every_model
-def test_configs_round_trip(name: str) -> None:
-    config = EVERY[name]
-    assert parse_model(config.to_dict(), name) == config
-
-
 def test_lookup_bytes_follow_the_ids_looked_up() -> None:
     rows = model_cost(named_model("dlrm"), FULL)
     dim = named_model("dlrm").embedding_dim
@@ -105,8 +95,6 @@ def test_lookup_bytes_follow_the_ids_looked_up() -> None:
 
 
 def test_an_empty_bag_is_a_zero_embedding() -> None:
-    from dhen.inputs.features import EmbeddingTables
-
     tables = EmbeddingTables(FULL, 4)
     looked_up = tables(batch_for(FULL))
     assert looked_up[-1].shape == (BATCH, 1, 4)
@@ -114,8 +102,6 @@ def test_an_empty_bag_is_a_zero_embedding() -> None:
 
 
 def test_tables_do_not_overlap() -> None:
-    from dhen.inputs.features import EmbeddingTables
-
     tables = EmbeddingTables(FULL, 1)
     with torch.no_grad():
         tables.weight.copy_(torch.arange(FULL.total_rows).unsqueeze(1))
@@ -127,11 +113,3 @@ def test_tables_do_not_overlap() -> None:
     one_hot, bag = tables(zeros)
     assert one_hot.flatten().tolist() == [0.0, 10.0]
     assert bag.item() == 17.5
-
-
-def test_experts_multiply_the_flops() -> None:
-    one = parse_model({"family": "advanced_dlrm"}, "one")
-    four = parse_model({"family": "advanced_dlrm", "experts": 4}, "four")
-    mlp = sum(row.flops for row in model_cost(one, FULL) if row.name.startswith("mlp"))
-    experts = sum(row.flops for row in model_cost(four, FULL) if ".expert" in row.name)
-    assert experts == 4 * mlp

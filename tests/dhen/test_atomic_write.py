@@ -16,11 +16,6 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def break_off(path: Path, error: type[BaseException]) -> None:
-    path.write_text("ne")
-    raise error
-
-
 def test_a_file_is_the_old_one_until_the_new_one_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     write_atomically(path, "old ä")
@@ -32,16 +27,24 @@ def test_a_file_is_the_old_one_until_the_new_one_is_whole(tmp_path: Path) -> Non
     assert names(tmp_path) == ["report.html"]
 
 
+def break_off(path: Path, error: type[BaseException]) -> None:
+    path.write_text("ne")
+    raise error
+
+
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_a_file_that_cannot_be_written_leaves_the_old_one_alone(
-    tmp_path: Path, error: type[BaseException]
-) -> None:
-    path = tmp_path / "report.html"
+def test_what_cannot_be_written_leaves_the_old_one_alone(tmp_path: Path, error: type[BaseException]) -> None:
+    path, folder = tmp_path / "report.html", tmp_path / "best"
     path.write_text("old")
+    folder.mkdir()
+    (folder / "old").touch()
     with pytest.raises(error), atomic_file(path) as temporary:
         break_off(temporary, error)
+    with pytest.raises(error), atomic_folder(folder) as partial:
+        break_off(partial / "new", error)
     assert path.read_text() == "old"
-    assert names(tmp_path) == ["report.html"]
+    assert names(folder) == ["old"]
+    assert names(tmp_path) == ["best", "report.html"]
 
 
 def test_a_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
@@ -52,19 +55,6 @@ def test_a_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
             assert not (path / name).exists()
         assert names(path) == [name]
     assert names(path.parent) == ["best"]
-
-
-@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_a_folder_that_cannot_be_written_leaves_the_old_one_alone(
-    tmp_path: Path, error: type[BaseException]
-) -> None:
-    path = tmp_path / "best"
-    path.mkdir()
-    (path / "old").touch()
-    with pytest.raises(error), atomic_folder(path) as partial:
-        break_off(partial / "new", error)
-    assert names(path) == ["old"]
-    assert names(tmp_path) == ["best"]
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from command_line import write_log
 from gloo_ranks import on_ranks
-from interrupted import Interrupted, Told, run
+from interrupted import Told, broken_off, run
+from small_jobs import BATCH, a_job, fresh
 from tools import needs
 
 from dhen.batch import Keys
@@ -29,7 +30,7 @@ from trials.training.step import TrainStep
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-ROWS, BATCH, STEPS = 2000, 42, 16
+ROWS, STEPS = 2000, 16
 LAYER = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3}
 MODEL = parse_model({"embedding_dim": 4, "layers": [LAYER], "dropout": 0.0}, "test")
 GIVEN = GivenGrowing(capacity=30, columns=("user", "tags", "site"), evict="lru")
@@ -39,13 +40,9 @@ IN_TIME = GIVEN.replace(ttl="3h")
 KEYS = "features.growing.keys"
 
 
-def a_job(log: PreparedLog, **training: object) -> Job:
-    settings = {"batch_size": BATCH, "precision": "fp32", "epochs": 2, "evaluate_every": 700, "patience": 9}
-    settings |= {"learning_rate": 5e-4, "embedding_learning_rate": 0.01} | training
-    job = Job.model_validate(
-        {"model": MODEL, "features": log.features, "log": log.fingerprint, "training": settings, "seed": 1}
-    )
-    return job.replace(training=job.training.resolved(log.split("train").rows, "fp32"))
+def job_of(log: PreparedLog, **training: object) -> Job:
+    settings = {"epochs": 2, "evaluate_every": 700, "learning_rate": 5e-4, "embedding_learning_rate": 0.01}
+    return a_job(log, MODEL, **settings | training)
 
 
 def grown_log(folder: Path, given: GivenGrowing = GIVEN) -> PreparedLog:
@@ -90,11 +87,6 @@ def trained(step: TrainStep | DistributedStep, log: PreparedLog, ranks: Ranks) -
     return {"losses": losses, "ne": ne, "weights": step.weights()}
 
 
-def fresh(log: PreparedLog) -> torch.nn.Module:
-    torch.manual_seed(0)
-    return build_model(MODEL, log.features).train()
-
-
 def on_a_rank(folder: Path) -> dict[str, Any]:
     log, ranks, found = PreparedLog.open(folder), Ranks(dist.get_rank(), 1, 2), {}
     cluster = load_cluster("zionex").with_ranks("1x2")
@@ -102,11 +94,11 @@ def on_a_rank(folder: Path) -> dict[str, Any]:
         (Strategy(), {}),
         (Strategy(dense="fsdp", micro_batches=2), {"table_decay": 0.02}),
     ):
-        job = a_job(log, **more)
-        step = DistributedStep(fresh(log), job, strategy, ranks, cluster, where=torch.device("cpu"))
+        job = job_of(log, **more)
+        step = DistributedStep(fresh(log, MODEL), job, strategy, ranks, cluster, where=torch.device("cpu"))
         mine = trained(step, log, ranks)
         if ranks.first:
-            plain = trained(TrainStep(fresh(log), job.training), log, Ranks())
+            plain = trained(TrainStep(fresh(log, MODEL), job.training), log, Ranks())
             found[strategy.name] = compared(mine, plain)
     return found
 
@@ -139,10 +131,10 @@ def test_ranks_give_the_rows_that_one_process_gives(request: pytest.FixtureReque
 
 
 def test_one_rank_trains_alike_with_tables_in_an_engine(in_steps: PreparedLog) -> None:
-    job = a_job(in_steps)
-    plain = trained(TrainStep(fresh(in_steps), job.training), in_steps, Ranks())
+    job = job_of(in_steps)
+    plain = trained(TrainStep(fresh(in_steps, MODEL), job.training), in_steps, Ranks())
     step = DistributedStep(
-        fresh(in_steps), job, Strategy(checkpointing="full"), Ranks(), where=torch.device("cpu")
+        fresh(in_steps, MODEL), job, Strategy(checkpointing="full"), Ranks(), where=torch.device("cpu")
     )
     found = compared(trained(step, in_steps, Ranks()), plain)
     assert found["losses"][0] == pytest.approx(found["losses"][1], abs=1e-6)
@@ -160,7 +152,7 @@ def test_ids_have_rows_that_occur_often_enough_within_a_pass(tmp_path: Path) -> 
     assert (counts == 2).any()
     batch_size = 40
     assert split.rows % batch_size == 0
-    told = run(a_job(whole, batch_size=batch_size), whole, Told(), None)
+    told = run(job_of(whole, batch_size=batch_size), whole, Told(), None)
     model = build_model(MODEL, whole.features)
     model.load_state_dict(told.weights)
     rows = model.features.growing.index.find(
@@ -177,7 +169,7 @@ def test_ids_lose_their_rows_that_were_not_seen_for_so_long(tmp_path: Path) -> N
     assert split.inputs.keys is not None
     assert split.timestamp is not None
     assert split.rows % batch_size == 0
-    job = a_job(whole, batch_size=batch_size, order="log", epochs=1, evaluate_every=split.rows)
+    job = job_of(whole, batch_size=batch_size, order="log", epochs=1, evaluate_every=split.rows)
     told = run(job, whole, Told(), None)
     last_seen = dict(zip(split.inputs.keys[:, 0].tolist(), np.arange(split.rows) // batch_size, strict=True))
     newest = split.timestamp.reshape(-1, batch_size).max(axis=1)
@@ -208,10 +200,9 @@ def test_one_rank_goes_on_to_the_bit(
     examples: int,
 ) -> None:
     log: PreparedLog = request.getfixturevalue("in_time" if settings == {"order": "log"} else "in_steps")
-    job = a_job(log, **settings)
+    job = job_of(log, **settings)
     undisturbed = run(job, log, Told(), None, strategy=strategy)
-    with pytest.raises(Interrupted):
-        run(job, log, Told(at=examples), tmp_path / "kept", strategy=strategy)
+    broken_off(job, log, tmp_path / "kept", examples, strategy=strategy)
     assert list((tmp_path / "kept").iterdir())
     again = run(job, log, Told(), tmp_path / "kept", strategy=strategy)
     assert again.answer == undisturbed.answer

@@ -3,26 +3,22 @@ schedule."""
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from command_line import write_log
 from gloo_ranks import on_ranks
+from small_jobs import LAYER, a_job, apart, batches, first_moment, fresh, log_with_few_buckets
 from tools import needs
-from torch import Tensor, nn
 
 from dhen.config import ModelConfig
-from dhen.model import build_model, parse_model
+from dhen.model import parse_model
 from trials.cluster.cluster import Cluster
 from trials.cluster.this_machine import load_cluster
-from trials.data.loader import Batch, train_batches
-from trials.data.prepare.prepare_log import prepare
-from trials.data.prepared_log import IdCounts, PreparedLog
-from trials.data.roles.infer import infer_schema
+from trials.data.loader import Batch
+from trials.data.prepared_log import PreparedLog
 from trials.planner.pipeline import orders
 from trials.records.job import Job
 from trials.records.strategy import Ranks, Strategy, named
@@ -32,11 +28,9 @@ from trials.training.distributed_step import DistributedStep
 pytestmark = needs("torchrec")
 
 CPU = torch.device("cpu")
-STEPS, BATCH = 6, 42
-"""No micro-batch of 42 examples is as long as the next."""
+STEPS = 4
 SHAPES = {2: (1, 2), 4: (2, 2)}
 """Hosts and ranks per host."""
-LAYER = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3, "raw_numeric": True}
 LAYERS = [LAYER, {"modules": ["attention"], "out_embeddings": 4}, LAYER, LAYER]
 MODEL = parse_model({"embedding_dim": 4, "layers": LAYERS, "dropout": 0.0}, "test")
 """Layers that take raw numeric inputs are on later stages too."""
@@ -62,42 +56,8 @@ ROUNDED = 3e-6
 
 
 def job(log: PreparedLog, model: ModelConfig = MODEL, **training: object) -> Job:
-    settings = {"batch_size": BATCH, "precision": "fp32", "weight_decay": 0.01, "epochs": 1}
-    settings |= {"embedding_learning_rate": 0.02, "learning_rate": 2.5e-4, "clip_norm": CLIP_NORM} | training
-    return Job.model_validate(
-        {
-            "model": model,
-            "features": log.features,
-            "log": log.fingerprint,
-            "training": settings,
-            "seed": 0,
-        }
-    )
-
-
-def fresh(log: PreparedLog, model: ModelConfig = MODEL) -> nn.Module:
-    torch.manual_seed(0)
-    return build_model(model, log.features).train()
-
-
-def batches(log: PreparedLog, rank: int, parts: int) -> list[Batch]:
-    split = log.split("train")
-    found = train_batches(
-        split, batch_size=BATCH, seed=0, epoch=0, rank=rank, ranks=parts, counts=IdCounts(split, split.rows)
-    )
-    return list(itertools.islice(found, STEPS))
-
-
-def first_gradient(step: DistributedStep, ranks: int) -> Tensor:
-    """The dense part's after one step, from AdamW's first moment."""
-    state = step.dense_state()["exp_avg"]
-    whole, every = torch.full((state.length,), float("nan")), [state]
-    if ranks > 1:
-        every = [None] * ranks  # type: ignore[list-item]
-        dist.all_gather_object(every, state)
-    for start, values in (piece for pieces in every for piece in pieces.pieces):
-        whole[start : start + len(values)] = values
-    return whole
+    settings = {"weight_decay": 0.01, "epochs": 1, "embedding_learning_rate": 0.02, "learning_rate": 2.5e-4}
+    return a_job(log, model, seed=0, **settings | {"clip_norm": CLIP_NORM} | training)
 
 
 def trained(step: DistributedStep, log: PreparedLog, mine: list[Batch], ranks: int) -> dict[str, Any]:
@@ -111,7 +71,7 @@ def trained(step: DistributedStep, log: PreparedLog, mine: list[Batch], ranks: i
             dist.all_reduce(loss)
         losses.append(loss.item() / ranks)
         if number == 0:
-            gradient = first_gradient(step, ranks)
+            gradient = first_moment(step, ranks)
         if number == 1:
             step.settle()
             metrics.append(step.evaluate(log, "validation").to_dict())
@@ -128,18 +88,13 @@ def trained(step: DistributedStep, log: PreparedLog, mine: list[Batch], ranks: i
 
 def beside(mine: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
     """How far a training is from that of one process."""
-    gradient, weights = plain["gradient"], plain["weights"]
-    assert mine["weights"].keys() == weights.keys()
+    gradient = plain["gradient"]
     return {
         "losses": [a - b for a, b in zip(mine["losses"], plain["losses"], strict=True)],
         "gradient": float((mine["gradient"] - gradient).norm() / gradient.norm()),
         "clipped": [mine["clipped"], plain["clipped"]],
         "metrics": [[metrics["ne"] for metrics in of["metrics"]] for of in (mine, plain)],
-        "weights": max(
-            float((mine["weights"][name] - weight).abs().max())
-            for name, weight in weights.items()
-            if weight.numel()
-        ),
+        "weights": apart(mine["weights"], plain["weights"]),
         "finite": mine["finite"],
     }
 
@@ -150,14 +105,14 @@ def executed(
     """A strategy beside one process, as rank 0 sees it."""
     step = DistributedStep(fresh(log, this.model), this, strategy, ranks, cluster, where=CPU)
     part = ranks.data_part(strategy.pipeline)
-    mine = trained(step, log, batches(log, *part), ranks.world)
+    mine = trained(step, log, batches(log, STEPS, *part), ranks.world)
     held = [None] * ranks.world
     dist.all_gather_object(held, sum(len(p.values) for p in step.dense_state()["exp_avg"].pieces))
-    name, scheduled = step.strategy.name, passes(step, batches(log, *part)[0])
+    name, scheduled = step.strategy.name, passes(step, batches(log, STEPS, *part)[0])
     if not ranks.first:
         return {}
     alone = DistributedStep(fresh(log, this.model), this, Strategy(), Ranks(), where=CPU)
-    plain = trained(alone, log, batches(log, 0, 1), 1)
+    plain = trained(alone, log, batches(log, STEPS), 1)
     found = beside(mine, plain)
     return found | {"held": held, "name": name, "passes": scheduled, "whole": len(plain["gradient"])}
 
@@ -222,11 +177,11 @@ def goes_on_otherwise(
         checkpoints = Checkpoints(folder / f"{first} then {then}", this, ranks, seconds=0.0)
         for number, name in enumerate((first, then)):
             strategy = named(name)
-            step = DistributedStep(fresh(log), this, strategy, ranks, cluster, where=CPU)
+            step = DistributedStep(fresh(log, MODEL), this, strategy, ranks, cluster, where=CPU)
             part = ranks.data_part(strategy.pipeline)
             if number:
                 assert checkpoints.restore(step) is not None
-            some = batches(log, *part)[number * half : (number + 1) * half]
+            some = batches(log, STEPS, *part)[number * half : (number + 1) * half]
             losses += trained(step, log, some, ranks.world)["losses"]
             if not number:
                 checkpoints.save(step, TrainingState(next_evaluation=1, steps=half), None)
@@ -237,12 +192,7 @@ def goes_on_otherwise(
 @pytest.fixture(scope="module", params=SHAPES, ids="{} ranks".format)
 def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("ranks")
-    write_log(folder / "log.csv", 1010)
-    schema = infer_schema([folder / "log.csv"])
-    # tables that are cut in two have two Adagrad sums per row, and do not follow one process
-    numeric = {name: column.replace(buckets=8) for name, column in schema.numeric.items()}
-    schema = schema.replace(columns={**schema.columns, **numeric})
-    prepare([folder / "log.csv"], out=folder / "log", schema=schema)
+    log_with_few_buckets(folder, 510)
     found: dict[str, Any] = on_ranks(on_a_rank, request.param, folder)
     return found | {"ranks": request.param}
 

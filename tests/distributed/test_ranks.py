@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
+from command_line import free_port
 from faulty_ranks import (
     BAD_RANK,
     RANKS,
@@ -115,8 +115,7 @@ def test_a_rank_killed_from_outside_is_named(launcher: Launcher, tmp_path: Path)
     assert all_gone(found)
 
 
-@pytest.mark.parametrize("stopped", [False, True], ids=["all run", "one is stopped"])
-def test_no_process_outlives_its_driver(tmp_path: Path, stopped: bool) -> None:
+def test_no_process_outlives_its_driver_nor_does_one_that_is_stopped(tmp_path: Path) -> None:
     driver = subprocess.Popen(
         [sys.executable, "-c", f"import faulty_ranks; faulty_ranks.drive({str(tmp_path)!r})"],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sys.path))},
@@ -126,15 +125,16 @@ def test_no_process_outlives_its_driver(tmp_path: Path, stopped: bool) -> None:
     assert driver.stdout is not None
     found = [int(pid) for pid in driver.stdout.readline().split()]
     assert len(found) == RANKS + 1
-    if stopped:
-        os.kill(found[1], signal.SIGSTOP)
+    os.kill(found[1], signal.SIGSTOP)
     driver.kill()
     driver.wait()
     driver.stdout.close()
     assert all_gone(found)
 
 
-def test_a_killed_fork_server_ends_its_ranks_and_is_replaced(launcher: Launcher, tmp_path: Path) -> None:
+def test_a_killed_fork_server_ends_its_ranks_and_is_replaced_also_while_it_starts_some(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     run = start(launcher, tmp_path / "a", steps=ENDLESS)
     found = pids(tmp_path / "a")
     os.kill(fork_server(), signal.SIGKILL)
@@ -144,20 +144,14 @@ def test_a_killed_fork_server_ends_its_ranks_and_is_replaced(launcher: Launcher,
     assert last.killed
     assert all_gone(found)
     assert everything(start(launcher, tmp_path / "b"))[-1] == trained()
-
-
-def test_a_fork_server_killed_while_it_starts_ranks_is_replaced(launcher: Launcher, tmp_path: Path) -> None:
-    launcher.warm_up()
     os.kill(fork_server(), signal.SIGSTOP)  # a start waits for it, as for one that still imports
     threading.Timer(0.5, os.kill, (fork_server(), signal.SIGKILL)).start()
-    assert everything(start(launcher, tmp_path / "a"))[-1] == trained()
+    assert everything(start(launcher, tmp_path / "c"))[-1] == trained()
 
 
 def test_hosts_meet_at_an_address(launcher: Launcher, tmp_path: Path) -> None:
     """Each host starts its own ranks, in a folder of its own; only the first tells how it went."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     runs = [start(launcher, tmp_path / str(host), address=address, host=host) for host in range(2)]
     assert everything(runs[0])[-1] == trained()
     assert everything(runs[1]) == []
@@ -166,9 +160,7 @@ def test_hosts_meet_at_an_address(launcher: Launcher, tmp_path: Path) -> None:
 
 
 def test_a_host_that_loses_its_peers_ends(launcher: Launcher, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     runs = [start(launcher, tmp_path / str(host), "SIGKILL", address=address, host=host) for host in range(2)]
     first, second = everything(runs[0])[-1], everything(runs[1])[-1]
     assert isinstance(first, Failed)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import small_jobs
+
 from dhen.config import ModelConfig
 from dhen.model import parse_model
 from trials.data.prepared_log import PreparedLog
@@ -19,7 +21,7 @@ from trials.records.task import Task
 from trials.runtime.launcher import Launcher, Run, wait_for
 from trials.store.weights import Weights, read_weights
 
-BATCH, SECONDS = 42, 240
+SECONDS = 240
 LAYER = {"modules": ["dcn_v2", "dlrm"], "out_embeddings": 3}
 MODEL = parse_model(
     {"embedding_dim": 8, "table_dim_exponent": 0.5, "layers": [LAYER], "dropout": 0.0}, "test"
@@ -48,18 +50,10 @@ def a_job(
     log: PreparedLog, tables: dict[str, Any] | None = None, model: ModelConfig = MODEL, **training: Any
 ) -> Job:
     """With a learning rate that does not amplify rounding."""
-    settings = {"batch_size": BATCH, "precision": "fp32", "epochs": 1, "evaluate_every": 400, "patience": 9}
-    settings |= {
-        "learning_rate": 5e-4,
-        "embedding_learning_rate": 0.01,
-        "plateau_factor": 1.0,
-        "schedule": "constant",
-    }
-    settings |= {"clip_norm": 0.3} | training | ({"tables": tables} if tables else {})
-    job = Job.model_validate(
-        {"model": model, "features": log.features, "log": log.fingerprint, "training": settings, "seed": 1}
-    )
-    return job.replace(training=job.training.resolved(log.split("train").rows, "fp32"))
+    settings: dict[str, Any] = {"epochs": 1, "evaluate_every": 400, "learning_rate": 5e-4, "clip_norm": 0.3}
+    settings |= {"embedding_learning_rate": 0.01, "plateau_factor": 1.0, "schedule": "constant"}
+    settings |= training | ({"tables": tables} if tables else {})
+    return small_jobs.a_job(log, model, **settings)
 
 
 def a_task(job: Job, log_folder: Path, strategy: str, ranks: int, **fields: Any) -> Task:
@@ -93,11 +87,3 @@ def train_on_servers(
 def failure(served: Served) -> str:
     """Why a training failed."""
     return next(event.error for event in served.events if isinstance(event, Failed))
-
-
-def apart(mine: Weights, other: Weights) -> float:
-    """The largest difference of two models' weights."""
-    assert mine.keys() == other.keys()
-    return max(
-        float((mine[name].float() - other[name].float()).abs().max()) for name in mine if mine[name].numel()
-    )

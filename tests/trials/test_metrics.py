@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trials.records.metrics import auc, entropy, evaluate_predictions, log_loss, undo_negative_sampling
+from trials.records.metrics import auc, evaluate_predictions, log_loss, undo_negative_sampling
 
 
 def example(seed: int, n: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -61,10 +61,6 @@ def test_calibration_is_predicted_over_clicked() -> None:
 def test_certain_mistakes_stay_finite() -> None:
     label = np.array([0.0, 1.0, 1.0])
     assert np.isfinite(log_loss(np.array([1.0, 0.0, 1.0]), label, np.ones(3)))
-
-
-def test_entropy_of_a_coin() -> None:
-    assert entropy(0.5) == pytest.approx(np.log(2.0))
 
 
 def test_negative_sampling_is_undone() -> None:

@@ -66,12 +66,11 @@ def assert_equal(layout: BlockLayout, dtype: torch.dtype, **tolerance: float) ->
 
 
 @every_layout
-@pytest.mark.parametrize("heads", [1, 2, 4])
-@pytest.mark.parametrize("embeddings", [1, 7, 64, 77])
-def test_it_is_dense_attention_under_the_same_mask(name: str, heads: int, embeddings: int) -> None:
-    layout = configured(name, heads=heads, block_size=5).layout_over(embeddings)
-    assert_equal(layout, torch.float64)
-    assert_equal(layout, torch.float32, rtol=1e-4, atol=1e-5)
+def test_it_is_dense_attention_under_the_same_mask(name: str) -> None:
+    """The next test varies everything else."""
+    for heads, embeddings in ((1, 77), (2, 64), (4, 7), (4, 1)):
+        layout = configured(name, heads=heads, block_size=5).layout_over(embeddings)
+        assert_equal(layout, torch.float32, rtol=1e-4, atol=1e-5)
 
 
 def test_it_is_so_in_half_precision_as_far_as_that_goes() -> None:

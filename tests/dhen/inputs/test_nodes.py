@@ -84,7 +84,6 @@ def test_every_bucket_has_its_rows_and_no_others_are_read() -> None:
     assert held_schema(config(), held) == held
     assert node_tables(held) == 2
     tables = FeatureProcessing(config(), SCHEMA).tables
-    assert tables is not None
     rows = tables.ids(batch_of([9.0, 10.0, 12.0, 20.0, 21.0, 40.0, float("nan")]).ids_BT)  # type: ignore[union-attr]
     assert rows[:, 0].tolist() == [63] * 7
     assert list(zip(*rows[:, [1, 3]].T.tolist(), strict=True)) == [

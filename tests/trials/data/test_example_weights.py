@@ -31,12 +31,3 @@ def test_totals_agree_with_the_metrics(rate: float, weighted: bool) -> None:
     assert totals.ne_floor == pytest.approx(expected.ne)
     assert totals.base_rate == pytest.approx(np.average(labels, weights=counts))
     assert (totals.rows, totals.positive_rows) == (500, labels.sum())
-
-
-def test_down_sampling_is_undone() -> None:
-    """Dropping three of four negatives and stating it leaves the base rate as it was."""
-    labels = np.array([1] * 10 + [0] * 40, dtype=np.float32)
-    whole, sampled = ClickTotals(1.0), ClickTotals(0.25)
-    whole.add(labels)
-    sampled.add(labels[:20])
-    assert sampled.base_rate == whole.base_rate == 0.2

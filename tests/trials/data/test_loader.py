@@ -56,14 +56,11 @@ def naive(split: Split) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_evaluation_is_complete_and_in_order(log: PreparedLog) -> None:
+def test_evaluation_is_complete_and_in_order_also_of_ranks_that_share_it(log: PreparedLog) -> None:
     for name in ("train", "validation", "test"):
         batches = list(eval_batches(log.split(name), batch_size=17))
         assert examples(batches) == naive(log.split(name))
         assert batches[0].size == batches[0].features.size == 17
-
-
-def test_ranks_share_an_evaluation(log: PreparedLog) -> None:
     split = log.split("test")
     parts = [list(eval_batches(split, batch_size=9, rank=rank, ranks=4)) for rank in range(4)]
     assert examples(list(chain(*parts))) == naive(split)

@@ -66,6 +66,5 @@ def test_gradients_are_fp32_where_fp16_has_none_so_small() -> None:
     trained = step("fp16")
     (tables,) = (module for module in trained.model.modules() if isinstance(module, HalfTables))
     (1e-9 * sum(e.sum() for e in tables(batch(0).features))).backward()
-    assert tables.weight.grad is not None
     assert tables.weight.grad.dtype == torch.float32
     assert tables.weight.grad.to_dense().max() > 0

@@ -77,7 +77,6 @@ def test_it_is_the_gradient_of_a_penalty_on_what_is_looked_up(
     split = log.split("train")
     (batch, *_) = train_batches(split, batch_size=64, seed=0, epoch=0, counts=IdCounts(split, split.rows))
     inverse_BT = batch.inverse_count_BT
-    assert inverse_BT is not None
     looked_up = [e.detach().requires_grad_() for e in features.tables(batch.features)]
     by_name = dict(zip([t.name for t in log.features.tables], inverse_BT.T, strict=True))
     assert log.features.bucketed

@@ -66,25 +66,18 @@ def test_a_key_has_a_row_once_it_occurred_often_enough() -> None:
     tables = Watched(Growing(capacity=10, admit_after=3))
     assert tables.admit(5, 5, 6) == [0, 0, 0]
     assert tables.admit(6, 5) == [0, 1]
-    assert tables.begun is not None
     assert tables.begun.rows.tolist() == [1]
     assert tables.admit(6, 5) == [2, 1]
     assert tables.admit(7, 7, 7, 5) == [3, 3, 3, 1]
     assert tables.found(5, 6, 7, 8) == [1, 2, 3, 0]
 
 
-def test_occurrences_count_within_a_pass() -> None:
+def test_occurrences_count_within_a_pass_and_a_missing_value_has_the_default_row_however_often() -> None:
     tables = Watched(Growing(capacity=10, admit_after=2))
     tables.admit(5)
     tables.tables.begin_pass()
-    assert tables.admit(5) == [0]
+    assert tables.admit(5, 0, 0, 0) == [0] * 4
     assert tables.admit(5) == [1]
-
-
-def test_a_missing_value_has_the_default_row_however_often_it_occurs() -> None:
-    tables = Watched(Growing(capacity=10, admit_after=1))
-    assert tables.admit(0, 0, 0, 4) == [0, 0, 0, 1]
-    assert tables.begun is not None
     assert len(tables.begun.rows) == 1
 
 
@@ -96,7 +89,6 @@ def test_equal_values_of_two_tables_and_a_bag_have_rows_of_their_own() -> None:
     assert sorted(batch.ids_BT[:, 0].tolist()) == [1, 2]
     ((ids, _),) = batch.bags
     assert ids[0] == ids[2] != ids[1]
-    assert begun is not None
     assert {name: len(begun.rows[its]) for name, its in begun.tables.items()} == {"t0": 2, "t1": 1, "t2": 2}
 
 
@@ -110,14 +102,11 @@ def test_lfu_gives_the_row_of_the_rarest_to_who_surely_occurs_more_often() -> No
     assert tables.found(1, 2, 3, 4) == [1, 2, 3, 0]
     tables.admit(4, 4)
     assert tables.found(1, 2, 3, 4) == [1, 2, 0, 3]
-
-
-def test_of_equally_rare_ones_the_one_not_seen_for_longest_gives_way() -> None:
     tables = Watched(Growing(capacity=2, admit_after=1, evict="lfu"))
     tables.admit(1)
     tables.admit(2)
     tables.admit(*[3] * 20)
-    assert tables.found(1, 2, 3) == [0, 2, 1]
+    assert tables.found(1, 2, 3) == [0, 2, 1], "of equally rare ones, who was not seen for longest"
 
 
 @pytest.mark.parametrize("equally", [True, False])

@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
-    return real_training(tmp_path_factory.mktemp("log") / "log")
+    return real_training(tmp_path_factory.mktemp("log") / "log", rows=1000)
 
 
 def train(task: Task, folder: Path, **changes: object) -> Trained | Failed:

@@ -65,7 +65,7 @@ NEEDS = sorted({each.memory.total for each in made(small(10**12)).strategies})
 """Of the strategies, bytes per rank; there are some between which the choice changes."""
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(st.integers(NEEDS[0] - 10**6, NEEDS[-1] + 10**6))
 def test_the_least_that_fits_is_chosen_and_the_fastest_among_equals(hbm: int) -> None:
     found = made(small(hbm))
@@ -87,31 +87,27 @@ def test_the_least_that_fits_is_chosen_and_the_fastest_among_equals(hbm: int) ->
         assert order(each.strategy) > least or each.time.total >= found.best.time.total
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(st.integers(NEEDS[0], NEEDS[-1]), st.integers(0, 10**8))
 def test_more_memory_never_loses_a_strategy(hbm: int, more: int) -> None:
     before, after = made(small(hbm)), made(small(hbm + more))
     fits = {each.strategy for each in after.strategies if each.fits}
     assert {each.strategy for each in before.strategies if each.fits} <= fits
-    assert before.chosen is not None
-    assert after.chosen is not None
     assert len(after.chosen.techniques) <= len(before.chosen.techniques)
 
 
 def test_less_and_less_memory_takes_more_and_more_techniques() -> None:
-    chosen = {found.chosen.techniques for bytes_ in NEEDS[::-3] if (found := made(small(bytes_))).chosen}
+    chosen = {found.chosen.techniques for bytes_ in NEEDS[::-5] if (found := made(small(bytes_))).chosen}
     assert () in chosen
     assert len(chosen) >= 5
     assert max(map(len, chosen)) >= 2
 
 
 def test_fastest_drops_the_number_of_techniques() -> None:
-    for bytes_ in NEEDS[::-20]:
+    for bytes_ in NEEDS[::-40]:
         found = made(small(bytes_), prefer="fastest")
-        assert found.best is not None
         assert found.best.time.total == min(each.time.total for each in found.strategies if each.fits)
         least = made(small(bytes_))
-        assert least.best is not None
         assert (least.faster is None) == (least.best.time.total == found.best.time.total)
 
 
@@ -189,8 +185,6 @@ def test_reasons_name_the_bytes_and_what_takes_most() -> None:
     assert "more than there is" in dp.reason
     largest = max(PARTS, key=lambda part: getattr(dp.memory, part))
     assert f": {byte_words(getattr(dp.memory, largest))} are {PARTS[largest]}" in dp.reason
-    assert found.best is not None
-    assert found.chosen is not None
     assert found.best.reason.startswith(f"{found.chosen.name} needs ")
 
 
@@ -198,7 +192,6 @@ def test_where_nothing_fits_the_nearest_changes_are_real() -> None:
     found = made(small(NEEDS[0] * 9 // 10))
     assert found.chosen is None
     assert found.closest is not None
-    assert found.remedy is not None
     assert "comes closest and lacks" in found.remedy
     layers = re.search(r"with (\d) of 4 layers", found.remedy)
     assert layers is not None, found.remedy
@@ -213,7 +206,6 @@ def test_where_no_change_of_batch_hosts_or_layers_helps_a_rank_needs_more_memory
     no_tables = FeatureSchema(tables=(), numeric=("x", "y"))
     cluster, options = small(100 * 2**20), PlanOptions(technique=named("dp"))
     found = plan(parse_model(wide, "test"), no_tables, TRAINING, cluster, options=options)
-    assert found.remedy is not None
     assert found.remedy.endswith(
         "No smaller batch, more hosts or fewer layers alone would fit: give a rank more memory."
     )
@@ -236,7 +228,6 @@ def test_tables_that_fit_nowhere_are_no_strategys_fault() -> None:
     assert not found.strategies
     assert found.best is None
     assert found.closest is None
-    assert found.remedy is not None
     assert "table" in found.remedy
 
 
@@ -245,9 +236,8 @@ def test_a_batch_smaller_than_the_ranks_is_refused() -> None:
         plan(model(), SCHEMA, TRAINING.replace(batch_size=7), small(10**9))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_module_that_declares_nothing_is_traced_and_said_so(precision: str) -> None:
-    training = TRAINING.replace(precision=precision, batch_size=512)
+def test_a_module_that_declares_nothing_is_traced_and_said_so() -> None:
+    training = TRAINING.replace(batch_size=512)
     declared = plan(model(2), SCHEMA, training, small(10**12))
     traced = plan(model(2, module=Undeclared(mlp=(512, 512))), SCHEMA, training, small(10**12))
     assert not declared.notes
@@ -284,7 +274,6 @@ def test_no_remedy_leaves_a_rank_fewer_examples_than_micro_batches() -> None:
     needs = plan(model(1), SCHEMA, few, small(10**9), options=split).strategies[0].memory.total
     found = plan(model(1), SCHEMA, few, small(needs - 1), options=split)
     assert found.chosen is None
-    assert found.remedy is not None
     assert "training.batch_size" not in found.remedy
     assert re.search(r"\d+ more host", found.remedy) is None
 

@@ -97,20 +97,8 @@ def step_time(
     return price(step, strategy)
 
 
-def timed(
-    strategy: Strategy,
-    on: Cluster | None = None,
-    tables: Placement = TABLES,
-    training: TrainingConfig = BF16,
-) -> StepTime:
-    return step_time(
-        model(),
-        strategy,
-        on or cluster(),
-        tables,
-        examples_per_rank=256,
-        training=training,
-    )
+def timed(strategy: Strategy, on: Cluster | None = None) -> StepTime:
+    return step_time(model(), strategy, on or cluster(), TABLES, examples_per_rank=256, training=BF16)
 
 
 STRATEGIES = st.sampled_from(ladder(4, 8, 256))

@@ -4,39 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from multiprocessing import get_context
-from multiprocessing.spawn import get_preparation_data
 from pathlib import Path
 
 import pytest
 import torch
-from faulty_ranks import real_training
+from faulty_ranks import everything, real_training, trained
 
-from trials.records.events import EVENTS, EventWriter, Failed, Progress, RankLogs, Trained
-from trials.records.trial_record import Measured, Metrics
-from trials.runtime.fork_server import (
-    ALLOCATOR_VARIABLES,
-    SERVER_ENVIRONMENT,
-    server_environment,
-    without_main,
-)
-from trials.runtime.launcher import (
-    Launcher,
-    Run,
-    wait_for,
-)
+from trials.records.events import EVENTS, EventWriter, Failed, Progress, RankLogs
+from trials.runtime.fork_server import ALLOCATOR_VARIABLES, SERVER_ENVIRONMENT, server_environment
+from trials.runtime.launcher import Launcher, Run, wait_for
 from trials.runtime.rank_process import LocalRank
-
-QUALITY = Metrics(ne=0.9, log_loss=0.3, auc=0.7, calibration=1.0, examples=10)
-TRAINED = Trained(
-    best=QUALITY,
-    measured=Measured(
-        examples_per_second=1.0, step_ms=1.0, peak_memory_bytes=1, train_seconds=1.0, evaluate_seconds=0.0
-    ),
-)
 
 
 def die(folder: str) -> None:
@@ -51,7 +31,7 @@ def die(folder: str) -> None:
 
 def end_well(folder: str) -> None:
     with EventWriter(Path(folder) / EVENTS) as emit:
-        emit(TRAINED)
+        emit(trained())
 
 
 def wait_long(folder: str) -> None:
@@ -65,15 +45,6 @@ def run(target: Callable[[str], None], folder: Path, **settings: float) -> Run:
     process = get_context("forkserver").Process(target=target, args=(str(folder),), daemon=True)
     process.start()
     return Run({0: LocalRank(process)}, RankLogs(folder, "attempt0"), **settings)
-
-
-def everything(each: Run) -> list[object]:
-    """All events until the end."""
-    events: list[object] = []
-    while not each.ended:
-        wait_for([each])
-        events += each.new_events()
-    return events
 
 
 def test_a_death_without_a_word_is_told(tmp_path: Path) -> None:
@@ -93,7 +64,7 @@ def test_one_that_ends_does_not_wait_for_its_neighbour(tmp_path: Path) -> None:
         wait_for([stays, ends])
         events += ends.new_events()
         assert stays.new_events() == []
-    assert events == [TRAINED]
+    assert events == [trained()]
     assert ends.new_events() == []
     assert not stays.ended
     stays.kill()
@@ -134,7 +105,7 @@ def test_trainings_side_by_side_have_gpus_of_their_own(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 7")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    task, launcher, runs = real_training(tmp_path / "log"), Launcher(), list[Run]()
+    task, launcher, runs = real_training(tmp_path / "log", rows=600), Launcher(), list[Run]()
 
     def device(number: int) -> str | None:
         folder = tmp_path / str(number)
@@ -166,12 +137,3 @@ def test_segments_of_memory_expand_unless_the_user_has_said_otherwise(
         assert {each: os.environ[each] for each in ALLOCATOR_VARIABLES if each in os.environ} == {
             name: "max_split_size_mb:512"
         }
-
-
-def test_the_callers_main_module_stays_where_it_is() -> None:
-    """Processes are not given the caller's main module, which may be anything, to import."""
-    main = sys.modules["__main__"]
-    with without_main():
-        assert "init_main_from_name" not in get_preparation_data("run")
-        assert "init_main_from_path" not in get_preparation_data("run")
-    assert sys.modules["__main__"] is main

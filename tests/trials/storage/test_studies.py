@@ -3,39 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 
-import postgresql
-import pytest
 from records import trial
-from tools import needs
 
 from trials.records.trial_record import Outcome
 from trials.store.ledger import Ledger, Setting, Studies
 
-SETTING = Setting(
-    directory="/runs/ads",
-    log="0123",
-    features={},
-    seed=0,
-    version=1,
-    cluster={"name": "x", "hosts": 1, "gpus_per_host": 1, "hbm": 1},
-)
+CLUSTER = {"name": "x", "hosts": 1, "gpus_per_host": 1, "hbm": 1}
+SETTING = Setting(directory="/runs/ads", log="0123", features={}, seed=0, version=1, cluster=CLUSTER)
 TRIAL = trial(0, Random(0))
 
 
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=needs("postgresql"))])
-def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path_factory.mktemp('ledger') / 'study.db'}"
-        return
-    with postgresql.served() as server:
-        yield server.url
-
-
-def test_a_version_changes_with_each_commit_to_the_study(url: str, tmp_path: Path) -> None:
+def test_a_version_changes_with_each_commit_to_the_study(url: str) -> None:
     ledger, other = Ledger(url, "ads"), Ledger(url, "news")
     reader = Studies(url)
     assert reader.all() == ()

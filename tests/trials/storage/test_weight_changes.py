@@ -48,7 +48,7 @@ ROWS_OF_A_STEP = st.lists(
 HISTORIES = st.lists(st.lists(ROWS_OF_A_STEP, max_size=4), min_size=1, max_size=5)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(HISTORIES, st.sampled_from([{}, {"table_decay": 0.01}, {"table_precision": "fp16"}]))
 def test_base_and_changes_are_the_live_weights(
     history: list[list[list[tuple[int, int, int]]]], more: dict[str, Any]

@@ -30,7 +30,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Split:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 4, 5, 17, 99])
+@pytest.mark.parametrize("batch_size", [1, 2, 5, 17, 99])
 def test_every_rank_has_as_many_passes(split: Split, ranks: int, batch_size: int) -> None:
     """Ranks meet in each of them: one that has fewer would let the others wait for ever. 69 rows are 34 and 35 of
     two ranks, which in batches of 2 are 17 and 18 passes."""

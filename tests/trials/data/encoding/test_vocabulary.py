@@ -66,10 +66,10 @@ def test_hashes_of_slices_and_of_different_texts(values: list[str], start: int) 
 
 
 def test_hash_buckets_are_even() -> None:
-    ids = hashed_ids(pa.array([f"user-{i}" for i in range(100_000)]), 64)
+    ids = hashed_ids(pa.array([f"user-{i}" for i in range(40_000)]), 64)
     assert ids.min() == 2
     shares = np.bincount(ids - 2, minlength=64) / len(ids) * 64
-    assert 0.85 < shares.min() <= shares.max() < 1.15
+    assert 0.8 < shares.min() <= shares.max() < 1.2
 
 
 def test_a_vocabulary_of_before_values_had_one_spelling_finds_them(tmp_path: Path) -> None:

@@ -41,7 +41,6 @@ def test_keys_are_the_hashes_of_the_values(
     split, rows = log.split("train"), log.manifest.rows["train"]
     countries = [str(value) for value in clicks["country"][:rows]]
     expected = hash64(pa.array(countries)).view(np.int64)
-    assert split.inputs.keys is not None
     keys = split.inputs.keys[:, 0]
     assert keys.tolist() == [
         key if name else 0 for key, name in zip(expected.tolist(), countries, strict=True)
@@ -57,11 +56,9 @@ def test_rows_to_score_are_encoded_alike(
 ) -> None:
     (rows,) = encode_rows([write_csv(clicks, "again.csv")], log.encoding)
     split = log.split("train")
-    assert rows.keys is not None
     assert split.inputs.keys is not None
     assert np.array_equal(rows.keys[: split.rows], split.inputs.keys)
     batch = next(eval_batches(split, batch_size=16)).features
-    assert batch.keys is not None
     assert batch.keys.columns_BG.shape == (16, 1)
     assert batch.keys.bags[0].dtype == batch.keys.columns_BG.dtype
     assert log.encoding.value_names("country", [0, -1]) == ["(missing)", "hash ffffffffffffffff"]

@@ -115,14 +115,12 @@ def test_clicks_among_impressions_are_a_row_for_each_impression(
     for name in SPLITS:
         split = log.split(name)
         assert split.pair is not None
-        assert split.timestamp is not None
         first, last = (str(np.datetime64(int(stamp), "ms")) for stamp in split.timestamp[[0, -1]])
         times = [time.replace(" ", "T") for time in singly["event_time"]]
         shown = np.array([first[:19] <= time <= last[:19] for time in times])
         label = np.array(singly["click"])[shown]
         assert split.base_rate == pytest.approx(label.mean())
         weights = example_weights(split.labels, split.weight, 1.0)
-        assert weights is not None
         assert weights.sum() == shown.sum()
         # a prediction that depends on the row: by its rating
         rating = {stamp: r / 6 for stamp, r in zip(times, np.array(singly["rating"]), strict=True)}
@@ -150,7 +148,6 @@ def test_pairs_stay_together_in_splits_and_blocks(rated: Columns, write_csv: Wri
         log = prepare([write_csv(rated)], options=options)
         for name in SPLITS:
             split = log.split(name)
-            assert split.pair is not None
             assert not split.pair[0], "no part begins with the rest of a row"
             blocks, second = blocks_of(log, split), np.flatnonzero(split.pair)
             assert np.array_equal(blocks.block_N[second], blocks.block_N[second - 1])

@@ -56,6 +56,14 @@ def same(one: PreparedLog, two: PreparedLog) -> bool:
     )
 
 
+def written(columns: Columns, write_csv: WriteCsv, **rows: slice) -> list[Path]:
+    """The rows of each file, by its name."""
+    return [
+        write_csv({name: values[of_file] for name, values in columns.items()}, f"{file}.csv")
+        for file, of_file in rows.items()
+    ]
+
+
 def write_parquet(columns: Columns, path: Path) -> Path:
     typed = {
         **columns,
@@ -78,8 +86,7 @@ def test_every_format_gives_the_same_arrays(clicks: Columns, write_csv: WriteCsv
     packed_parquet.write_bytes(gzip.compress(parquet.read_bytes()))
     folder = tmp_path / "folder"
     folder.mkdir()
-    for i, rows in enumerate((slice(0, 200), slice(200, 599), slice(599, None))):
-        path = write_csv({name: values[rows] for name, values in clicks.items()}, f"part-{i}.csv")
+    for path in written(clicks, write_csv, a=slice(0, 200), b=slice(200, 599), c=slice(599, None)):
         shutil.move(path, folder)
     logs = [write_csv(clicks, "log.tsv", "\t", "\r\n"), packed, parquet, packed_parquet, folder]
     for path in logs:
@@ -152,35 +159,35 @@ def test_rows_out_of_order_are_split_by_time(clicks: Columns, write_csv: WriteCs
     assert not log.split("train").chronological
 
 
-def test_split_by_files(clicks: Columns, write_csv: WriteCsv) -> None:
-    paths = [
-        write_csv({name: values[rows] for name, values in clicks.items()}, f"{i}.csv")
-        for i, rows in enumerate((slice(0, 100), slice(100, 400), slice(400, None)))
-    ]
-    schema = infer_schema(paths).replace(split=SplitRule(by="files", validation=("0.csv",), test=("2.csv",)))
+def test_split_by_files_which_gives_way_to_what_is_given(clicks: Columns, write_csv: WriteCsv) -> None:
+    paths = written(clicks, write_csv, a=slice(0, 100), b=slice(100, 400), c=slice(400, None))
+    schema = infer_schema(paths).replace(split=SplitRule(by="files", validation=("a.csv",), test=("c.csv",)))
     log = prepare(paths, schema=schema)
     assert log.summary().rows == {"train": 300, "validation": 100, "test": 200}
+    over = ReadOptions(split=GivenSplit(validation=0.25))
+    cut = prepare(paths, schema=schema, options=over)
+    assert cut.schema.split == SplitRule(by="timestamp", validation=0.25, test=("c.csv",))
+    assert cut.summary().rows == {"train": 300, "validation": 100, "test": 200}
     (folder := paths[0].parent / "later").mkdir()
-    again = paths[1].rename(folder / "2.csv")
-    with pytest.raises(UserError, match=r"2 files of the log are called '2\.csv'"):
+    again = paths[1].rename(folder / "c.csv")
+    with pytest.raises(UserError, match=r"2 files of the log are called 'c\.csv'"):
         prepare([paths[0], again, paths[2]], schema=schema)
     again.rename(paths[1])
     renamed = paths[0].rename(paths[0].with_name("renamed.csv"))
-    with pytest.raises(UserError, match=r"unknown file '0\.csv'"):
+    with pytest.raises(UserError, match=r"unknown file 'a\.csv'"):
         prepare([renamed, *paths[1:]], schema=schema)
 
 
 def test_given_test_files_beside_a_fraction_for_validation(clicks: Columns, write_csv: WriteCsv) -> None:
     """As most public sets come: the official test file is kept, validation is the latest of the other rows."""
-    given, others = slice(0, 100), slice(100, None)  # the earliest rows are given: time decides nothing
-    test = write_csv({name: values[given] for name, values in clicks.items()}, "test.csv")
-    train = write_csv({name: values[others] for name, values in clicks.items()}, "train.csv")
+    # the earliest rows are given: time decides nothing
+    test, train = written(clicks, write_csv, test=slice(0, 100), train=slice(100, None))
     inferred = infer_schema([test, train])
     rule = {"by": inferred.split.by, "test": ["test.csv"], "validation": 0.2}
     schema = inferred.replace(split=SplitRule.model_validate(rule))
     log = prepare([test, train], schema=schema)
     assert log.summary().rows == {"train": 400, "validation": 100, "test": 100}
-    assert log.split("test").labels.tolist() == clicks["click"][given]
+    assert log.split("test").labels.tolist() == clicks["click"][:100]
     assert log.split("validation").labels.tolist() == clicks["click"][-100:]
     by_order = schema.replace(split=schema.split.replace(by="order"))
     assert same(prepare([test, train], schema=by_order), log)
@@ -209,28 +216,11 @@ def test_given_test_files_beside_a_fraction_for_validation(clicks: Columns, writ
 def test_what_is_given_of_a_split_replaces_the_inferred(
     clicks: Columns, write_csv: WriteCsv, given: dict[str, Any], rule: dict[str, Any]
 ) -> None:
-    parts = {"a.csv": slice(0, 200), "b.csv": slice(200, 300), "c.csv": slice(300, None)}
-    paths = [
-        write_csv({column: values[rows] for column, values in clicks.items()}, name)
-        for name, rows in parts.items()
-    ]
+    paths = written(clicks, write_csv, a=slice(0, 200), b=slice(200, 300), c=slice(300, None))
     log = prepare(paths, options=ReadOptions(split=GivenSplit.model_validate(given)))
     assert log.schema.split == SplitRule.model_validate(rule)
     assert read_schema(log.directory / "schema.yaml").split == log.schema.split
     assert same(log, prepare(paths, schema=log.schema))
-
-
-def test_a_split_by_files_in_a_schema_gives_way_to_what_is_given(
-    clicks: Columns, write_csv: WriteCsv
-) -> None:
-    paths = [
-        write_csv({column: values[rows] for column, values in clicks.items()}, name)
-        for name, rows in {"a.csv": slice(0, 300), "b.csv": slice(300, None)}.items()
-    ]
-    schema = infer_schema(paths).replace(split=SplitRule(by="files", validation=("a.csv",), test=("b.csv",)))
-    log = prepare(paths, schema=schema, options=ReadOptions(split=GivenSplit(validation=0.25)))
-    assert log.schema.split == SplitRule(by="timestamp", validation=0.25, test=("b.csv",))
-    assert log.summary().rows == {"train": 225, "validation": 75, "test": 300}
 
 
 def test_the_ne_floor_of_a_generated_log(clicks: Columns, write_csv: WriteCsv) -> None:
@@ -246,7 +236,6 @@ def test_the_ne_floor_of_a_generated_log(clicks: Columns, write_csv: WriteCsv) -
     rate = np.average(split.labels, weights=split.weight)
     entropy = -rate * np.log(rate) - (1 - rate) * np.log1p(-rate)
     floors = log.summary().ne_floor
-    assert floors is not None
     assert floors["test"] == pytest.approx(np.average(loss, weights=split.weight) / entropy)
     assert "oracle_probability" not in [*log.features.numeric, *(table.name for table in log.features.tables)]
     clicks["oracle_probability"][3] = 1.5
@@ -370,6 +359,8 @@ def test_other_directories_are_left_alone(clicks: Columns, write_csv: WriteCsv, 
             prepare([log.directory], options=ReadOptions.model_validate(other))
     assert PreparedLog.is_prepared(log.directory)
     assert not PreparedLog.is_prepared(tmp_path)
+    with pytest.raises(UserError, match="not a prepared log"):
+        PreparedLog.open(tmp_path)
 
 
 class Bad(NamedTuple):
@@ -505,32 +496,23 @@ def test_progress(clicks: Columns, write_csv: WriteCsv) -> None:
     assert [calls[i] for i in range(3)] == [(step, 600, 600) for step in ("reading", "fitting", "writing")]
 
 
-@pytest.mark.parametrize("damage", ["remove", "cut", "manifest", "version", "bit"])
-def test_damage_is_noticed_and_repaired(clicks: Columns, write_csv: WriteCsv, damage: str) -> None:
+def test_damage_is_noticed_and_repaired(clicks: Columns, write_csv: WriteCsv) -> None:
     path = write_csv(clicks)
     log = prepare([path])
     array, manifest = log.directory / "train" / "labels.npy", log.directory / MANIFEST
-    if damage == "remove":
-        array.unlink()
-    elif damage == "cut":
-        array.write_bytes(array.read_bytes()[:-4])
-    elif damage == "bit":
-        scales = log.directory / "encoding" / "numeric.json"
-        scales.write_text(scales.read_text().replace("1", "3"))
-    elif damage == "manifest":
-        manifest.write_text(manifest.read_text()[:-9])
-    else:
-        manifest.write_text(manifest.read_text().replace(f'"version": {VERSION}', '"version": 0'))
-    with pytest.raises(
-        UserError, match=r"damaged: (train/labels|encoding/num)|cannot be read|another version"
+    scales = log.directory / "encoding" / "numeric.json"
+    other_version = f'"version": {VERSION}', '"version": 0'
+    for damage, said in (
+        (array.unlink, "damaged: train/labels"),
+        (lambda: array.write_bytes(array.read_bytes()[:-4]), "damaged: train/labels"),
+        (lambda: scales.write_text(scales.read_text().replace("1", "3")), "damaged: encoding/num"),
+        (lambda: manifest.write_text(manifest.read_text()[:-9]), "cannot be read"),
+        (lambda: manifest.write_text(manifest.read_text().replace(*other_version)), "another version"),
     ):
-        PreparedLog.open(log.directory)
-    assert prepare([path]).split("train").rows == log.manifest.rows["train"]
-
-
-def test_a_directory_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="not a prepared log"):
-        PreparedLog.open(tmp_path)
+        damage()
+        with pytest.raises(UserError, match=said):
+            PreparedLog.open(log.directory)
+        assert prepare([path]).split("train").rows == log.manifest.rows["train"]
 
 
 def test_a_full_disk_is_foreseen(

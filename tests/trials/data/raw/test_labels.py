@@ -12,29 +12,14 @@ def reader(positive: str | None = None) -> LabelReader:
     return LabelReader("click", LabelColumn(positive=positive), "log.csv")
 
 
-@pytest.mark.parametrize(
-    ("negative", "positive"),
-    [
-        ("0", "1"),
-        ("0.0", "1.0"),
-        ("-1", "1"),
-        ("false", "true"),
-        ("No", "YES"),
-        ("noclick", "click"),
-        ("f", "t"),
-    ],
-)
-def test_plain_labels(negative: str, positive: str) -> None:
-    labels, missing, _ = reader().read(pa.array([positive, negative, f" {positive} "]))
-    assert labels.tolist() == [1, 0, 1]
-    assert not missing.any()
-
-
-@pytest.mark.parametrize(
-    "column", [pa.array([True, False]), pa.array([1.0, 0.0]), pa.array([1, -1], pa.int8())]
-)
-def test_typed_labels(column: pa.Array) -> None:
-    assert reader().read(column)[0].tolist() == [1, 0]
+def test_plain_and_typed_labels() -> None:
+    pairs = ("0 1", "0.0 1.0", "-1 1", "false true", "No YES", "noclick click", "f t")
+    for negative, positive in map(str.split, pairs):
+        labels, missing, _ = reader().read(pa.array([positive, negative, f" {positive} "]))
+        assert labels.tolist() == [1, 0, 1], positive
+        assert not missing.any()
+    for column in (pa.array([True, False]), pa.array([1.0, 0.0]), pa.array([1, -1], pa.int8())):
+        assert reader().read(column)[0].tolist() == [1, 0], column
 
 
 def test_a_named_positive() -> None:

@@ -98,7 +98,6 @@ def test_all_rows_are_looked_at_where_the_first_are_for_training(write_with: Wri
     first = ColumnSample("split", whole.raw.slice(0, 50), complete=False)
     assert first.constant
     found = find_split(open_log([path]), first, SplitRule(), skip_bad_rows=False)
-    assert found is not None
     assert found.rule == SplitRule(by="column", validation=("val",), test=("test",))
 
 

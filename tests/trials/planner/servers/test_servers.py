@@ -66,8 +66,6 @@ def test_the_fewest_servers_with_room_are_enough_and_one_fewer_are_not() -> None
 
 def test_tables_in_memory_where_hosts_have_room_and_on_ssds_where_they_have_none() -> None:
     in_memory, on_ssd = made(10**9).chosen, made(60 * 10**9).chosen
-    assert in_memory is not None
-    assert on_ssd is not None
     assert (in_memory.server_level, on_ssd.server_level) == ("memory", "ssd")
 
 
@@ -83,14 +81,12 @@ def test_asked_for_servers_are_taken_whatever_the_way() -> None:
     }
     assert names == {"dp+servers3"}
     sharded = made(10**8, servers=3, technique="fsdp").chosen
-    assert sharded is not None
     assert sharded.held_as == "fsdp+servers3"
 
 
 def test_too_few_servers_say_how_many_would_do() -> None:
     found = made(4 * 10**9, technique="dp+servers1")
     assert found.chosen is None
-    assert found.remedy is not None
     assert "servers=2 or +servers1=ssd would do" in found.remedy
     two = made(4 * 10**9, technique="dp+servers2").chosen
     assert two is not None
@@ -128,7 +124,6 @@ def test_more_servers_than_rows_of_a_growing_table_are_refused() -> None:
 def test_tables_that_fit_on_no_rank_are_offered_servers() -> None:
     found = made(60 * 10**9, "local")
     assert found.chosen is None
-    assert found.remedy is not None
     assert "training.tables.synchrony=semi" in found.remedy
 
 
@@ -150,7 +145,6 @@ def test_semi_hides_what_it_can_and_sync_nothing() -> None:
 
 def test_ranks_that_train_alone_reduce_nothing_and_have_a_batch_each() -> None:
     found = made(10**8, "async")
-    assert found.best is not None
     assert found.best.time.all_reduce == 0
     assert found.examples_per_rank == 65536
     assert found.best.batches_at_once == 128
