@@ -18,10 +18,9 @@ from fake_processes import (
     scored,
     trained,
 )
+from priced import JOB
 
 from dhen.errors import UserError
-from dhen.model import parse_model
-from dhen.schema import FeatureSchema, Table
 from search.execution.attempts import Execution
 from search.execution.retraining import RetrainingRequest, Retrainings, Watcher
 from search.execution.trainer import Trainer, new_record
@@ -29,7 +28,6 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.this_machine import load_cluster
 from trials.data.prepared_log import PreparedLog
 from trials.records.events import Event
-from trials.records.job import Job, TrainingConfig
 from trials.records.task import Task
 from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 from trials.store.database import sqlite_url
@@ -37,13 +35,6 @@ from trials.store.ledger import Ledger, Setting
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 CLUSTER = {"name": "small", "hosts": 1, "gpus_per_host": 1, "hbm": 1}
-JOB = Job(
-    model=parse_model({"embedding_dim": 4, "layers": [{"modules": ["dcn_v2"], "out_embeddings": 2}]}, "test"),
-    features=FeatureSchema(tables=(Table(name="c0", rows=100),), numeric=("n0",)),
-    log="l",
-    training=TrainingConfig(batch_size=64).resolved(1000, "fp32"),
-    seed=0,
-)
 WINNER = new_record(0, TrialKind.CANDIDATE, {}, JOB).with_result(outcome=Outcome.COMPLETED, technique="dp")
 
 

@@ -194,14 +194,6 @@ def test_what_follows_an_end_keeps_the_place_of_what_has_ended() -> None:
     assert work.over == ["a", "a again", "a once more", "b"]
 
 
-def test_what_is_given_up_has_ended_though_its_processes_go_on() -> None:
-    activity = endless("a")
-    work = FakeWork(made(activity, lasting("b")))
-    work.heard = lambda each: each is activity  # type: ignore[method-assign]
-    work.worked_off()
-    assert work.over == ["a", "b"]
-
-
 def test_the_last_words_of_what_has_ended_are_heard_before_its_end_is_taken_in() -> None:
     calls: list[str] = []
     work = FakeWork(made(lasting("a")))
@@ -215,42 +207,24 @@ def interrupt(*_: Any) -> Any:
     raise KeyboardInterrupt
 
 
-def test_ctrl_c_before_anything_begins_goes_on_up() -> None:
-    work = FakeWork([interrupt])
-    with pytest.raises(KeyboardInterrupt):
-        work.worked_off()
-    assert work.scheduler.running == []
-    assert work.over == []
-
-
-@pytest.mark.parametrize("moment", ["begin", "has_room", "heard", "looked"])
-def test_ctrl_c_ends_all_that_runs_and_says_what_ran(moment: str) -> None:
+@pytest.mark.parametrize("moment", ["begin", "has_room", "heard", "looked", "an error"])
+def test_ctrl_c_and_errors_end_all_that_runs_and_say_what_ran(moment: str) -> None:
     activities = [endless("a"), endless("b")]
     work = FakeWork([*made(*activities), interrupt] if moment == "begin" else made(*activities))
 
     def once_both_run(*_: Any) -> Any:
         if len(work.scheduler.running) == 2:
-            interrupt()
+            raise error
         return moment == "has_room"
 
+    error = RuntimeError("the database is full") if moment == "an error" else KeyboardInterrupt()
     if moment != "begin":
-        setattr(work, moment, once_both_run)
-    with pytest.raises(KeyboardInterrupt):
+        setattr(work, "looked" if moment == "an error" else moment, once_both_run)
+    with pytest.raises(type(error)):
         work.worked_off(places=3)
     assert [activity.processes.kills for activity in activities] == [1, 1]
     assert work.scheduler.running == activities
     assert work.over == []
-
-
-def test_ctrl_c_while_one_is_kept_ends_the_others() -> None:
-    """What is being kept is not among those that were cut short: its processes are gone."""
-    kept, other = lasting("a", 2), endless("b")
-    work = FakeWork(made(kept, other))
-    work.ended = interrupt  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        work.worked_off(places=2)
-    assert other.processes.kills == 1
-    assert work.scheduler.running == [other]
 
 
 def test_what_has_begun_in_place_of_another_is_ended_though_the_next_beginning_fails() -> None:
@@ -267,19 +241,6 @@ def test_what_has_begun_in_place_of_another_is_ended_though_the_next_beginning_f
         work.worked_off()
     assert first.processes.kills == 1
     assert work.scheduler.running == [first]
-
-
-def test_an_error_ends_all_that_runs_too() -> None:
-    activity = endless("a")
-    work = FakeWork(made(activity))
-
-    def fail() -> None:
-        raise RuntimeError("the database is full")
-
-    work.looked = fail  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError, match="full"):
-        work.worked_off()
-    assert not activity.processes.alive
 
 
 def test_a_second_run_knows_nothing_of_an_interrupted_one() -> None:

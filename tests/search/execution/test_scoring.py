@@ -7,28 +7,19 @@ from pathlib import Path
 
 import pytest
 from fake_processes import FakeLauncher, FakeRun, failed, killed, progress, scored
+from priced import JOB
 
 from dhen.errors import UserError
-from dhen.model import parse_model
-from dhen.schema import FeatureSchema, Table
 from search.execution.retraining import score_networks, score_one
 from search.execution.trainer import Trainer, new_record
 from trials.data.prepared_log import PreparedLog
-from trials.records.job import Job, TrainingConfig
+from trials.records.job import Job
 from trials.records.task import Task
 from trials.records.trial_record import TrialKind, TrialRecord
 
 
 def network(number: int) -> tuple[TrialRecord, Job]:
-    job = Job(
-        model=parse_model(
-            {"embedding_dim": 4, "layers": [{"modules": ["dcn_v2"], "out_embeddings": 2}]}, "test"
-        ),
-        features=FeatureSchema(tables=(Table(name="c0", rows=100),), numeric=("n0",)),
-        log="l",
-        training=TrainingConfig(batch_size=64).resolved(1000, "fp32"),
-        seed=number,
-    )
+    job = JOB.replace(seed=number)
     return new_record(number, TrialKind.CANDIDATE, {}, job), job
 
 

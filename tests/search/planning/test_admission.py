@@ -1,4 +1,5 @@
-"""Who may train, and how: a new trial as planned, one that was cut short with its next attempt."""
+"""Who may train, and how: a new trial as planned, one that was cut short with its next attempt; whether anything
+in a space fits, if some of its candidates cannot be planned at all."""
 
 from __future__ import annotations
 
@@ -8,11 +9,19 @@ import pytest
 from priced import JOB
 from records import bare
 
+from dhen.errors import UserError
+from dhen.schema import Table
+from dhen.values import parse
 from search.execution.admission import Admission
 from search.execution.attempts import Execution
+from search.execution.passes import excludes_decay_of_tables
+from search.execution.plan_trial import check_some_fit, plan_of
 from search.execution.trainer import new_record
+from search.samplers.context import CandidatePricer
+from spaces.space import Candidate, load_space
 from trials.cluster.cluster import Cluster
 from trials.cluster.this_machine import load_cluster
+from trials.planner.plan import Plan
 from trials.records.serving_limits import Limits, ServingConfig
 from trials.records.trial_record import Attempt, Outcome, Result, TrialKind, TrialRecord
 from trials.training.embeddings.requirements import UnfitShardError
@@ -143,3 +152,40 @@ def test_a_candidate_whose_tables_no_kernel_takes_is_infeasible_and_the_study_go
     cut = fresh().with_result(outcome=Outcome.INTERRUPTED)
     record, job = admission().admit(fresh(), JOB, cut)
     assert (record.result.outcome, job) == (Outcome.INFEASIBLE, None)
+
+
+PRICER = CandidatePricer(load_space("tiny", JOB.features), JOB.features, lambda candidate: True)
+
+
+def refused(candidate: Candidate) -> Plan:
+    raise UserError("training.batch_size=2 is less than one example for each of 4 ranks")
+
+
+def test_a_candidate_that_cannot_be_planned_does_not_speak_for_the_space() -> None:
+    asked: list[Candidate] = []
+
+    def plan(candidate: Candidate) -> Plan:
+        asked.append(candidate)
+        return refused(candidate) if len(asked) == 1 else plan_of(JOB, ONE_RANK)
+
+    check_some_fit(PRICER, ONE_RANK, plan)
+    assert len(asked) == 2
+
+
+def test_where_none_can_be_planned_the_reason_is_said() -> None:
+    with pytest.raises(UserError, match="less than one example for each of 4 ranks"):
+        check_some_fit(PRICER, ONE_RANK, refused)
+
+
+@pytest.mark.parametrize(("hbm", "technique"), [("1GiB", None), ("3MiB", "dp+host_tables"), ("8KiB", None)])
+def test_a_decay_that_keeps_tables_on_the_device_is_left_out_if_they_need_another_tier(
+    hbm: str, technique: str | None
+) -> None:
+    """On a device with room for them, and on one without room for a batch, it is in nobody's way."""
+    sizes = {"hbm": hbm, "host_memory_bytes": "64GB"}
+    speeds = {"memory_bandwidth": "1TB/s", "peak_flops": {"fp32": "1TFLOP/s", "bf16": "1TFLOP/s"}}
+    ranks = {"hosts": 1, "gpus_per_host": 1, "device": "cpu", "host_link_bandwidth": "20GB/s"}
+    cluster = parse(Cluster, ranks | sizes | speeds, "test")
+    large = JOB.features.replace(tables=(Table(name="c0", rows=200_000),))
+    job = JOB.replace(features=large)
+    assert excludes_decay_of_tables(job, lambda one: plan_of(one, cluster)) == technique

@@ -121,14 +121,6 @@ def test_start_points_are_proposed_as_they_are() -> None:
     assert point | start == point
 
 
-def test_two_that_train_at_once_are_told_apart() -> None:
-    space = load_space("tiny")
-    asked = proposals(space, "tpe")
-    points = {number: asked.ask(number, {}) for number in range(3)}
-    for number in (2, 0, 1):
-        asked.tell(ended(number, *points[number]))
-
-
 @pytest.mark.parametrize("sampler", ["nsga2", "ranker", "tpe"])
 def test_what_other_drivers_train_is_told_one_by_one(sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two that take turns propose what one would, and none puts all trials into a new study of Optuna, whose time
@@ -180,13 +172,3 @@ def test_what_a_sampler_keeps_of_a_candidate_is_little() -> None:
     finally:
         tracemalloc.stop()
     assert taken / 1024 / len(known) < KIB_OF_A_CANDIDATE
-
-
-def test_all_proposals_share_the_axes() -> None:
-    space = load_space("tiny")
-    asked = proposals(space, "random")
-    point, notes = asked.ask(0, {})
-    asked.tell(ended(0, point, notes))
-    asked.remember([bare(1, ne=0.7, flops=1e5, point=space.random_point(Random(0)))])
-    for trial in asked._study.get_trials(deepcopy=False):
-        assert trial.distributions is asked._axes

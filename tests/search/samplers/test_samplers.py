@@ -6,16 +6,18 @@ import itertools
 import math
 import random
 import statistics
+from functools import cache
 
 import numpy as np
 import pytest
+from fake_processes import evaluated
 from records import bare
 
 from dhen.schema import FeatureSchema, Table
 from search.samplers import SAMPLERS, check_sampler, make_sampler
 from search.samplers import context as static_cost
 from search.samplers.ask_tell import Proposals
-from search.samplers.context import CandidatePricer, PricedCandidate, SamplerContext, evenly, neighbour
+from search.samplers.context import CandidatePricer, PricedCandidate, SamplerContext, evenly
 from search.samplers.optuna_samplers import FIRST_GENERATION, GP_MOST_TRIALS
 from search.samplers.ranker.ensemble import MOST_LEARNED, MOST_TESTED, Comparison, Pairs, train
 from search.samplers.ranker.propose import (
@@ -27,7 +29,7 @@ from search.samplers.ranker.propose import (
     likely_in_time,
 )
 from spaces.space import Candidate, Point, Space, SpaceConfig, load_space
-from trials.records.trial_record import CurvePoint, Metrics, Outcome, TrialRecord
+from trials.records.trial_record import CurvePoint, Outcome, TrialRecord
 
 FEATURES = FeatureSchema(tables=(Table(name="c0", rows=100), Table(name="c1", rows=100)), numeric=("n0",))
 EFFORT = {"gp": (30, 1), "ranker": (30, 2)}
@@ -56,6 +58,7 @@ def record_of(number: int, point: Point, ne: float, *, flops: float = 1e5, **mor
     return bare(number, ne=ne, flops=flops, point=point, **more)
 
 
+@cache
 def found_by(sampler: str, trials: int, seed: int = 0) -> float:
     """Hypervolume of the front."""
     space = load_space("tiny")
@@ -173,17 +176,7 @@ def test_points_of_the_same_network_have_the_same_features() -> None:
 
 
 def curve(*ne: float) -> tuple[CurvePoint, ...]:
-    return tuple(
-        CurvePoint(
-            examples=100 * index,
-            epoch=0.1 * index,
-            train_loss=0.1,
-            learning_rate=0.01,
-            seconds=1.0,
-            validation=Metrics(ne=each, log_loss=0.1, auc=0.7, calibration=1.0, examples=10),
-        )
-        for index, each in enumerate(ne, 1)
-    )
+    return tuple(evaluated(100 * n, each, epoch=0.1 * n).point for n, each in enumerate(ne, 1))
 
 
 def test_candidates_are_compared_at_the_latest_examples_that_both_have_seen() -> None:
@@ -302,9 +295,3 @@ def test_forward_times_are_expected_of_a_pool_that_is_larger_than_what_was_timed
     within = [math.sqrt(drawn.flops) / 1e3 <= limit for drawn in kept]
     assert len(kept) < 50
     assert sum(within) > 0.7 * len(kept)
-
-
-def test_no_axis_is_changed_where_none_is_open() -> None:
-    space = load_space("tiny")
-    point = space.random_point(random.Random(0))
-    assert neighbour(space, point, random.Random(1), fixed=point) == point

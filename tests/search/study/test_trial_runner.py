@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,14 +20,15 @@ from fake_processes import (
     progress,
     trained,
 )
+from priced import JOB
 from records import judged
+from records import trial as made_up
 
-from dhen.model import parse_model
-from dhen.schema import FeatureSchema, Table
 from search.config import StudyConfig
 from search.execution.admission import Admission, AdmittedTrial
 from search.execution.attempts import Execution
 from search.execution.budget import Budget
+from search.execution.reduce_events import AttemptContext, reduce_event, with_attempt
 from search.execution.trainer import Trainer, new_record
 from search.samplers.stopping import Judge, Stop
 from search.study.reuse import EarlierResults, KeptWeights, WarmStart
@@ -36,17 +38,14 @@ from spaces.space import load_space
 from trials.cluster.cluster import Cluster
 from trials.cluster.this_machine import load_cluster
 from trials.records.events import Event, Failed, SlowRank
-from trials.records.job import Job, TrainingConfig
+from trials.records.job import Job
 from trials.records.serving_limits import Limits
+from trials.records.strategy import Strategy
 from trials.records.trial_record import MOVED, Outcome, TrialKind, TrialRecord
 from trials.store.database import sqlite_url
 from trials.store.ledger import Ledger, Setting
 
 pytestmark = pytest.mark.usefixtures("unsynced")
-FEATURES = FeatureSchema(tables=(Table(name="c0", rows=100),), numeric=("n0",))
-LAYER = {"modules": ["dcn_v2"], "out_embeddings": 2}
-MODEL = parse_model({"embedding_dim": 4, "layers": [LAYER, LAYER]}, "test")
-TRAINING = TrainingConfig(batch_size=64).resolved(1000, "fp32")
 ONE_RANK = load_cluster("a100-80gb").with_ranks("1x1")
 DIES = {Outcome.INTERRUPTED: killed, Outcome.OUT_OF_MEMORY: out_of_memory}
 NO_EARLIER_STUDIES = WarmStart(EarlierResults(), load_space("tiny"), lambda candidate: pytest.fail("unused"))
@@ -54,7 +53,7 @@ NO_EARLIER_STUDIES = WarmStart(EarlierResults(), load_space("tiny"), lambda cand
 
 def job(seed: int = 0) -> Job:
     """Equal seeds are equal jobs."""
-    return Job(model=MODEL, features=FEATURES, log="l", training=TRAINING, seed=seed)
+    return JOB.replace(seed=seed)
 
 
 class WatchedLedger(Ledger):
@@ -258,6 +257,34 @@ def test_what_is_killed_is_tried_once_more_and_not_twice(tmp_path: Path) -> None
     assert tries(trial) == [Outcome.INTERRUPTED, Outcome.COMPLETED]
     assert trial.result.outcome is Outcome.COMPLETED
     assert [task.attempt for task in study.launcher.tasks] == [0, 1]
+
+
+KILLED = Failed(error="rank 1 was killed by signal 9 (SIGKILL)", killed=True)
+
+
+def after(record: TrialRecord, event: Failed) -> TrialRecord:
+    return with_attempt(
+        reduce_event(record, event), event, 1.0, AttemptContext(Strategy(), counted=False, planned_here=True)
+    )
+
+
+def test_what_is_killed_a_second_time_is_blamed_on_memory() -> None:
+    record = made_up(3, Random(0)).with_result(outcome=Outcome.RUNNING, technique="dp")
+    once = after(record, KILLED)
+    assert (once.result.outcome, once.result.error) == (Outcome.INTERRUPTED, KILLED.error)
+    twice = after(once, KILLED)
+    assert [attempt.outcome for attempt in twice.attempts] == [Outcome.INTERRUPTED, Outcome.OUT_OF_MEMORY]
+    left = KILLED.replace(host_left=True)
+    many = record
+    for _ in range(10):
+        many = after(many, left)
+        assert many.result.outcome is Outcome.INTERRUPTED
+    assert after(many, left).result.outcome is Outcome.OUT_OF_MEMORY
+    stopped = Failed(error="rank 1 stopped", stopped=True)
+    assert after(record, stopped).result.outcome is Outcome.INTERRUPTED
+    assert after(after(record, stopped), stopped).result.outcome is Outcome.FAILED
+    assert after(record, Failed(error="full", out_of_memory=True)).result.outcome is Outcome.OUT_OF_MEMORY
+    assert after(record, Failed(error="wrong")).result.outcome is Outcome.FAILED
 
 
 def test_what_is_moved_does_not_count_as_killed(tmp_path: Path) -> None:
