@@ -227,7 +227,9 @@ def taped_features(config: ModelConfig, schema: FeatureSchema, setting: Setting,
         width = (n, *config.numeric_mlp)[-1]
         numeric.append(linear_tape(tape, hidden, width, dim, x_needs_gradient=bool(config.numeric_mlp)))
     if summed := summed_tables(config, schema) * dim:
-        embeddings[0], buckets = tape.split(embeddings[0], [tape.values(embeddings[0]) - summed, summed])
+        kept = tape.values(embeddings[0]) - summed
+        *first, buckets = tape.split(embeddings[0], [kept] * bool(kept) + [summed])
+        embeddings[:1] = first or embeddings[:1]
         numeric = [tape.add(*numeric, tape.operation(dim, [buckets], passes=True))]
     if nodes := node_tables(schema):
         kept = tape.values(embeddings[0]) - 2 * nodes * dim

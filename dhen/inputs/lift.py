@@ -269,7 +269,8 @@ def mixed_tape(
             shape = len(places), dim * longest
             e = tape.operation(len(places) * longest, [e], saves=[e], parameters=[shape])
         wholes.append(e)
-        columns += tape.unbind(wholes[-1], len(places))
+        if places:  # else all tables of this length are summed into the numeric embedding
+            columns += tape.unbind(e, len(places))
     x = tape.concat([*(columns[place] for place in _order(groups)), *numeric])
     tape.refer(*embeddings, *wholes, *numeric)
     return x

@@ -171,7 +171,7 @@ class _BlockAttention(torch.autograd.Function):
         for group, places in zip(groups, _places(indices), strict=True):
             weights = _weights(blocks, group, places)
             dropout = _Dropout(p, _keep(weights, p) if p else None)
-            places.put_queries(values, torch.bmm(dropout(weights), places.keys(blocks[2], len(weights))))
+            places.put_queries(values, torch.bmm(dropout(weights), places.keys(blocks[2], weights.shape[0])))
             saved += [weights] if dropout.keep is None else [weights, dropout.keep]
         ctx.save_for_backward(blocks, *saved, *indices)
         ctx.p, ctx.layout, ctx.groups = p, layout, groups

@@ -120,8 +120,11 @@ def build(request: Request, directory: Path, progress: Progress) -> None:
         write_splits(staged, plan, encoding, directory, pool, progress)
     staging.unlink()
     encoding.save(directory / "encoding")
-    floors = {name: clicks.ne_floor for name, clicks in totals.items()}
-    all_oracles = schema.oracle and all(map(math.isfinite, floors.values()))
+    floors: dict[str, float] | None = None
+    if schema.oracle:
+        floors = {name: clicks.ne_floor for name, clicks in totals.items()}
+        if not all(map(math.isfinite, floors.values())):  # a true probability is missing
+            floors = None
     sizes = {str(path.relative_to(directory)): path.stat().st_size for path in directory.rglob("*.*")}
     manifest = Manifest(
         version=VERSION,
@@ -132,7 +135,7 @@ def build(request: Request, directory: Path, progress: Progress) -> None:
         rows={name: totals[name].rows for name in SPLITS},
         base_rate={name: totals[name].base_rate for name in SPLITS},
         chronological=staged.stamps is not None and staged.stamps.chronological,
-        ne_floor=floors if all_oracles else None,
+        ne_floor=floors,
         notes=(
             *request.sentences,
             *reasons,
