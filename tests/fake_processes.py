@@ -164,6 +164,14 @@ def scored(split: str, ne: float = 0.95) -> Scored:
     return Scored(split=split, metrics=quality(ne))
 
 
+def well(task: Task) -> FakeRun:
+    """A training that comes to an NE of its job's own; a scoring."""
+    if task.score_split is not None:
+        return FakeRun([scored(task.score_split)])
+    ne = 0.7 + int(task.job.fingerprint[:4], 16) / 2**18
+    return FakeRun([progress(10)], [evaluated(10, ne), trained(ne)])
+
+
 def small_log(folder: Path) -> PreparedLog:
     """A log of 600 rows, prepared in a folder: nothing is trained on it."""
     draw = random.Random(0)

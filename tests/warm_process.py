@@ -1,8 +1,9 @@
 """The command line in processes of its own, forked from one that has imported it.
 
 A fresh interpreter takes ten seconds of a core for torch, MLflow and the like. Each process has its own session,
-environment and folder, and ends as one that a shell has started. What only a fresh interpreter shows
-(`PYTHONPATH`, what is imported) needs `subprocess`.
+environment and folder, and ends as one that a shell has started. The fork server that its trainings come from,
+which would import torch once more, is a fork of it too. What only a fresh interpreter shows (`PYTHONPATH`, what is
+imported) needs `subprocess`.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ import atexit
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from io import TextIOWrapper
+from multiprocessing import util
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -121,11 +124,12 @@ def _starter(_: int) -> socket.socket:
 
 
 def serve() -> str:
-    """Forks a process for each request; returns in such a one alone, with the code that it is to run."""
+    """Forks a process for each request; returns in such a one, and in its fork server, with the code to run."""
     starter = socket.socket(fileno=int(sys.argv[1]))
     os.environ |= import_module("search.mlflow.store").ENVIRONMENT
-    for module in HEAVY:
+    for module in (*HEAVY, *import_module("trials.runtime.launcher").PRELOADED):
         import_module(module)
+    import_module("search.execution.trainer").cores = lambda: 1  # as in `tests/search/conftest.py`
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         head, descriptors, _, _ = socket.recv_fds(starter, NUMBER.size, 3)
@@ -169,4 +173,42 @@ def _become(request: dict[str, Any]) -> str:
     os.chdir(request["folder"])
     sys.argv[:] = ["dhen-search", *request["words"]]
     sys.path[:] = filter(None, sys.path)
-    return str(request["code"])
+    return _fork_server_beside() or str(request["code"])
+
+
+def _fork_server_beside() -> str | None:
+    """Forks a process that waits until this one starts a fork server, and returns there the code of that."""
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        text, descriptors, _, _ = socket.recv_fds(its, 2**20, 2)
+        if not text:
+            os._exit(0)
+        its.close()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which ranks get back
+        start = json.loads(text)
+        os.environ.clear()
+        os.environ.update(start["environment"])
+        os.chdir(start["folder"])
+        listener, alive = descriptors
+        code = re.sub(r"main\(\d+, \d+", f"main({listener}, {alive}", start["code"])
+        worker = import_module("trials.runtime.worker")  # what it does when a fork server imports it
+        worker.FORK_SERVER = os.getpid()
+        worker.tidy_up_at_exit()
+        return code
+    its.close()
+    spawn = util.spawnv_passfds
+
+    def start(program: bytes, words: Sequence[str], descriptors: Sequence[int]) -> int:
+        if "forkserver" not in words[-1]:
+            return spawn(program, words, descriptors)
+        util.spawnv_passfds = spawn  # a second one is started as usual
+        started = {"code": words[-1], "environment": {**os.environ}, "folder": os.getcwd()}
+        with ours:
+            socket.send_fds(ours, [json.dumps(started).encode()], descriptors)
+        return pid
+
+    util.spawnv_passfds = start
+    return None

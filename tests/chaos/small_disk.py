@@ -4,15 +4,16 @@ the kernel refuses in the same way."""
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from command_line import COMMAND, TIMEOUT_SECONDS
+from command_line import TIMEOUT_SECONDS
 from tools import find
+from warm_process import COMMAND_LINE, WarmProcess
 
 ROOMY = "200m"
+LIMITED = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({}, resource.RLIM_INFINITY)); "
 BALLAST, BLOCK_BYTES = ".ballast", 4096
 
 
@@ -46,19 +47,10 @@ class SmallDisk:
 
     def run(self, words: tuple[object, ...], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
         """The command, in a process of its own."""
-
-        def limit() -> None:
-            if self._file_bytes is not None:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (self._file_bytes, resource.RLIM_INFINITY))
-
-        return subprocess.run(
-            [str(COMMAND), *map(str, words)],
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=TIMEOUT_SECONDS,
-            preexec_fn=limit,
-        )
+        limit = "" if self._file_bytes is None else LIMITED.format(self._file_bytes)
+        process = WarmProcess(words, environment, code=limit + COMMAND_LINE)
+        said, errors = process.communicate(TIMEOUT_SECONDS)
+        return subprocess.CompletedProcess(words, process.wait(), said, errors)
 
     def close(self) -> None:
         if os.path.ismount(self.folder):

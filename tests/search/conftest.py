@@ -25,15 +25,26 @@ from command_line import (
     write_log,
     write_two_logs,
 )
+from fake_processes import small_log
+from postgresql import Server, served
 from shared_studies import shared
 
 from search.mlflow.store import check_store
+from trials.data.prepared_log import PreparedLog
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _interruptible() -> None:
     """Processes started here hear Ctrl-C, also where the tests run in a shell's background, which does not."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_core() -> Iterator[None]:
+    """Trainings that nobody gives threads have one each, as other files of tests run beside these."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("search.execution.trainer.cores", lambda: 1)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -62,6 +73,12 @@ def dhen_search(environment: dict[str, str]) -> Run:
 def click_log() -> Path:
     """4,000 rows with a label."""
     return shared("log", lambda folder: write_log(folder / "clicks.csv", 4000)) / "clicks.csv"
+
+
+@pytest.fixture(scope="session")
+def log(tmp_path_factory: pytest.TempPathFactory) -> PreparedLog:
+    """600 prepared rows, for studies on fake processes."""
+    return small_log(tmp_path_factory.mktemp("log"))
 
 
 @pytest.fixture(scope="session")
@@ -114,6 +131,13 @@ def growing(dhen_search: Run) -> Path:
         torch.set_num_threads(threads)
 
     return shared("growing", make)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """A PostgreSQL server, whose database holds studies of several tests, each with a name of its own."""
+    with served() as server:
+        yield server
 
 
 @pytest.fixture

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import time
-from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
-from command_line import EARLY_CHECKPOINTS, EARLY_CHECKPOINTS_CODE, TIMEOUT_SECONDS, Run, check_json, start
-from postgresql import Server, served
+from command_line import EARLY_CHECKPOINTS_CODE, TIMEOUT_SECONDS, Run, check_json, start, wait_until
+from postgresql import Server
 from tools import needs
+from warm_process import WarmProcess
 
 from search.mlflow.store import open_client, store_uri
 from search.read_study import read_study
@@ -32,36 +29,8 @@ SECRET = "sesame8"
 """A password, which the server does not ask for."""
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with served() as server:
-        yield server
-
-
 def url_of(server: Server) -> str:
     return server.url.replace("@/", f":{SECRET}@/")
-
-
-def worker(server: Server, name: str, environment: dict[str, str], *words: str) -> subprocess.Popen[str]:
-    """A further driver, in a session of its own."""
-    return subprocess.Popen(
-        [*EARLY_CHECKPOINTS, "worker", "--study", url_of(server), "--name", name, *words],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def wait_until(what: Callable[[], object], *drivers: subprocess.Popen[str]) -> None:
-    """Until something is so, while the drivers are at work."""
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not what():
-        assert time.monotonic() < deadline, "it did not come to that"
-        for driver in drivers:
-            assert driver.poll() is None, driver.communicate()
-        time.sleep(0.05)
 
 
 def trials_of(server: Server, study: str) -> dict[int, int]:
@@ -70,7 +39,7 @@ def trials_of(server: Server, study: str) -> dict[int, int]:
     return {int(number): int(driver) for number, driver in (row.split("|") for row in server.rows(query))}
 
 
-def ended(driver: subprocess.Popen[str]) -> str:
+def ended(driver: WarmProcess) -> str:
     """What a driver has said, with `--json`; it ended by itself."""
     said, errors = driver.communicate(timeout=TIMEOUT_SECONDS)
     assert driver.returncode == 0, f"{said}\n{errors}"
@@ -109,7 +78,8 @@ def test_a_killed_drivers_candidate_goes_on_at_another(
     second = None
     try:
         wait_until(lambda: (out / "trials" / "00001").exists(), first)
-        second = worker(server, "ads", environment, "--json")
+        words = ("worker", "--study", url_of(server), "--name", "ads", "--json")
+        second = WarmProcess(words, environment, code=EARLY_CHECKPOINTS_CODE)
         refused = dhen_search("run", "--out", out, code=2).stderr
         assert "another process is running this study" in refused
         assert "dhen-search worker" in refused
@@ -122,15 +92,15 @@ def test_a_killed_drivers_candidate_goes_on_at_another(
             lost = min(held, key=held.__getitem__, default=-1)
             return len(drivers) == 2 and any((trial_folder(out, lost) / CHECKPOINTS).glob("after-*"))
 
-        wait_until(both_train, first, second)
+        wait_until(both_train, second)
         os.killpg(first.pid, signal.SIGKILL)
+        first.communicate()
         wait_until(lambda: min(drivers) not in trials_of(server, "ads").values(), second)
         said = ended(second)
     finally:
         for driver in (first, second):
             if driver is not None and driver.poll() is None:
                 os.killpg(driver.pid, signal.SIGKILL)
-            if driver is not None:
                 driver.communicate()
     record = read_study(out)
     is_sound(record, out, 3)
@@ -140,7 +110,7 @@ def test_a_killed_drivers_candidate_goes_on_at_another(
     assert f"trial {lost}: its driver died (process {first.pid} on" in said
     assert f"trial {lost} goes on here, from its checkpoint" in said
     assert all(len(trial.attempts) == 1 for trial in record.trials if trial.number != lost)
-    assert server.rows("select count(*) from dhen_driver") == ["0"]
+    assert server.rows("select count(*) from dhen_driver where study = 'ads'") == ["0"]
     assert "is finished" in dhen_search("worker", "--study", server.url, "--name", "ads", code=2).stderr
     other = dhen_search("run", "--out", out, f"storage={url_of(server)}x", code=2).stderr
     assert "holds another study (storage: 'postgresql://postgres:***@" in other

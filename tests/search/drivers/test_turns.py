@@ -16,10 +16,9 @@ from fake_processes import (
     evaluated,
     progress,
     scored,
-    small_log,
     trained,
 )
-from postgresql import Server, served
+from postgresql import Server
 from tools import needs
 
 from dhen.values import compact
@@ -34,7 +33,7 @@ from trials.store import leases
 from trials.store.ledger import Ledger
 
 pytestmark = needs("postgresql")
-CANDIDATES = 12
+CANDIDATES = 9
 
 
 class Killed(BaseException):
@@ -63,8 +62,13 @@ class Drivers:
         return thread
 
     def _drive(self, index: int) -> None:
-        words = ("space=tiny", "sampler=random", "baseline_trials=2", f"trials={CANDIDATES}", "name=ads")
-        words += (*PLANNED_ELSEWHERE, "training.epochs=6", f"storage={self._server.url}")
+        words = ("space=tiny", "sampler=random", "baseline_trials=2", f"trials={CANDIDATES}")
+        words += (
+            *PLANNED_ELSEWHERE,
+            "training.epochs=6",
+            f"storage={self._server.url}",
+            f"name={self._directory.name}",
+        )
 
         def run(task: Task) -> FakeRun:
             if self._dies(index, task):
@@ -100,10 +104,9 @@ class Drivers:
 
 
 def test_each_proposal_is_trained_once_though_drivers_die(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, log: PreparedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first driver dies at a candidate, the one that then leads at a score on test; the last does the rest."""
-    (tmp_path / "log").mkdir()
     monkeypatch.setattr(leases, "SILENT_SECONDS", 3.0)
     monkeypatch.setattr(leases, "BEAT_SECONDS", 0.5)
     monkeypatch.setattr("search.study.drivers.BEAT_SECONDS", 0.5)
@@ -115,21 +118,22 @@ def test_each_proposal_is_trained_once_though_drivers_die(
             return True
         return task.score_split == "test" and len(drivers.dead) == 1
 
-    with served() as server:
-        drivers = Drivers(server, tmp_path / "ads", small_log(tmp_path / "log"), dies)
-        threads = [drivers.start(0)]
-        deadline = time.monotonic() + 60
-        while not drivers.begun and time.monotonic() < deadline:
-            time.sleep(0.02)
-        threads += [drivers.start(index) for index in (1, 2)]
-        for thread in threads:
-            thread.join(120)
-            assert not thread.is_alive()
-        assert drivers.errors == []
-        ledger = Ledger(server.url, "ads")
-        trials, looks = ledger.trials(), ledger.test_looks()
-        ledger.close()
-        assert server.rows("select count(*) from dhen_lease where what in ('trial', 'turn')") == ["0"]
+    drivers = Drivers(server, tmp_path / "three", log, dies)
+    threads = [drivers.start(0)]
+    deadline = time.monotonic() + 60
+    while not drivers.begun and time.monotonic() < deadline:
+        time.sleep(0.02)
+    threads += [drivers.start(index) for index in (1, 2)]
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    assert drivers.errors == []
+    ledger = Ledger(server.url, "three")
+    trials, looks = ledger.trials(), ledger.test_looks()
+    ledger.close()
+    assert server.rows(
+        "select count(*) from dhen_lease where study = 'three' and what in ('trial', 'turn')"
+    ) == ["0"]
     assert drivers.dead[0] == 0
     assert len(drivers.dead) == 2
     (last,) = {0, 1, 2} - set(drivers.dead)
@@ -153,24 +157,27 @@ def test_each_proposal_is_trained_once_though_drivers_die(
 
 
 @pytest.mark.parametrize("index", [0, 1], ids=["the study is resumed", "a further driver"])
-def test_who_begins_takes_up_what_a_driver_left_that_is_gone(tmp_path: Path, index: int) -> None:
-    (tmp_path / "log").mkdir()
+def test_who_begins_takes_up_what_a_driver_left_that_is_gone(
+    server: Server, log: PreparedLog, tmp_path: Path, index: int
+) -> None:
+    name = f"left{index}"
 
     def dies(_: int, task: Task) -> bool:
         return task.score_split is None and len(drivers.begun) == 5 and not drivers.dead
 
-    with served() as server:
-        drivers = Drivers(server, tmp_path / "ads", small_log(tmp_path / "log"), dies)
-        drivers.start(0).join(120)
-        assert drivers.dead == [0]
-        # as if its process had ended: another one has its number
-        server.rows("update dhen_driver set process = regexp_replace(process, '[0-9]+$', '0')")
-        drivers.start(index).join(120)
-        assert drivers.errors == []
-        ledger = Ledger(server.url, "ads")
-        trials = ledger.trials()
-        ledger.close()
-        assert server.rows("select count(*) from dhen_driver") == ["0"]
+    drivers = Drivers(server, tmp_path / name, log, dies)
+    drivers.start(0).join(120)
+    assert drivers.dead == [0]
+    # as if its process had ended: another one has its number
+    server.rows(
+        f"update dhen_driver set process = regexp_replace(process, '[0-9]+$', '0') where study = '{name}'"
+    )
+    drivers.start(index).join(120)
+    assert drivers.errors == []
+    ledger = Ledger(server.url, name)
+    trials = ledger.trials()
+    ledger.close()
+    assert server.rows(f"select count(*) from dhen_driver where study = '{name}'") == ["0"]
     assert {trial.result.outcome for trial in trials} == {Outcome.COMPLETED}
     (lost,) = [trial for trial in trials if len(trial.attempts) > 1]
     assert lost.attempts[0].lost_its_driver

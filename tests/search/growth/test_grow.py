@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
-from fake_processes import PLANNED_ELSEWHERE, FakeLauncher, FakeRun, evaluated, quality, scored, small_log
+from fake_processes import PLANNED_ELSEWHERE, FakeLauncher, FakeRun, evaluated, quality, scored
 
 from dashboards.sentences.summary import sentences
 from search.analysis.fidelity import AuditedStudy, taken
@@ -22,7 +23,7 @@ from trials.data.prepared_log import PreparedLog
 from trials.records.events import Trained
 from trials.records.study_record import GrownAxis, StudyRecord
 from trials.records.task import Task
-from trials.records.trial_record import Measured, TrialRecord
+from trials.records.trial_record import Measured
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 LENGTHS = """
@@ -50,20 +51,15 @@ WORDS = ("baseline_trials=1", "training.epochs=6", *PLANNED_ELSEWHERE)
 
 
 @pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> PreparedLog:
-    return small_log(tmp_path_factory.mktemp("log"))
-
-
-@pytest.fixture
-def space(tmp_path: Path) -> str:
-    file = tmp_path / "lengths.yaml"
+def space(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("space") / "lengths.yaml"
     file.write_text(LENGTHS)
     return f"space={file}"
 
 
-@pytest.fixture
-def lengths_alone(tmp_path: Path) -> str:
-    file = tmp_path / "lengths-alone.yaml"
+@pytest.fixture(scope="module")
+def lengths_alone(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("space") / "lengths-alone.yaml"
     file.write_text(LENGTHS_ALONE)
     return f"space={file}"
 
@@ -101,19 +97,52 @@ def of_lengths(record: StudyRecord) -> list[GrownAxis]:
     return [step for step in record.grown if step.axis == "embedding_dim"]
 
 
+def written(out: Path) -> Path:
+    """The run directory, with the settings that readers look for."""
+    (out / "study.yaml").write_text(f"name: {out.name}\n")
+    return out
+
+
+class Grown(NamedTuple):
+    """A finished study of twenty candidates, and what it said."""
+
+    folder: Path
+    record: StudyRecord
+    said: list[str]
+
+
+GrownBy = Callable[[str], Grown]
+
+
+@pytest.fixture(scope="module")
+def grown(log: PreparedLog, space: str, tmp_path_factory: pytest.TempPathFactory) -> GrownBy:
+    """The study by a sampler, made once."""
+
+    @cache
+    def by(sampler: str) -> Grown:
+        folder, said = tmp_path_factory.mktemp(sampler) / "study", list[str]()
+
+        def watcher(state: StudyState) -> None:
+            said.extend(state.notices[len(said) :])
+
+        record = run(folder, log, space, "trials=20", f"sampler={sampler}", watcher=watcher)
+        return Grown(written(folder), record, said)
+
+    return by
+
+
+@pytest.fixture(scope="module")
+def free(log: PreparedLog, lengths_alone: str, tmp_path_factory: pytest.TempPathFactory) -> StudyRecord:
+    """A study that offers longer embeddings, since nothing speaks against them."""
+    folder = tmp_path_factory.mktemp("free") / "study"
+    record = run(folder, log, lengths_alone, "trials=14", "sampler=random")
+    assert of_lengths(record)
+    return record
+
+
 @pytest.mark.parametrize("sampler", sorted(SAMPLERS))
-def test_the_axis_at_whose_end_the_best_sit_goes_on_and_is_tried_next(
-    tmp_path: Path, log: PreparedLog, space: str, sampler: str
-) -> None:
-    said: list[str] = []
-    record = run(
-        tmp_path / "study",
-        log,
-        space,
-        "trials=20",
-        f"sampler={sampler}",
-        watcher=lambda state: said.extend(state.notices[len(said) :]),
-    )
+def test_the_axis_at_whose_end_the_best_sit_goes_on_and_is_tried_next(grown: GrownBy, sampler: str) -> None:
+    _, record, said = grown(sampler)
     (step, *_) = of_lengths(record)
     assert (step.highest, step.before, step.end) == (True, 8, 16)
     assert step.completed % EVERY == 0
@@ -144,10 +173,10 @@ def test_the_axis_at_whose_end_the_best_sit_goes_on_and_is_tried_next(
     ],
 )
 def test_a_study_that_is_gone_on_with_comes_to_what_it_would_have_come_to(
-    tmp_path: Path, log: PreparedLog, space: str, sampler: str, moment: str
+    tmp_path: Path, log: PreparedLog, space: str, grown: GrownBy, sampler: str, moment: str
 ) -> None:
     words = (space, "trials=20", f"sampler={sampler}")
-    undisturbed = run(tmp_path / "undisturbed", log, *words)
+    undisturbed = grown(sampler).record
 
     def interrupt(state: StudyState) -> None:
         lengths = [trial.job.model["embedding_dim"] for trial in state.candidates]
@@ -201,22 +230,19 @@ def test_what_does_not_fit_is_not_offered(tmp_path: Path, log: PreparedLog, leng
     assert max(lengths(tight)) == 8
 
 
-def test_what_serving_refuses_is_not_offered(tmp_path: Path, log: PreparedLog, lengths_alone: str) -> None:
-    words = (lengths_alone, "trials=14", "sampler=random")
-    free = run(tmp_path / "free", log, *words)
+def test_what_serving_refuses_is_not_offered(
+    tmp_path: Path, log: PreparedLog, lengths_alone: str, free: StudyRecord
+) -> None:
     sizes = {trial.job.model["embedding_dim"]: trial.job.weights_bytes or 0 for trial in free.candidates}
-    limited = run(tmp_path / "limited", log, *words, f"serving.max_bytes={sizes[8]}")
-    assert of_lengths(free)
-    assert of_lengths(limited) == []
+    words = (lengths_alone, "trials=14", "sampler=random", f"serving.max_bytes={sizes[8]}")
+    assert of_lengths(run(tmp_path / "limited", log, *words)) == []
 
 
 def test_what_has_too_large_tables_is_not_offered(
-    tmp_path: Path, log: PreparedLog, lengths_alone: str
+    tmp_path: Path, log: PreparedLog, lengths_alone: str, free: StudyRecord
 ) -> None:
     words = (lengths_alone, "trials=14", "sampler=random")
-    free = run(tmp_path / "free", log, *words)
     sizes = {trial.job.model["embedding_dim"]: trial.job.table_bytes or 0 for trial in free.candidates}
-    assert of_lengths(free)
     assert of_lengths(run(tmp_path / "limited", log, *words, f"max_table_bytes={sizes[16] - 1}")) == []
     assert of_lengths(run(tmp_path / "wide", log, *words, f"max_table_bytes={sizes[16]}"))
 
@@ -230,8 +256,7 @@ def test_what_would_take_too_much_of_the_time_left_is_not_offered(
     words = (lengths_alone, "trials=14", "sampler=random")
     assert of_lengths(run(tmp_path / "short", log, *words, "minutes=10", script=slow)) == []
     assert of_lengths(run(tmp_path / "long", log, *words, "minutes=100", script=slow))
-    # without minutes trainings so far say what is long
-    assert of_lengths(run(tmp_path / "free", log, *words, script=slow))
+    # without minutes trainings so far say what is long, as in the study `free`
     monkeypatch.setattr(growth, "MOST_TIMES", 0.5)
     assert of_lengths(run(tmp_path / "strict", log, *words, script=slow)) == []
 
@@ -312,21 +337,11 @@ def test_a_depth_that_another_space_has_grown_is_left_where_layers_are_apart(
     assert len(record.candidates) == 2
 
 
-def best_of(record: StudyRecord) -> TrialRecord:
-    assert record.best is not None
-    return record.trial(record.best)
-
-
-def written(out: Path, *words: str) -> Path:
-    """The run directory, with the settings that readers look for."""
-    (out / "study.yaml").write_text(f"name: {out.name}\n")
-    return out
-
-
-def test_a_warm_start_begins_with_the_wider_space(tmp_path: Path, log: PreparedLog, space: str) -> None:
+def test_a_warm_start_begins_with_the_wider_space(
+    tmp_path: Path, log: PreparedLog, space: str, grown: GrownBy
+) -> None:
     words = (space, "sampler=random")
-    earlier = run(tmp_path / "earlier", log, *words, "trials=20")
-    folder = written(tmp_path / "earlier")
+    folder, earlier, _ = grown("random")
     record = run(tmp_path / "study", log, *words, "trials=3", f"warm_start={folder}")
     assert record.earlier[0].left == {}
     assert [(step.axis, step.end, step.earlier) for step in record.grown] == [
@@ -342,12 +357,11 @@ def test_a_warm_start_begins_with_the_wider_space(tmp_path: Path, log: PreparedL
 
 
 def test_a_warm_start_that_does_not_grow_leaves_what_lies_outside(
-    tmp_path: Path, log: PreparedLog, space: str
+    tmp_path: Path, log: PreparedLog, space: str, grown: GrownBy
 ) -> None:
-    words = (space, "sampler=random", "trials=20")
-    earlier = run(tmp_path / "earlier", log, *words)
-    folder = written(tmp_path / "earlier")
-    record = run(tmp_path / "study", log, *words, f"warm_start={folder}", "grow=no")
+    folder, earlier, _ = grown("random")
+    words = (space, "sampler=random", "trials=20", f"warm_start={folder}", "grow=no")
+    record = run(tmp_path / "study", log, *words)
     assert record.grown == ()
     (study,) = record.earlier
     assert 0 < study.left["outside this space"]["embedding_dim: 16"] <= sum(n > 8 for n in lengths(earlier))
@@ -355,12 +369,10 @@ def test_a_warm_start_that_does_not_grow_leaves_what_lies_outside(
 
 
 def test_an_audit_takes_the_candidates_of_a_study_that_grew(
-    tmp_path: Path, log: PreparedLog, space: str
+    log: PreparedLog, space: str, grown: GrownBy
 ) -> None:
-    words: tuple[Any, ...] = (space, "sampler=random", "trials=20")
-    record = run(tmp_path / "study", log, *words)
-    config = read_study_config(None, [*WORDS, *words])
-    subjects = taken(AuditedStudy(record, config), log, "fp32")
+    config = read_study_config(None, [*WORDS, space, "sampler=random", "trials=20"])
+    subjects = taken(AuditedStudy(grown("random").record, config), log, "fp32")
     assert 16 in {subject.model.embedding_dim for subject in subjects}
 
 
@@ -374,7 +386,7 @@ def test_an_audit_takes_candidates_with_the_passes_that_their_study_found(
         ne = 0.9 - task.job.model.embedding_dim / 1000 - 0.01 * min(int(epochs), 3)
         return FakeRun([evaluated(300, ne), Trained(best=quality(ne), measured=Measured(train_seconds=1.0))])
 
-    words: tuple[Any, ...] = (space, "sampler=random", "trials=20", "grow=no", "training.epochs=auto")
+    words = (space, "sampler=random", "trials=20", "grow=no", "training.epochs=auto")
     record = run(tmp_path / "study", log, *words, script=several_passes_help)
     assert record.passes is not None
     config = read_study_config(None, [*WORDS, *words])

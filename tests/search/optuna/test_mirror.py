@@ -105,14 +105,8 @@ def test_it_says_what_the_record_says(database: str) -> None:
         assert row.datetime_complete == began + timedelta(seconds=trial.result.seconds or 0.0)
     assert study.user_attrs["baseline"]["NE"] == record.trial(0).result.validation.ne  # type: ignore[union-attr]
     assert study.user_attrs["values"]["embedding_dim"] == [8, 16, 32]
-
-
-def test_its_front_is_the_records(storage: str) -> None:
-    record = spaced_study()
-    OptunaMirror(storage).sync(record)
-    best = {trial.user_attrs["trial"] for trial in mirrored(storage).best_trials}
-    assert best == set(record.front)
-    assert len(best) > 1
+    assert {trial.user_attrs["trial"] for trial in study.best_trials} == set(record.front)
+    assert len(record.front) > 1
 
 
 def test_a_second_call_changes_nothing_and_adds_what_is_new(storage: str) -> None:
@@ -129,7 +123,7 @@ def test_a_second_call_changes_nothing_and_adds_what_is_new(storage: str) -> Non
     assert_equal(study, after)
 
 
-def test_what_runs_is_moved_on_until_it_ends(database: str) -> None:
+def test_what_runs_is_moved_on_until_it_ends_or_is_cut_short_for_good(storage: str) -> None:
     record = spaced_study(5)
     whole = record.trial(5).result
     begun = with_result(record, 5, outcome=Outcome.RUNNING, curve=(), validation=None, seconds=None)
@@ -137,14 +131,17 @@ def test_what_runs_is_moved_on_until_it_ends(database: str) -> None:
     later = with_result(
         record, 5, outcome=Outcome.RUNNING, curve=whole.curve[:4], validation=None, seconds=None
     )
-    mirror = OptunaMirror(database)
+    mirror = OptunaMirror(storage)
     identities = set()
     for moment in (begun, later, later, cut, record):  # the one that is cut short goes on
         mirror.sync(moment)
-        study = mirrored(database)
+        study = mirrored(storage)
         assert_equal(study, moment, interrupted=TrialState.RUNNING)
         identities.add((study._study_id, by_number(study)[5]._trial_id))
     assert len(identities) == 1
+    for moment, state in ((cut, TrialState.RUNNING), (cut.replace(finished=True), TrialState.PRUNED)):
+        OptunaMirror(storage, name="ended").sync(moment)
+        assert_equal(mirrored(storage, "ended"), moment, interrupted=state)
 
 
 def test_a_contradiction_is_written_anew(storage: str) -> None:
@@ -380,12 +377,3 @@ def test_bad_storages_are_refused_with_what_would_work(dhen_search: Run, study: 
     assert "journal file" in dhen_search(*words, tmp_path / "notes.txt", code=2).stderr
     assert (tmp_path / "notes.txt").read_text() == "no journal\n"
     assert "no study here" in dhen_search("optuna", tmp_path, "--storage", "sqlite://", code=2).stderr
-
-
-def test_what_was_cut_short_for_good_is_pruned_once_the_study_has_ended(database: str) -> None:
-    record = with_result(spaced_study(5), 5, outcome=Outcome.INTERRUPTED, validation=None)
-    mirror = OptunaMirror(database)
-    mirror.sync(record.replace(finished=False))
-    assert by_number(mirrored(database))[5].state is TrialState.RUNNING
-    mirror.sync(record)
-    assert by_number(mirrored(database))[5].state is TrialState.PRUNED

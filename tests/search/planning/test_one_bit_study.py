@@ -10,7 +10,7 @@ from search.read_study import read_study
 from trials.records.trial_record import Outcome, TrialKind
 
 WORDS = (
-    *("demo.rows=2000", "trials=2", "baseline_trials=1", "sampler=random", "threads=1", "parallel=1"),
+    *("demo.rows=2000", "trials=1", "baseline_trials=1", "sampler=random", "threads=1", "parallel=1"),
     *("training.epochs=1", "training.batch_size=64", "training.precision=fp32", "ranks=1x2"),
     "training.optimizer=onebit_adam",
 )

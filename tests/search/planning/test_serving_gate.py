@@ -23,15 +23,15 @@ from spaces.space import load_space
 from trials.records.serving_limits import Limits, ServingConfig
 from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 
-LIMITS = ("serving.max_flops=10000", "serving.max_bytes=10KiB", "serving.max_ms=1e6", "serving.batch=64")
+LIMITS = ("serving.max_flops=3000", "serving.max_bytes=10KiB", "serving.max_ms=1e6", "serving.batch=64")
 FEATURES = FeatureSchema(tables=(Table(name="c0", rows=100), Table(name="c1", rows=100)), numeric=("n0",))
 
 
 @pytest.fixture(scope="module")
 def limited(dhen_search: Run, click_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study of eight candidates, some of which are over a limit."""
+    """A study of three candidates, some of which are over a limit."""
     out = tmp_path_factory.mktemp("limited") / "study"
-    dhen_search("run", "--data", click_log, "--out", out, "trials=8", "sampler=random", *SMALL, *LIMITS)
+    dhen_search("run", "--data", click_log, "--out", out, "trials=3", "sampler=random", *SMALL, *LIMITS)
     return out
 
 
@@ -40,13 +40,13 @@ def test_what_is_over_a_limit_is_not_trained(limited: Path) -> None:
     refused = [trial for trial in record.candidates if trial.result.outcome is Outcome.INFEASIBLE]
     assert 0 < len(refused) < len(record.candidates)
     for trial in record.trials:
-        over = trial.job.flops > 10_000 or trial.job.weights_bytes > 10 * 1024
+        over = trial.job.flops > 3_000 or trial.job.weights_bytes > 10 * 1024
         assert (trial.plan.serving_excess > 0) == over
         assert (trial in refused) == (over and trial.kind is TrialKind.CANDIDATE)
         assert bool(trial.attempts) == (trial.plan.serving_ms is not None) == (trial not in refused)
         assert trial.plan.serving_ms is None or trial.plan.serving_ms > 0
     words = " ".join(trial.result.error for trial in refused)
-    assert "FLOPs per example, over serving.max_flops=10,000" in words
+    assert "FLOPs per example, over serving.max_flops=3,000" in words
     assert "over serving.max_bytes=10 KiB" in words
     weights = limited / "trials" / f"{record.front[-1]:05d}" / "weights.safetensors"
     whole = record.trial(record.front[-1]).job.weights_bytes
@@ -55,7 +55,7 @@ def test_what_is_over_a_limit_is_not_trained(limited: Path) -> None:
 
 def test_readers_and_the_bundle_say_how_long_a_request_takes(dhen_search: Run, limited: Path) -> None:
     page = (limited / "report.html").read_text()
-    assert "64 rows, 1 thread: max_ms=1,000,000, max_bytes=10 KiB, max_flops=10,000" in page
+    assert "64 rows, 1 thread: max_ms=1,000,000, max_bytes=10 KiB, max_flops=3,000" in page
     assert "ms forward" in page
     forward = json.loads((limited / "best" / "bundle.json").read_text())["forward"]
     assert forward["ms"] > 0

@@ -147,9 +147,9 @@ def test_the_front_of_table_bytes_keeps_its_weights_and_is_picked_from() -> None
 
 @pytest.fixture(scope="module")
 def free(dhen_search: Run, click_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study of six candidates with tables of two sizes."""
+    """A study of three candidates with tables of two sizes."""
     out = tmp_path_factory.mktemp("free") / "study"
-    dhen_search("run", "--data", click_log, "--out", out, "trials=6", "sampler=random", *SMALL)
+    dhen_search("run", "--data", click_log, "--out", out, "trials=3", "sampler=random", *SMALL)
     return out
 
 
@@ -201,7 +201,7 @@ def test_a_pick_that_is_none_is_said(
 def test_what_is_over_the_limit_is_not_trained(
     dhen_search: Run, click_log: Path, sizes: list[int], tmp_path: Path
 ) -> None:
-    out, words = tmp_path / "study", ("trials=6", "sampler=random", *SMALL)
+    out, words = tmp_path / "study", ("trials=3", "sampler=random", *SMALL)
     limit = f"max_table_bytes={sizes[-1] - 1}"
     said = dhen_search("run", "--data", click_log, "--out", out, *words, limit).stdout
     record = read_study(out)
@@ -217,7 +217,7 @@ def test_what_is_over_the_limit_is_not_trained(
     assert baseline.kind is TrialKind.BASELINE
     assert baseline.job.table_bytes > sizes[-1]  # type: ignore[operator]
     assert (baseline.result.outcome, baseline.plan.serving_excess > 0) == (Outcome.COMPLETED, True)  # type: ignore[operator]
-    assert f"{len(refused)} of 6 candidates are over the limit max_table_bytes=" in " ".join(said.split())
+    assert f"{len(refused)} of 3 candidates are over the limit max_table_bytes=" in " ".join(said.split())
     assert record.best in {trial.number for trial in record.candidates if trial not in refused}
     # all that were trained have tables of one size, so there is nothing to show of them
     assert 'id="figure-table-bytes"' not in (out / "report.html").read_text()

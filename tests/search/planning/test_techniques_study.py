@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command_line import Run, write_log
+from command_line import Run
 from servers.listening import noted_listeners
 
 from dashboards.plans import attempts_table
 from search.read_study import read_study
+from search.run_directory import trial_folder
 from trials.records.strategy import named
 from trials.records.study_record import StudyRecord
 from trials.records.trial_record import Outcome, TrialKind
@@ -23,8 +24,8 @@ from trials.records.trial_record import Outcome, TrialKind
 WORDS = (
     "demo.rows=4000",
     "space=techniques",
-    "ranks=2x2",
-    "hbm=6MiB",
+    "ranks=1x2",
+    "hbm=7MiB",
     "trials=4",
     "baseline_trials=1",
     "sampler=random",
@@ -34,6 +35,7 @@ WORDS = (
     "threads=1",
     "parallel=1",
 )
+STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}"
 SPACES = Path(__file__).parents[3] / "spaces" / "catalog"
 TOO_SURE = "memory_margin=-1MiB"
 
@@ -48,8 +50,9 @@ def listened() -> set[str]:
 def techniques(dhen_search: Run, tmp_path_factory: pytest.TempPathFactory, listened: set[str]) -> Path:
     out = tmp_path_factory.mktemp("techniques") / "study"
     with noted_listeners() as addresses:
-        dhen_search("run", "--out", out, *WORDS, TOO_SURE)
+        shown = dhen_search("run", "-v", "--out", out, *WORDS, TOO_SURE).stderr
     listened |= addresses
+    out.with_name("shown.txt").write_text(shown)
     return out
 
 
@@ -106,21 +109,30 @@ def test_the_report_tells_what_was_tried_and_what_was_forced(techniques: Path, r
         assert row[6].endswith("iB")  # measured
 
 
-def test_a_technique_can_be_forced(dhen_search: Run, tmp_path: Path) -> None:
-    out, technique = tmp_path / "study", "zero_offload"
-    words = [word for word in WORDS if not word.startswith(("trials=", "hbm="))]
-    dhen_search("run", "--out", out, *words, "trials=2", f"technique={technique}")
-    forced = read_study(out)
-    asked = named(technique)
-    for trial in forced.candidates:
-        (attempt,) = trial.attempts
-        assert named(attempt.strategy).held_as == asked.held_as
-        assert attempt.executed is not None
-        assert named(attempt.executed).dense == asked.dense
-        assert trial.plan.summary is not None
-        assert trial.plan.summary.restricted_to == asked.name
-    said = dhen_search("status", out).stdout
-    assert f"Forced: the ladder is restricted to technique={asked.name}." in re.sub(r"\s+", " ", said)
+def test_each_attempt_leaves_the_log_of_each_rank(techniques: Path, record: StudyRecord) -> None:
+    climbed = next(trial for trial in record.trials if len(trial.attempts) > 1)
+    folder = trial_folder(techniques, climbed.number)
+    for number, attempt in enumerate(climbed.attempts):
+        for rank in range(2):
+            log = (folder / f"attempt{number}.rank{rank}.log").read_text()
+            worker = rf"{STAMP} INFO rank {rank} trials\.runtime\.worker: "
+            begins = rf"attempt{number}: strategy {re.escape(attempt.strategy)}, rank {rank} of 2 "
+            assert len(re.findall(f"^{worker}{begins}", log, re.MULTILINE)) == 1
+            assert log.count("INFO") == len(re.findall(f"^{STAMP} INFO rank {rank} ", log, re.MULTILINE))
+            assert ("ERROR" in log) == (attempt.outcome is Outcome.OUT_OF_MEMORY)
+            assert ("training ended: best NE" in log) == (attempt.outcome is Outcome.COMPLETED)
+            assert "DEBUG" not in log
+    shown = techniques.with_name("shown.txt").read_text()
+    error = str(climbed.attempts[0].error)  # which ends as the exception does, not with lines of a log
+    assert f"({error})" in shown
+    assert re.search(r"MemoryLimitError: out of memory: .*\)$", error)
+    for text in (shown, (techniques / "driver.log").read_text()):
+        for number, attempt in enumerate(climbed.attempts):
+            line = f"trial {climbed.number}: attempt {number} as {attempt.strategy}"
+            trainer = rf"^{STAMP} INFO search\.execution\.trainer: {re.escape(line)}$"
+            assert len(re.findall(trainer, text, re.MULTILINE)) == 1
+    scored = trial_folder(techniques, record.front[-1]) / "scoring-test.rank0.log"
+    assert re.search(r"trials\.runtime\.worker: test: NE 0\.\d+ of", scored.read_text())
 
 
 def test_a_pipeline_can_be_forced_and_a_baseline_goes_without(dhen_search: Run, tmp_path: Path) -> None:
@@ -130,18 +142,22 @@ def test_a_pipeline_can_be_forced_and_a_baseline_goes_without(dhen_search: Run, 
     words = [word for word in WORDS if not word.startswith(("trials=", "hbm=", "ranks=", "space="))]
     words += ["ranks=1x2", f"space={tmp_path / 'deep.yaml'}", "hbm=64MiB", "averages=0"]
     out, technique = tmp_path / "study", "pipeline2+micro_batches=4"
-    dhen_search("run", "--out", out, *words, "trials=2", f"technique={technique}")
+    dhen_search("run", "--out", out, *words, "trials=1", f"technique={technique}")
     forced = read_study(out)
     for trial in forced.candidates:
         (attempt,) = trial.attempts
         assert attempt.outcome is Outcome.COMPLETED
         assert attempt.strategy == attempt.executed == named(technique).name
+        assert trial.plan.summary is not None
+        assert trial.plan.summary.restricted_to == named(technique).name
         assert trial.result.measured is not None
         peak, planned = trial.result.measured.peak_memory_bytes, attempt.predicted_bytes
         assert planned is not None
         assert 0.97 * planned < peak < 1.02 * planned
     (baseline,) = (trial for trial in forced.trials if trial.kind is TrialKind.BASELINE)
     assert baseline.attempts[0].executed == "dp"
+    said = " ".join(dhen_search("status", out).stdout.split())
+    assert f"Forced: the ladder is restricted to technique={named(technique).name}." in said
     said = dhen_search("run", "--out", tmp_path / "other", *words, "technique=pipeline4", code=2).stderr
     assert "ranks=1x2 are 2, which pipelines of 4 do not divide" in said
 
@@ -174,8 +190,9 @@ def test_other_techniques_are_refused(dhen_search: Run, tmp_path: Path) -> None:
     said = dhen_search(*words, "technique=zero9", code=2).stderr
     assert "'zero9' is no memory technique" in said
     assert "full_checkpointing" in said
-    said = dhen_search(*words, "technique=hsdp", "ranks=1x2", code=2).stderr
+    said = dhen_search(*words, "technique=hsdp", code=2).stderr
     assert "technique=hsdp is not on the ladder of 1 x 2 ranks" in said
+    words = (*words, "ranks=2x2")
     said = dhen_search(*words, "technique=tensor3", code=2).stderr
     assert "technique=tensor3: 2 x 2 ranks are not made of groups of 3" in said
     assert "would work: tensor2, tensor4" in said
@@ -189,24 +206,20 @@ NE_OF_A_DELAY = 0.03
 
 
 def test_a_delayed_training_runs_from_the_command_line_and_costs_little_ne(
-    dhen_search: Run, tmp_path: Path
+    dhen_search: Run, click_log: Path, tmp_path: Path
 ) -> None:
-    """Planned with zero_offload alone; the same where nothing is planned, since no other engine can delay."""
-    log = write_log(tmp_path / "log.csv", 4000)
-    words = ("train", "dcn_v2", "--data", log, "training.epochs=2", "training.precision=fp32")
+    """Where nothing is planned zero_offload executes it, since no other engine can delay."""
+    words = ("train", "dcn_v2", "--data", click_log, "training.epochs=2", "training.precision=fp32")
     words = (*words, "training.batch_size=64")  # for more steps than are not delayed
-    delay = ("training.delayed_update=true",)
-
-    def ne(name: str, *more: str) -> str:
-        said = dhen_search(*words, "--out", tmp_path / name, *more).stdout
+    delay = "training.delayed_update=true"
+    ne = []
+    for name, word in (("at once", "technique=zero_offload"), ("delayed", delay)):
+        said = dhen_search(*words, "--out", tmp_path / name, word).stdout
         found = re.search(r"validation NE ([0-9.]+), test NE", said)
         assert found is not None
-        return found[1]
-
-    at_once = ne("at once", "technique=zero_offload")
-    delayed = ne("delayed", "technique=zero_offload", *delay)
-    assert delayed == ne("not planned", *delay)
+        ne.append(float(found[1]))
+    at_once, delayed = ne
     assert delayed != at_once
-    assert abs(float(delayed) / float(at_once) - 1) < NE_OF_A_DELAY
-    refused = dhen_search(*words, "--out", tmp_path / "no", "technique=fsdp+cpu_offload", *delay, code=2)
+    assert abs(delayed / at_once - 1) < NE_OF_A_DELAY
+    refused = dhen_search(*words, "--out", tmp_path / "no", "technique=fsdp+cpu_offload", delay, code=2)
     assert "delayed_update=true is planned with zero_offload alone" in " ".join(refused.stderr.split())

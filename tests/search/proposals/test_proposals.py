@@ -18,8 +18,8 @@ from fake_processes import (
     evaluated,
     progress,
     scored,
-    small_log,
     trained,
+    well,
 )
 
 from dashboards.rows import trial_rows
@@ -48,18 +48,6 @@ WORDS = (
 )
 OUTSIDE = {"embedding_dim": 24, "layers": [{"modules": [{"kind": "mlp"}]}]}
 """A model that space `tiny` does not have."""
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> PreparedLog:
-    return small_log(tmp_path_factory.mktemp("log"))
-
-
-def well(task: Task) -> FakeRun:
-    if task.score_split is not None:
-        return FakeRun([scored(task.score_split)])
-    ne = 0.7 + int(task.job.fingerprint[:4], 16) / 2**18
-    return FakeRun([progress(10)], [evaluated(10, ne), trained(ne)])
 
 
 Open = Callable[..., Study]
@@ -137,29 +125,27 @@ def test_axes_and_settings_that_are_left_out_are_the_baselines(opened: Open, fil
     assert candidate.job.training["learning_rate"] == record.trial(0).job.training["learning_rate"]
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("{broken", "no JSON"),
-        ([1], "expected a JSON object"),
-        ({"depth": 99}, "99"),
-        ({"dept": 2}, "unknown axis of the space 'dept'. Did you mean 'depth'"),
-        ({"model": {"layers": [{"modules": [{"kind": "nonesuch"}]}]}}, "nonesuch"),
-        ({"model": OUTSIDE, "training": {"learning_rat": 1}}, "learning_rat"),
-        ({"model": OUTSIDE, "training": {"train_fraction": 0.5}}, "the study's own"),
-        ({"model": {"family": "advanced_dlrm"}}, "family dhen"),
-        ({"training": {"learning_rate": 0.1}}, "need the model"),
-        ({"point": {"depth": 2}, "model": OUTSIDE}, "a point stands alone"),
-        ({"depth": 2, "by": 7}, "by is a text"),
-        (
-            {"model": {"embedding_dim": 4096, "layers": [{**OUTSIDE["layers"][0], "out_embeddings": 64}]}},
-            "lacks",
-        ),
-    ],
+REFUSED: tuple[tuple[Any, str], ...] = (
+    ("{broken", "no JSON"),
+    ([1], "expected a JSON object"),
+    ({"depth": 99}, "99"),
+    ({"dept": 2}, "unknown axis of the space 'dept'. Did you mean 'depth'"),
+    ({"model": {"layers": [{"modules": [{"kind": "nonesuch"}]}]}}, "nonesuch"),
+    ({"model": OUTSIDE, "training": {"learning_rat": 1}}, "learning_rat"),
+    ({"model": OUTSIDE, "training": {"train_fraction": 0.5}}, "the study's own"),
+    ({"model": {"family": "advanced_dlrm"}}, "family dhen"),
+    ({"training": {"learning_rate": 0.1}}, "need the model"),
+    ({"point": {"depth": 2}, "model": OUTSIDE}, "a point stands alone"),
+    ({"depth": 2, "by": 7}, "by is a text"),
+    (
+        {"model": {"embedding_dim": 4096, "layers": [{**OUTSIDE["layers"][0], "out_embeddings": 64}]}},
+        "lacks",
+    ),
 )
-def test_what_cannot_be_trained_is_answered_and_the_study_goes_on(
-    opened: Open, file: Path, line: Any, reason: str
-) -> None:
+"""Lines, and a part of the answer to each."""
+
+
+def test_what_cannot_be_trained_is_answered_and_the_study_goes_on(opened: Open, file: Path) -> None:
     begun: list[Task] = []
     said: list[str] = []
 
@@ -167,23 +153,19 @@ def test_what_cannot_be_trained_is_answered_and_the_study_goes_on(
         begun.append(task)
         return well(task)
 
-    study = opened(
-        written(file, line, a_point()),
-        "trials=1",
-        "hbm=1100MiB",
-        script=watched,
-        watcher=lambda state: said.extend(state.notices),
-    )
-    record = study.run()
-    assert credited(record) == [2]
-    (refusal,) = record.refused
-    assert refusal.line == 1
-    assert reason in refusal.reason, refusal.reason
-    assert any(sentence.startswith("proposal 1 is not trained:") for sentence in said)
+    word = written(file, *(line for line, _ in REFUSED), a_point())
+    words = (word, "trials=1", "hbm=1100MiB")
+    record = opened(*words, script=watched, watcher=lambda state: said.extend(state.notices)).run()
+    assert credited(record) == [len(REFUSED) + 1]
+    assert [refusal.line for refusal in record.refused] == [*range(1, len(REFUSED) + 1)]
+    summary = sentences(record)
+    for refusal, (_, reason) in zip(record.refused, REFUSED, strict=True):
+        assert reason in refusal.reason, refusal.reason
+        assert any(sentence.startswith(f"proposal {refusal.line} is not trained:") for sentence in said)
+        assert any(f"Proposal {refusal.line} was not trained: {refusal.reason}" == each for each in summary)
     assert sum(task.score_split is None for task in begun) == 2, (
         "the baseline and the one that can be trained"
     )
-    assert any(sentence == f"Proposal 1 was not trained: {refusal.reason}" for sentence in sentences(record))
 
 
 def test_a_proposal_over_a_limit_is_told_which(opened: Open, file: Path) -> None:

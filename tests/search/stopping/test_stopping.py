@@ -11,61 +11,63 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import yaml
 from command_line import Run
+from fake_processes import PLANNED_ELSEWHERE, FakeLauncher, FakeRun, evaluated, scored, trained
 from records import bare, changed
 
 from dhen.errors import UserError
 from dhen.schema import FeatureSchema
+from search.config import read_study_config
 from search.read_study import read_study
 from search.samplers.ask_tell import Proposals
 from search.samplers.context import CandidatePricer
 from search.samplers.stopping import FEWEST, RULES, Judge, Stop, first_stop, forecast, stopping_rule
 from search.selection import pareto_front
+from search.study.open_study import open_study
 from search.study.trial_runner import Decisions
 from search.study_state import StudyState
 from spaces.space import load_space
+from trials.data.prepared_log import PreparedLog
 from trials.records.study_record import StudyRecord
-from trials.records.trial_record import CurvePoint, Metrics, Outcome, TrialKind, TrialRecord
+from trials.records.task import Task
+from trials.records.trial_record import CurvePoint, Outcome, TrialKind, TrialRecord
 
 EVALUATIONS = 9
-SPACE = """
-modules: {dcn_v2: {layers: 1}}
-slots: 1
-depth: 1
-out_embeddings: 2
-raw_numeric: false
-ensemble: [concat, sum, weighted_sum]
-training:
-  learning_rate: [1.0e-5, 2.0e-5, 3.0e-5, 5.0e-5, 7.0e-5, 1.0e-4, 1.5e-4, 2.0e-4, 3.0e-4, 4.0e-4, 5.0e-4, 7.0e-4, 0.001, 0.002, 0.003, 0.005]
-"""  # noqa: E501
-"""One network, which learns at some of these rates and hardly at others."""
-CANDIDATES = 24
-"""Enough for some to be stopped, and for one that is the same network as one of these."""
+GOOD = (0.0003, 0.0004, 0.0005, 0.0007, 0.001, 0.002, 0.003, 0.005)
+"""Learning rates, one for each candidate that has to have finished before any is stopped."""
+SPACE = {
+    "modules": {"dcn_v2": {"layers": 1}},
+    "slots": 1,
+    "depth": 1,
+    "out_embeddings": 2,
+    "raw_numeric": False,
+    "ensemble": ["concat", "sum", "weighted_sum"],
+    "training": {"learning_rate": [1.0e-5, 2.0e-5, 5.0e-5, 1.0e-4, *GOOD, 1.0e30]},
+    "start": [
+        {"training.learning_rate": rate, "layer.ensemble": ensemble}
+        for rate, ensemble in (
+            *((rate, "concat") for rate in GOOD),
+            (1e-5, "concat"),
+            (1e-5, "sum"),
+            (1e30, "sum"),
+        )
+    ],
+}
+"""One network. It learns at the good rates, hardly at a low one, which has a twin, and diverges at the last."""
+CANDIDATES = 1 + len(SPACE["start"])
+"""The first is as near to the baseline as there is one."""
 WORDS = (
     "sampler=random",
     "baseline_trials=1",
     "training.epochs=3",
     "training.evaluate_every=1000",
-    "threads=1",
+    "stopping=curve",
 )
 
 
 def curve(*ne: float) -> tuple[CurvePoint, ...]:
-    return tuple(
-        CurvePoint(
-            examples=1000 * number,
-            epoch=0.1 * number,
-            train_loss=0.1,
-            learning_rate=0.01,
-            seconds=float(number),
-            validation=metrics(each),
-        )
-        for number, each in enumerate(ne, 1)
-    )
-
-
-def metrics(ne: float) -> Metrics:
-    return Metrics(ne=ne, log_loss=0.1, auc=0.7, calibration=1.0, examples=10)
+    return tuple(evaluated(1000 * n, each, epoch=0.1 * n).point for n, each in enumerate(ne, 1))
 
 
 def finished(number: int, *ne: float, flops: float = 1e5, **more: Any) -> TrialRecord:
@@ -217,23 +219,18 @@ def test_the_rule_that_was_removed_is_told_with_what_works(
 
 
 @pytest.fixture(scope="module")
-def space(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def space(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("space") / "rates.yaml"
-    path.write_text(SPACE)
-    return path
-
-
-def stopping_study(dhen_search: Run, log: Path, out: Path, space: Path, *words: str) -> StudyRecord:
-    settings = (*WORDS, f"space={space}", "parallel=1", "stopping=curve")
-    dhen_search("run", "--data", log, "--out", out, *settings, *words)
-    return read_study(out)
+    path.write_text(yaml.safe_dump(SPACE))
+    return f"space={path}"
 
 
 @pytest.fixture(scope="module")
-def stopped(dhen_search: Run, click_log: Path, space: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stopped(dhen_search: Run, click_log: Path, space: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study that stops some of its candidates."""
     out = tmp_path_factory.mktemp("runs") / "stopped"
-    stopping_study(dhen_search, click_log, out, space, f"trials={CANDIDATES}")
+    words = (*WORDS, space, f"trials={CANDIDATES}", "parallel=1", "threads=1")
+    dhen_search("run", "--data", click_log, "--out", out, *words)
     return out
 
 
@@ -245,6 +242,7 @@ def test_a_study_stops_what_cannot_reach_the_front(dhen_search: Run, stopped: Pa
     record = read_study(stopped)
     given_up = of_outcome(record, Outcome.STOPPED)
     assert len(record.candidates) == CANDIDATES
+    assert record.finished
     assert given_up
     own = [trial for trial in given_up if trial.origin.reused_from is None]
     least = min(p.examples for t in of_outcome(record, Outcome.COMPLETED) for p in t.result.curve[-1:])
@@ -280,15 +278,43 @@ def test_a_twin_of_a_stopped_one_is_stopped_too(stopped: Path) -> None:
         assert twin.attempts == ()
 
 
-def test_a_resumed_study_decides_alike(
-    dhen_search: Run, click_log: Path, space: Path, stopped: Path, tmp_path: Path
+def test_a_loss_that_diverges_ends_its_candidate_alone(stopped: Path) -> None:
+    (diverged,) = of_outcome(read_study(stopped), Outcome.DIVERGED)
+    assert diverged.job.training["learning_rate"] == 1e30
+    assert "at step" in str(diverged.result.error)
+
+
+def by_rate(task: Task) -> FakeRun:
+    """A training whose NE falls by more, the nearer its learning rate is to 0.001."""
+    if task.score_split is not None:
+        return FakeRun([scored(task.score_split)])
+    worth = 0.1 / (1.0 + abs(math.log10(task.job.training.learning_rate / 0.001)))
+    nes = [0.9 - worth * (1 - 0.5**step) for step in range(1, 7)]
+    looks = [[evaluated(1000 * step, ne)] for step, ne in enumerate(nes, 1)]
+    return FakeRun(*looks, [trained(nes[-1])])
+
+
+def fake_study(folder: Path, log: PreparedLog, space: str, *words: str) -> StudyRecord:
+    """A study on fake processes."""
+    folder.mkdir(exist_ok=True)
+    config = read_study_config(None, [*PLANNED_ELSEWHERE, *WORDS, space, *words])
+    return open_study(config, folder, log, FakeLauncher(by_rate)).run()
+
+
+@pytest.mark.usefixtures("unsynced")
+def test_a_resumed_study_decides_alike_and_one_with_two_at_a_time_stops_some_too(
+    log: PreparedLog, space: str, tmp_path: Path
 ) -> None:
-    first = next(trial.number for trial in of_outcome(read_study(stopped), Outcome.STOPPED))
-    out = tmp_path / "stopped"
-    stopping_study(dhen_search, click_log, out, space, f"trials={first}")
-    assert of_outcome(read_study(out), Outcome.STOPPED)
-    resumed = stopping_study(dhen_search, click_log, out, space, f"trials={CANDIDATES}")
-    assert [decided(trial) for trial in resumed.trials] == [decided(t) for t in read_study(stopped).trials]
+    whole = fake_study(tmp_path / "whole", log, space, "trials=24")
+    first = of_outcome(whole, Outcome.STOPPED)[0].number
+    assert of_outcome(fake_study(tmp_path / "resumed", log, space, f"trials={first}"), Outcome.STOPPED)
+    resumed = fake_study(tmp_path / "resumed", log, space, "trials=24")
+    assert [decided(trial) for trial in resumed.trials] == [decided(trial) for trial in whole.trials]
+
+    beside = fake_study(tmp_path / "beside", log, space, "trials=20", "parallel=2")
+    assert {trial.result.outcome for trial in beside.trials} == {Outcome.COMPLETED, Outcome.STOPPED}
+    owners = [trial.job.fingerprint for trial in beside.candidates if not trial.shared]
+    assert len(owners) == len(set(owners))
 
 
 def decided(trial: TrialRecord) -> tuple[object, ...]:
@@ -300,15 +326,6 @@ def decided(trial: TrialRecord) -> tuple[object, ...]:
         trial.origin.reused_from,
         len(trial.result.curve),
     )
-
-
-def test_side_by_side(dhen_search: Run, click_log: Path, space: Path, tmp_path: Path) -> None:
-    words = ("trials=20", "parallel=2")
-    record = stopping_study(dhen_search, click_log, tmp_path / "study", space, *words)
-    assert len(record.candidates) == 20
-    assert {trial.result.outcome for trial in record.trials} == {Outcome.COMPLETED, Outcome.STOPPED}
-    trained = [trial.job.fingerprint for trial in record.candidates if not trial.shared]
-    assert len(trained) == len(set(trained))
 
 
 def test_what_was_judged_before_a_candidate_was_cut_short_is_not_judged_again() -> None:

@@ -15,9 +15,8 @@ from fake_processes import (
     failed,
     killed,
     progress,
-    scored,
-    small_log,
     trained,
+    well,
 )
 from records import bare, changed
 
@@ -49,11 +48,6 @@ WORDS = (
     *PLANNED_ELSEWHERE,
     "training.epochs=6",
 )
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> PreparedLog:
-    return small_log(tmp_path_factory.mktemp("log"))
 
 
 class Story:
@@ -88,14 +82,6 @@ class HeardProposals(Proposals):
         self.story(f"tell {record.number} {record.result.outcome}")
         self.story.told.append(record)
         super().tell(record)
-
-
-def well(task: Task) -> FakeRun:
-    """A training that comes to an NE of its job's own; a scoring."""
-    if task.score_split is not None:
-        return FakeRun([scored(task.score_split)])
-    ne = 0.7 + int(task.job.fingerprint[:4], 16) / 2**18
-    return FakeRun([progress(10)], [evaluated(10, ne), trained(ne)])
 
 
 class Setting:

@@ -99,29 +99,26 @@ def _numbers(trials: Iterable[TrialRecord]) -> list[int]:
 
 
 def test_a_study_on_a_part_ends_on_all_rows(dhen_search: Run, click_log: Path, tmp_path: Path) -> None:
-    out, words = tmp_path / "study", ("trials=2", "training.train_fraction=0.4")
+    out, words = tmp_path / "study", ("trials=1", "training.train_fraction=0.4")
     said = dhen_search("run", "--data", click_log, "--out", out, *SMALL, *words).stdout
     after = read_study(out)
-    check(after, study_log(out).manifest.rows["train"])
-    assert "2 of 2 candidates" in progress(after)
+    assert "1 of 1 candidates" in progress(after)
     assert "were then trained on all of them" in said
     assert "train_fraction" not in (out / "best" / "bundle.json").read_text()
-
-
-def check(record: StudyRecord, rows: int) -> None:
-    """The front and the baseline once more on all rows, and the verdict on these alone."""
-    part = [trial for trial in record.trials if trial.origin.promoted_from is None]
+    # the front and the baseline once more on all rows, and the verdict on these alone
+    part = [trial for trial in after.trials if trial.origin.promoted_from is None]
     assert {trial.job.training["train_fraction"] for trial in part} == {0.4}
-    assert _numbers(part) == [0, 1, 2]
-    winners = {record.baseline, *record.front}
-    assert winners <= set(_numbers(record.promoted))
-    assert record.choice is not None
-    scored = {record.baseline, *(winner.trial for winner in record.choice.winners)}
-    assert {trial.number for trial in record.trials if trial.result.test} == scored <= winners
-    assert all("train_fraction" not in trial.job.training for trial in record.promoted)
-    for trial in record.promoted:
+    assert _numbers(part) == [0, 1]
+    winners = {after.baseline, *after.front}
+    assert winners <= set(_numbers(after.promoted))
+    assert after.choice is not None
+    scored = {after.baseline, *(winner.trial for winner in after.choice.winners)}
+    assert {trial.number for trial in after.trials if trial.result.test} == scored <= winners
+    assert all("train_fraction" not in trial.job.training for trial in after.promoted)
+    rows = study_log(out).manifest.rows["train"]
+    for trial in after.promoted:
         assert trial.origin.promoted_from is not None
-        source = record.trial(trial.origin.promoted_from)
+        source = after.trial(trial.origin.promoted_from)
         assert (trial.point, trial.job.model) == (source.point, source.job.model)
         assert _a_pass(source.result.curve) == pytest.approx(round(0.4 * rows))
         assert _a_pass(trial.result.curve) == pytest.approx(rows)

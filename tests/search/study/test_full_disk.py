@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from chaos.small_disk import SmallDisk
-from command_line import SMALL, Run
+from command_line import SMALL, TIMEOUT_SECONDS, Run
 from records import study as made_up
 from rich.console import Console
 from tools import find
+from warm_process import WarmProcess
 
 from dhen.errors import UserError
 from search.config import StudyConfig
@@ -49,7 +47,7 @@ def test_a_study_on_a_full_disk_says_so_and_goes_on_once_there_is_space(
 ) -> None:
     dhen_search("prepare", click_log)
     small_disk.limit(kib * KIB)
-    words = ("run", "--data", click_log, "--out", small_disk.folder / "study", "trials=2", *SMALL)
+    words = ("run", "--data", click_log, "--out", small_disk.folder / "study", "trials=1", *SMALL)
     done = small_disk.run(words, environment)
     assert done.returncode == 2, f"{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stdout + done.stderr, done.stderr
@@ -59,10 +57,10 @@ def test_a_study_on_a_full_disk_says_so_and_goes_on_once_there_is_space(
     if find("mount"):  # later on, another thread or process may find the disk full first
         assert f"{small_disk.folder / 'study' / file}" in line
     small_disk.lift()
-    assert small_disk.run(words, environment).returncode == 0
+    dhen_search(*words)
     record = read_study(small_disk.folder / "study")
     assert record.finished
-    assert [trial.result.outcome for trial in record.trials] == [Outcome.COMPLETED] * 3
+    assert [trial.result.outcome for trial in record.trials] == [Outcome.COMPLETED] * 2
     assert all(len(trial.attempts) == 1 for trial in record.trials if not trial.shared)
 
 
@@ -73,10 +71,10 @@ def test_mlflow_without_space_says_what_to_do_and_follows_later(tmp_path: Path) 
     resource.setrlimit(resource.RLIMIT_FSIZE, (200 * KIB, hard))
     try:
         with pytest.raises(UserError, match=r"mlflow.db.*MiB are free"):
-            runs.fill_in(made_up())
+            runs.fill_in(made_up(2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    runs.fill_in(made_up())
+    runs.fill_in(made_up(2))
 
 
 CHECKPOINT = """
@@ -108,28 +106,22 @@ print(events[-1].model_dump_json())
     ],
     ids=["a checkpoint", "a checkpoint of two ranks", "a log"],
 )
-def test_a_rank_without_space_says_so(tmp_path: Path, largest_bytes: int, ranks: int) -> None:
+def test_a_rank_without_space_says_so(
+    environment: dict[str, str], tmp_path: Path, largest_bytes: int, ranks: int
+) -> None:
     """A limit on the size of files, as ranks inherit it."""
-    words = [str(tmp_path / "trial"), str(largest_bytes), str(ranks)]
-    done = subprocess.run(
-        [sys.executable, "-c", CHECKPOINT, *words],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert '"disk_full":true' in done.stdout
-    assert f"{tmp_path}" in done.stdout
+    words = (tmp_path / "trial", largest_bytes, ranks)
+    said, errors = WarmProcess(words, environment, code=CHECKPOINT).communicate(TIMEOUT_SECONDS)
+    assert '"disk_full":true' in said, errors
+    assert f"{tmp_path}" in said
 
 
-@pytest.mark.parametrize(
-    "text", ["No space left on device", "I/O error (os error 28)", "Disk quota exceeded"]
-)
-def test_libraries_say_it_in_words(text: str) -> None:
+def test_libraries_say_it_in_words() -> None:
     error = ValueError("the weights")
     assert not is_disk_full(error)
-    error.__cause__ = RuntimeError(text)
-    assert is_disk_full(error)
+    for text in ("No space left on device", "I/O error (os error 28)", "Disk quota exceeded"):
+        error.__cause__ = RuntimeError(text)
+        assert is_disk_full(error), text
 
 
 def test_the_message_names_the_file_the_space_and_the_remedy(tmp_path: Path) -> None:

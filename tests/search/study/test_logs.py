@@ -1,4 +1,4 @@
-"""Logs of a study, through the command line: the driver's, and of each attempt those of each of its ranks."""
+"""The log of a rank that was killed; `planning/test_techniques_study.py` has those of others."""
 
 from __future__ import annotations
 
@@ -6,80 +6,14 @@ import os
 import re
 import signal
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-import yaml
-from command_line import TIMEOUT_SECONDS, Run, start
+from command_line import TIMEOUT_SECONDS, start
 
-from search.execution import plan_trial
 from search.read_study import read_study
 from search.run_directory import trial_folder
-from trials.cluster.cluster import Cluster
-from trials.planner.estimates import PlanOptions
 from trials.records.events import START_MARK
-from trials.records.job import Job
-from trials.records.trial_record import Outcome, TrialRecord
-
-STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}"
-HBM = "1400KiB"
-"""Enough for every network of the space below, and for some of them not under plain DP."""
-SPACE = {
-    "layers": "shared",
-    "depth": 1,
-    "slots": 1,
-    "modules": {"mlp": {"mlp": [[256], [512]]}},
-    "out_embeddings": 4,
-    "raw_numeric": False,
-    "ensemble": "sum",
-    "model": {"embedding_dim": [8, 16], "numeric_mlp": [[16]], "head": [[], [128]]},
-}
-WORDS = ("sampler=random", "baseline_trials=1", "threads=1", "parallel=1", "ranks=1x2", f"hbm={HBM}")
-
-
-def planned_with_room(
-    record: TrialRecord, job: Job, clusters: Sequence[Cluster], options: PlanOptions
-) -> TrialRecord:
-    """A planner that is too sure of itself: it takes a rank to have four times the memory that it has."""
-    roomy = [cluster.with_hbm(4 * cluster.hbm) for cluster in clusters]
-    return plan_trial.planned(record, job, roomy, options)
-
-
-def test_each_attempt_leaves_the_log_of_each_rank(
-    dhen_search: Run, click_log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("search.execution.admission.planned", planned_with_room)
-    out, space = tmp_path / "study", tmp_path / "space.yaml"
-    space.write_text(yaml.safe_dump(SPACE))
-    training = ("training.epochs=1", "training.batch_size=512", "training.precision=fp32")
-    words = ("trials=4", f"space={space}", *WORDS, *training)
-    shown = dhen_search("run", "-v", "--data", click_log, "--out", out, *words).stderr
-    record = read_study(out)
-    ended = [[attempt.outcome for attempt in trial.attempts] for trial in record.trials]
-    climbed = record.trials[ended.index([Outcome.OUT_OF_MEMORY, Outcome.COMPLETED])]
-    folder = trial_folder(out, climbed.number)
-    for number, attempt in enumerate(climbed.attempts):
-        for rank in range(2):
-            log = (folder / f"attempt{number}.rank{rank}.log").read_text()
-            worker = rf"{STAMP} INFO rank {rank} trials\.runtime\.worker: "
-            begins = rf"attempt{number}: strategy {re.escape(attempt.strategy)}, rank {rank} of 2 "
-            assert len(re.findall(f"^{worker}{begins}", log, re.MULTILINE)) == 1
-            assert log.count("INFO") == len(re.findall(f"^{STAMP} INFO rank {rank} ", log, re.MULTILINE))
-            assert ("ERROR" in log) == (attempt.outcome is Outcome.OUT_OF_MEMORY)
-            assert ("training ended: best NE" in log) == (attempt.outcome is Outcome.COMPLETED)
-            assert "DEBUG" not in log
-    assert (
-        f"({climbed.attempts[0].error})" in shown
-    )  # which ends as the exception does, not with lines of a log
-    assert re.search(r"MemoryLimitError: out of memory: .*\)$", climbed.attempts[0].error or "")
-    for text in (shown, (out / "driver.log").read_text()):
-        for number, attempt in enumerate(climbed.attempts):
-            line = f"trial {climbed.number}: attempt {number} as {attempt.strategy}"
-            trainer = rf"^{STAMP} INFO search\.execution\.trainer: {re.escape(line)}$"
-            assert len(re.findall(trainer, text, re.MULTILINE)) == 1
-    scored = trial_folder(out, record.front[-1]) / "scoring-test.rank0.log"
-    assert re.search(r"trials\.runtime\.worker: test: NE 0\.\d+ of", scored.read_text())
+from trials.records.trial_record import Outcome
 
 
 def process_of(log: Path) -> int:

@@ -18,7 +18,6 @@ from fake_processes import (
     evaluated,
     progress,
     scored,
-    small_log,
     trained,
 )
 
@@ -123,17 +122,24 @@ class Studies:
         return self._directory
 
 
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> PreparedLog:
-    return small_log(tmp_path_factory.mktemp("log"))
-
-
 @pytest.fixture
 def studies(tmp_path: Path, log: PreparedLog, monkeypatch: pytest.MonkeyPatch) -> Studies:
     found = Studies(tmp_path / "study", log)
     clock = SimpleNamespace(monotonic=lambda: found.now)
     monkeypatch.setattr(running, "time", clock)
     return found
+
+
+def interrupt(when: Callable[[StudyState], bool]) -> Observer:
+    def watch(state: StudyState) -> None:
+        if when(state):
+            raise KeyboardInterrupt
+
+    return watch
+
+
+def runs_again(state: StudyState, number: int) -> bool:
+    return state.trials[number].result.outcome is Outcome.RUNNING
 
 
 def said(study: Study) -> str:
@@ -152,6 +158,21 @@ def test_one_command_with_minutes_does_all_of_it_within_them(studies: Studies) -
     seeds = {len(comparison.seeds) for comparison in record.comparisons}
     assert record.comparisons
     assert min(seeds) >= 2
+
+
+def test_a_study_of_minutes_ends_where_the_space_has_nothing_new(studies: Studies, tmp_path: Path) -> None:
+    """An ensemble of one module is a sum, so that all points are the same network. Minutes that were left stay."""
+    (tmp_path / "space.yaml").write_text(
+        "modules: {dcn_v2: {layers: 1}}\nslots: 1\ndepth: 1\nout_embeddings: 2\nraw_numeric: false\n"
+        "ensemble: [concat, sum, weighted_sum]\ntraining: {learning_rate: 0.001}\n"
+    )
+    words = ("trials=null", "minutes=60", f"space={tmp_path / 'space.yaml'}")
+    record = studies.open(*words).run()
+    assert record.finished
+    assert sum(trial.origin.reused_from is None for trial in record.candidates) == 1
+    studies.tasks.clear()
+    assert studies.open(*words).run().candidates == record.candidates
+    assert studies.tasks == []
 
 
 def test_a_few_minutes_leave_winners_unconfirmed_and_say_which_command_does_it(studies: Studies) -> None:
@@ -292,13 +313,8 @@ def test_a_winner_that_is_trained_for_its_weights_goes_on_after_ctrl_c_though_th
     ended = studies.open(*words).run()
     lost = ended.front[-1]
     (folder_of(studies.directory, ended.trial(lost)) / WEIGHTS).unlink()
-
-    def interrupt(state: StudyState) -> None:
-        if state.trials[lost].result.outcome is Outcome.RUNNING:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        studies.open(*words, watch=interrupt).run()
+        studies.open(*words, watch=interrupt(lambda state: runs_again(state, lost))).run()
     assert read_study(studies.directory).trial(lost).result.outcome is Outcome.INTERRUPTED
     again = studies.open(*words).run()
     assert again.trial(lost).result.outcome is Outcome.COMPLETED
@@ -328,14 +344,6 @@ def test_without_minutes_nothing_is_made_that_was_not_asked_for(studies: Studies
     assert record.averages == ()
     assert record.retrainings == ()
     assert [trial.origin.tuned_from for trial in record.candidates] == [None] * 4
-
-
-def interrupt(when: Callable[[StudyState], bool]) -> Observer:
-    def watch(state: StudyState) -> None:
-        if when(state):
-            raise KeyboardInterrupt
-
-    return watch
 
 
 def test_the_time_of_earlier_sessions_counts_and_that_between_them_does_not(studies: Studies) -> None:
@@ -451,13 +459,9 @@ def test_what_else_is_trained_for_its_weights_goes_on_after_ctrl_c(studies: Stud
     exported = (*ended.front, ended.baseline)
     lost = next(trial for trial in ended.trials if trial.kind is kind and trial.number in exported)
     (folder_of(studies.directory, lost) / WEIGHTS).unlink()
-
-    def interrupt(state: StudyState) -> None:
-        if state.trials[lost.number].result.outcome is Outcome.RUNNING:
-            raise KeyboardInterrupt
-
+    watch = interrupt(lambda state: runs_again(state, lost.number))
     with pytest.raises(KeyboardInterrupt):
-        studies.open(*words, ne_of=taught_are_better, watch=interrupt).run()
+        studies.open(*words, ne_of=taught_are_better, watch=watch).run()
     assert read_study(studies.directory).trial(lost.number).result.outcome is Outcome.INTERRUPTED
     again = studies.open(*words, ne_of=taught_are_better).run()
     assert again.trial(lost.number).result.outcome is Outcome.COMPLETED

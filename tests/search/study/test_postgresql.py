@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from command_line import SMALL, TIMEOUT_SECONDS, Run, read_until, start, wait_for_trials
-from postgresql import Server, served
+from postgresql import Server
 from tools import needs
 
 from search.read_study import read_study
 from trials.records.trial_record import Outcome
 
 pytestmark = needs("postgresql")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with served() as server:
-        yield server
 
 
 def test_a_study_waits_for_its_server_and_goes_on_after_ctrl_c(
