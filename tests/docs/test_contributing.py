@@ -44,13 +44,10 @@ def test_the_contract_holds_for_it(gate: str) -> None:
     assert spec.loader
     contract = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(contract)
-    for shape in contract.SHAPES:
-        contract.test_maps_m_embeddings_to_l(gate, shape)
-        contract.test_cost_is_what_torch_counts(gate, shape)
+    contract.test_maps_m_embeddings_to_l_at_the_cost_that_torch_counts(gate)
     contract.test_every_parameter_learns(gate)
-    contract.test_examples_do_not_mix(gate)
-    contract.test_config_round_trips_and_refuses_unknown_keys(gate)
-    contract.test_settings_are_documented(gate)
+    contract.test_is_exported_for_any_number_of_examples_which_do_not_mix(gate)
+    contract.test_its_settings_stand_in_a_layer_round_trip_and_are_documented(gate)
 
 
 def test_models_spaces_and_the_command_line_know_it(gate: str, capsys: pytest.CaptureFixture[str]) -> None:
