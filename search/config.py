@@ -109,6 +109,10 @@ class StudyConfig(LogConfig):
     hbm: Bytes | None = None
     """Memory per rank, such as 24GiB, in place of the cluster's own; with `local` the default is a share of
     this machine's memory, which its trials divide."""
+    enforce_memory: Literal["auto"] | bool = "auto"
+    """Whether ranks are held to their memory, by counting tensors on a CPU and by the allocator's limit on a GPU:
+    yes, no, or auto, which holds them to a memory that `hbm` declares. A candidate that needs more runs out of
+    memory then, and goes on under the next strategy."""
     launcher: LauncherName = LOCAL
     """What starts the ranks of candidates, and where: local (this machine), ray (the Ray cluster that RAY_ADDRESS
     names, else the one that runs on this machine), ray://HOST:10001 (the same as a client of the cluster), or
@@ -400,6 +404,8 @@ BUDGET_KEYS = frozenset(
 """Keys that may differ when a study is resumed: a log is known by its content, which the ledger has."""
 HELD_KEYS = ("ranks", "hbm", "prefer", "technique", "memory_margin", "servers")
 """Keys of a study that say how a model is held; `train` and `plan` take them too."""
+EXECUTED_KEYS = (*HELD_KEYS, "enforce_memory")
+"""Those that `train` takes, which executes what is planned."""
 CONFIGURATION_KEYS = ("model", "schema", "training")
 """Keys of a file that holds a configuration: `plan` reads all, `train` and `baseline=` leave the schema to it."""
 LOG_KEYS = tuple(key for key in LogConfig.model_fields if key != "data")

@@ -46,7 +46,7 @@ class Execution(NamedTuple):
     """The cluster that plans are executed on, in its least shape; None if one process trains whatever was
     planned."""
     hbm: int | None = None
-    """Memory that is declared for a rank, and enforced."""
+    """Memory that ranks are held to; None if they may take more than was planned."""
     options: PlanOptions = DEFAULT_OPTIONS
     """What the study asks of plans."""
     larger: tuple[Cluster, ...] = ()
@@ -76,7 +76,7 @@ class Execution(NamedTuple):
 
     @property
     def counted(self) -> bool:
-        """Whether peaks are of tensors, as plans predict them: under a declared memory, or on an accelerator."""
+        """Whether peaks are of tensors, as plans predict them: under an enforced memory, or on an accelerator."""
         return self.hbm is not None or (self.cluster is not None and device().type != "cpu")
 
     def strategy(self, record: TrialRecord) -> Strategy:
@@ -239,10 +239,16 @@ def execution(
     the cluster in its other shapes, and `threads` are those of a rank."""
     options = plan_options(config)
     if not _is_executed(config):
+        if config.enforce_memory is True:
+            raise UserError(
+                f"enforce_memory=yes holds ranks to their memory, and with cluster={config.cluster} plans are "
+                "recorded and one process trains here: leave it out, or set cluster=local or a launcher."
+            )
         return Execution(options=options)
     here = config.launcher == LAUNCHED_HERE
     corrections = StepCorrections.here((cluster, *larger), threads) if here else None
-    return Execution(cluster, cluster.hbm if config.hbm is not None else None, options, larger, corrections)
+    enforced = config.hbm is not None if config.enforce_memory == "auto" else config.enforce_memory
+    return Execution(cluster, cluster.hbm if enforced else None, options, larger, corrections)
 
 
 def plan_options(config: StudyConfig) -> PlanOptions:

@@ -44,7 +44,7 @@ def command(words: tuple[str, ...], data: tuple[str, ...], out: Path | None, as_
       winners     averages, distil, origins, refit, confirm, block_by
       serving     serving.KEY, max_table_bytes
       machines    parallel, threads, cluster, ranks, hbm, launcher
-      memory      prefer, technique, servers, memory_margin
+      memory      prefer, technique, servers, memory_margin, enforce_memory
       log         format, csv.KEY, label, weight, columns.NAME, schema_file, skip_bad_rows
       rows        split.KEY, growing.KEY, demo.KEY
       records     name, storage, tracking, register_model, optuna

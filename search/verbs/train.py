@@ -21,7 +21,7 @@ from dhen.values import fingerprint, parse
 from search.bundles.bundle import Member, check_place, is_bundle, read_bundle, write_bundle
 from search.bundles.export import bundle_info
 from search.bundles.growing_columns import with_growing_columns
-from search.config import HELD_KEYS, LOG_KEYS, StudyConfig, held_config
+from search.config import EXECUTED_KEYS, LOG_KEYS, StudyConfig, held_config
 from search.dataset import log_files, open_log
 from search.execution.attempts import execution, most_ranks, plan_options, ranks_here
 from search.execution.passes import (
@@ -87,8 +87,8 @@ def command(
     as_json: bool,
 ) -> None:
     """Train one configuration and write it as a bundle. Keys: seed, model.KEY, training.KEY, objective, period,
-    refit, ranks, hbm, prefer, technique, memory_margin, servers, and how the log is read: label, weight,
-    columns.NAME, format, csv.KEY, schema_file, split.KEY, growing, skip_bad_rows, demo.KEY.
+    refit, ranks, hbm, prefer, technique, memory_margin, servers, enforce_memory, and how the log is read: label,
+    weight, columns.NAME, format, csv.KEY, schema_file, split.KEY, growing, skip_bad_rows, demo.KEY.
 
     With refit=yes it is trained once more then, on the rows of training and validation together, for as many
     passes as it took to its best, and that is written.
@@ -234,7 +234,7 @@ def _train(
 ) -> _Trained:
     """Trains a job in a folder, unless an earlier command has."""
     trainer, record = Trainer(launcher, log, folder), new_record(0, TrialKind.CANDIDATE, {}, job)
-    if any(getattr(config, key) != StudyConfig.model_fields[key].default for key in HELD_KEYS):
+    if any(getattr(config, key) != StudyConfig.model_fields[key].default for key in EXECUTED_KEYS):
         # planned where ranks or their memory are declared
         clusters = declared_clusters(LOCAL, config.shapes, config.hbm)
         executed = execution(config, *clusters)
@@ -297,7 +297,7 @@ def _configuration(
         set_override(data, word)
     if period is not None and data.setdefault("objective", "next_period") == "next_period":
         data.setdefault("period", period)
-    own = ("seed", "objective", "period", "refit", *HELD_KEYS, *LOG_KEYS)
+    own = ("seed", "objective", "period", "refit", *EXECUTED_KEYS, *LOG_KEYS)
     known = ("model", "training", *own)
     for unknown in sorted(set(data) - set(known)):
         raise unknown_name("key", unknown, known)

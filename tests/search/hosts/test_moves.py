@@ -12,7 +12,6 @@ from trials.records.events import EVENTS, EventWriter, Failed, SlowRank
 from trials.records.trial_record import MOVED
 from trials.runtime.hosts import hosts as all_hosts
 from trials.runtime.hosts import run as runs
-from trials.runtime.hosts.agent import RankEnded
 from trials.runtime.hosts.hosts import Hosts, Member, Node
 from trials.runtime.hosts.placement import Place, Shape
 from trials.runtime.hosts.ray_connection import Head
@@ -34,8 +33,8 @@ class FakeMember(Member):
 
     def call(self, method: str, *arguments: object) -> None:
         if method == "kill":
-            for (run, rank), its in list(self.ranks.items()):
-                its.ended(RankEnded(run, rank, -9, "running"))
+            for rank in self.ranks.values():
+                rank.exitcode, rank.killed = -9, "running"
             self.ranks.clear()
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from priced import GIB, JOB, priced
 from records import bare
 
+from dhen.errors import UserError
 from dhen.model import parse_model
 from search.config import read_study_config
 from search.execution import attempts as planning
@@ -222,6 +223,12 @@ def test_plans_are_executed_here_and_on_hosts_of_a_launcher_and_a_declared_memor
     assert here == Execution(ONE_RANK, corrections=corrections)
     declared = execution(read_study_config(None, ["hbm=80GiB"]), ONE_RANK, threads=3)
     assert declared == Execution(ONE_RANK, ONE_RANK.hbm, corrections=corrections)
+    planned_only = read_study_config(None, ["hbm=80GiB", "enforce_memory=no"])
+    assert execution(planned_only, ONE_RANK, threads=3) == here
+    undeclared = read_study_config(None, ["enforce_memory=yes"])
+    assert execution(undeclared, ONE_RANK, threads=3) == declared
+    with pytest.raises(UserError, match=r"enforce_memory=yes .* one process trains here"):
+        execution(read_study_config(None, ["cluster=zionex", "enforce_memory=yes"]), ONE_RANK)
     words = ["cluster=zionex", "ranks=2x4", "launcher=ray"]
     assert execution(read_study_config(None, words), ONE_RANK) == Execution(ONE_RANK)
     assert ranks_here(read_study_config(None, words)) == 4
