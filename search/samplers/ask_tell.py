@@ -66,7 +66,7 @@ class Proposals:
 
     def remember(self, candidates: Iterable[TrialRecord]) -> None:
         """Takes over the candidates of earlier sessions, in order; those that have not ended count as running."""
-        for record in filter(_is_proposal, candidates):
+        for record in filter(is_proposal, candidates):
             self._optuna_numbers[record.number] = len(self._optuna_numbers)
             self._study.add_trial(self._remembered(record))
             self._share_axes(record.number)
@@ -110,12 +110,12 @@ class Proposals:
 
     def note(self, record: TrialRecord) -> None:
         """Takes in what a proposal that still trains has shown so far; all else that trains is passed over."""
-        if _is_proposal(record):
+        if is_proposal(record):
             self._context.records[record.number] = record
 
     def tell(self, record: TrialRecord) -> None:
         """Takes in how a proposal stands: that it has ended, or goes on; all else is passed over."""
-        if not _is_proposal(record):
+        if not is_proposal(record):
             return
         self.note(record)
         state, values = self._result(record)
@@ -216,7 +216,7 @@ class Proposals:
         return (state.FAIL if record.result.outcome is Outcome.FAILED else state.PRUNED), None
 
 
-def _is_proposal(record: TrialRecord) -> bool:
+def is_proposal(record: TrialRecord) -> bool:
     """Whether a trial is a candidate of the search, at a point of the space."""
     promoted = record.origin.promoted_from is not None
     return record.kind is TrialKind.CANDIDATE and not promoted and not record.outside_space

@@ -174,21 +174,10 @@ class Finals:
         lesson = Lesson.of(self._state, self._log)
         if lesson is None or not lesson.missing:
             return
-        began, later = self._state.elapsed_seconds(), self._later
-
-        def has_time(seconds: float) -> bool:
-            """Whether so many seconds are within the share of lessons or leave what follows its time; what was
-            asked for is done in any case."""
-            if later is None or self._config.distil is True:
-                return True
-            follows = [later.scores()]
-            if self._state.elapsed_seconds() + seconds > began + later.most_distillation:
-                follows += [later.refits(), later.least_confirmation()]
-            return self._leave_time(seconds, follows)
-
+        has_time = partial(self._has_time_to_teach, self._state.elapsed_seconds())
         file, members = self._trainer.teacher_file(lesson.teacher.job.fingerprint), lesson.members
         if not file.exists():
-            scoring = later.scored_on_train(members) if later is not None else 0.0
+            scoring = self._later.scored_on_train(members) if self._later is not None else 0.0
             if not all(map(self._weights.has, members)):
                 return
             if not has_time(scoring + lesson.missing[0][0].result.training_seconds):
@@ -298,19 +287,32 @@ class Finals:
             if self._budget.spent and self._config.refit is not True:
                 has_time = earlier.issuperset(group)
             else:
-                # of the best alone any time, of further ones their share of the minutes, or what leaves the
-                # confirmation its time; what was asked for is done in any case
                 missing = self.retrainings.missing(wanted, weights=True)
-                has_time, later = True, self._later
-                if later is not None and self._config.refit is not True and missing:
-                    seconds = later.retrained(request.of for request in missing)
-                    shared = group == first or seconds <= later.most_refits
-                    has_time = self._leave_time(seconds, [] if shared else [later.least_confirmation()])
+                has_time = self._has_time_to_refit(missing, best=group == first)
             if has_time:
                 asked += group
             elif group == first:
                 break  # nothing compares with what has learnt from more rows than the baseline
         return asked
+
+    def _has_time_to_teach(self, began: float, seconds: float) -> bool:
+        """Tells whether so many seconds, of lessons that `began` at a second of the study, are within their share
+        of the minutes or leave what follows its time. What was asked for is always done."""
+        if self._later is None or self._config.distil is True:
+            return True
+        follows = [self._later.scores()]
+        if self._state.elapsed_seconds() + seconds > began + self._later.most_distillation:
+            follows += [self._later.refits(), self._later.least_confirmation()]
+        return self._leave_time(seconds, follows)
+
+    def _has_time_to_refit(self, missing: Sequence[RetrainingRequest], *, best: bool) -> bool:
+        """Tells whether there is time for the missing refits: any for the best alone, for further winners their
+        share of the minutes, or what leaves confirmation its time. What was asked for is always done."""
+        if self._later is None or self._config.refit is True or not missing:
+            return True
+        seconds = self._later.retrained(request.of for request in missing)
+        shared = best or seconds <= self._later.most_refits
+        return self._leave_time(seconds, [] if shared else [self._later.least_confirmation()])
 
     def _refitted(self, requests: Mapping[int, Sequence[RetrainingRequest]]) -> tuple[Refitted, ...]:
         """Returns the trials all of whose networks are trained once more, with their scores on test."""

@@ -80,10 +80,11 @@ class StudySettings:
             """Cluster that trials are planned for, in each shape that they may have, the least first: as declared,
             or this machine as measured when the study began."""
             earlier = StudyRecord.model_validate(self._facts[HEAD]) if HEAD in self._facts else None
+            self.precision: Precision = self._facts["precision"]
+            """Precision of all trainings: this machine's preference when the study began."""
+            created_at = float(self._facts["created"])
         self.begun = earlier is not None
         """Whether an earlier session has begun the study."""
-        self.precision: Precision = self._facts["precision"]
-        """Precision of all trainings: this machine's preference when the study began."""
         self.setting = Setting(
             directory=(ledger.directory() if joins else None) or str(directory.resolve()),
             log=log.fingerprint,
@@ -96,7 +97,7 @@ class StudySettings:
         self.head = StudyRecord(
             name=ledger.study,
             directory=str(directory),
-            created_at=self._facts["created"],
+            created_at=created_at,
             space=space.name,
             space_file=config.space if config.space != space.name else None,
             sampler=config.sampler,

@@ -102,9 +102,9 @@ def test_a_model_of_the_space_is_its_point_and_the_sampler_is_told(
     opened: Open, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[int] = []
-    tell = Proposals.tell
+    result = Proposals._result
     monkeypatch.setattr(
-        Proposals, "tell", lambda self, record: (told.append(record.number), tell(self, record))[1]
+        Proposals, "_result", lambda self, record: (told.append(record.number), result(self, record))[1]
     )
     space = load_space("tiny")
     model = space.decode(a_point()).model.to_dict()

@@ -28,7 +28,7 @@ from search.config import read_study_config
 from search.execution.passes import EPOCHS, Passes, known_passes
 from search.read_study import read_study
 from search.run_directory import STUDY_FILE
-from search.samplers.ask_tell import Proposals
+from search.samplers.ask_tell import Proposals, is_proposal
 from search.study import open_study as opening
 from search.study.driver import Study
 from search.study_state import StudyState
@@ -69,7 +69,7 @@ class HeardProposals(Proposals):
     story: Story
 
     def remember(self, candidates: Any) -> None:
-        records = list(candidates)
+        records = list(filter(is_proposal, candidates))
         self.story.remembered += records
         super().remember(records)
 
@@ -79,8 +79,9 @@ class HeardProposals(Proposals):
         return super().ask(number, start, fixed)
 
     def tell(self, record: TrialRecord) -> None:
-        self.story(f"tell {record.number} {record.result.outcome}")
-        self.story.told.append(record)
+        if is_proposal(record):
+            self.story(f"tell {record.number} {record.result.outcome}")
+            self.story.told.append(record)
         super().tell(record)
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from chaos.small_disk import SmallDisk
-from command_line import SMALL, TIMEOUT_SECONDS, Run
+from command_line import SMALL, Run
 from records import study as made_up
 from rich.console import Console
 from tools import find
-from warm_process import WarmProcess
 
 from dhen.errors import UserError
 from search.config import StudyConfig
@@ -106,14 +108,18 @@ print(events[-1].model_dump_json())
     ],
     ids=["a checkpoint", "a checkpoint of two ranks", "a log"],
 )
-def test_a_rank_without_space_says_so(
-    environment: dict[str, str], tmp_path: Path, largest_bytes: int, ranks: int
-) -> None:
-    """A limit on the size of files, as ranks inherit it."""
-    words = (tmp_path / "trial", largest_bytes, ranks)
-    said, errors = WarmProcess(words, environment, code=CHECKPOINT).communicate(TIMEOUT_SECONDS)
-    assert '"disk_full":true' in said, errors
-    assert f"{tmp_path}" in said
+def test_a_rank_without_space_says_so(tmp_path: Path, largest_bytes: int, ranks: int) -> None:
+    """A limit on the size of files, as ranks inherit it from a fork server of the process's own."""
+    words = [str(tmp_path / "trial"), str(largest_bytes), str(ranks)]
+    done = subprocess.run(
+        [sys.executable, "-c", CHECKPOINT, *words],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert '"disk_full":true' in done.stdout
+    assert f"{tmp_path}" in done.stdout
 
 
 def test_libraries_say_it_in_words() -> None:

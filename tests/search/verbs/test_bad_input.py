@@ -78,7 +78,7 @@ from trials.training.checkpointer import STANDS, CheckpointInfo, TrainingState
         (("train", "dcn_v2", "--data", "{log}", "--out", "b", "--from-weights"), "is no bundle"),
         (
             ("train", "dcn_v2", "--data", "{log}", "--out", "b", "epochs=3"),
-            "unknown key 'epochs'. Known: columns, csv, demo, format",
+            "unknown key 'epochs'. Known: columns, csv, demo, enforce_memory, format",
         ),
         (
             ("train", "dcn_v2", "--data", "none.csv", "--out", "b", "seed=abc"),

@@ -37,7 +37,7 @@ def test_products_that_take_long_are_not_made_larger(monkeypatch: pytest.MonkeyP
     """As those in bf16 on a CPU that has no instructions for it."""
     sizes = {torch.float32: 0, torch.bfloat16: 0}
 
-    def seconds(product: partial[torch.Tensor], *_: object) -> float:
+    def seconds(product: partial[torch.Tensor], *_: object, **__: object) -> float:
         (a, _) = product.args
         sizes[a.dtype] = len(a)
         return 1e-12 * len(a) ** 3 * (1e5 if a.dtype == torch.bfloat16 else 1)
