@@ -99,7 +99,7 @@ def on_the_edge(record: StudyRecord) -> str | None:
 
 def widened(record: StudyRecord) -> str | None:
     """Which axes the study has widened, and how many of the front's networks lie beyond the ends before; None
-    where it has widened none."""
+    if it has widened none."""
     if not record.grown:
         return None
     first: dict[tuple[str, bool], GrownAxis] = {}

@@ -44,7 +44,7 @@ class LeaderboardRow(Value):
 
     trial: int
     marks: tuple[str, ...]
-    """What the study says of it: `baseline`, `best`, `knee`, `front`, and `winner` where it was chosen to be
+    """What the study says of it: `baseline`, `best`, `knee`, `front`, and `winner` if it was chosen to be
     scored on test."""
     outcome: Outcome
     architecture: str
@@ -56,7 +56,7 @@ class LeaderboardRow(Value):
     test_ne: float | None
     """NE on test, of the baseline and the winners."""
     difference_percent: float | None
-    """NE on test relative to the baseline's, mean over seeds, where `dhen-search confirm` has retrained both."""
+    """NE on test relative to the baseline's, mean over seeds, if `dhen-search confirm` has retrained both."""
     low_percent: float | None
     """Lower end of the 95 % interval of the difference."""
     high_percent: float | None
@@ -66,7 +66,7 @@ class LeaderboardRow(Value):
     flops: float | None
     """FLOPs of a forward pass per example."""
     forward_ms: float | None
-    """Measured milliseconds of a request, where serving has a limit."""
+    """Measured milliseconds of a request, if serving has a limit."""
     technique: str | None
     """Memory technique that it was trained under; the planned one if nothing was trained."""
     predicted_peak_bytes: int | None
@@ -169,7 +169,7 @@ class _Column(NamedTuple):
 
 
 def _marks(row: LeaderboardRow) -> str:
-    """What the study says of a trial, in one or two words; its outcome where it says nothing."""
+    """What the study says of a trial, in one or two words; its outcome if it says nothing."""
     said = [mark for mark in row.marks if mark not in ("front", "winner")] or list(row.marks[-1:])
     if row.outcome is not Outcome.COMPLETED:
         said.append(row.outcome.replace("_", " "))

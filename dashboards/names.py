@@ -45,9 +45,9 @@ def trial_name(trial: TrialRecord) -> str:
 def short_name(model: Mapping[str, Any]) -> str:
     """Layers bottom to top (equal neighbours counted), how modules are ensembled, embedding dimension.
 
-    `2x[attention+dlrm] > [linear] concat d16` (`d16 n^-0.25` where the dimension falls with a table's rows), with
-    `capacity 25%` behind it where growing tables have a share of theirs, `buckets apart` or `buckets interpolated`
-    where they are not summed, and `4 members` where the model has several; a family without layers is called by
+    `2x[attention+dlrm] > [linear] concat d16` (`d16 n^-0.25` if the dimension falls with a table's rows), with
+    `capacity 25%` behind it if growing tables have a share of theirs, `buckets apart` or `buckets interpolated`
+    if they are not summed, and `4 members` if the model has several; a family without layers is called by
     its own name, with the widths of its MLP and its number of experts: `advanced_dlrm 256-128 4 experts d16`.
     """
     layers = [layer for layer in as_list(model.get("layers")) if isinstance(layer, Mapping)]
@@ -72,7 +72,7 @@ def short_name(model: Mapping[str, Any]) -> str:
     else:
         body = _counted(" ".join(filter(None, pair)) for pair in zip(modules, ensembles, strict=True))
     dimension, exponent = model.get("embedding_dim"), model.get("table_dim_exponent")
-    shorter = f" n^-{exponent}" if exponent else ""  # where larger tables have shorter embeddings
+    shorter = f" n^-{exponent}" if exponent else ""  # if larger tables have shorter embeddings
     members, share = model.get("members", 1), model.get("capacity_share", 1.0)
     words = (
         body if dimension is None else f"{body} d{dimension}{shorter}",

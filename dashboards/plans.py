@@ -1,7 +1,7 @@
 """How candidates were held in memory: plans, attempts, and what was predicted against what was measured.
 
 An error is measured over predicted less one, in percent: above 0 it took more than was predicted. Attempts count
-that ran on what they were planned for; a peak counts only where it was counted (`Attempt.measured_bytes`).
+that ran on what they were planned for; a peak counts only if it was counted (`Attempt.measured_bytes`).
 """
 
 from __future__ import annotations

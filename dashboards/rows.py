@@ -46,7 +46,7 @@ class TrialRow(NamedTuple):
 
     @property
     def ne(self) -> float | None:
-        """NE on validation, where it is known and finite."""
+        """NE on validation, if it is known and finite."""
         return self.quality.ne if self.quality and known(self.quality.ne) else None
 
     @property
@@ -94,7 +94,7 @@ def find(record: StudyRecord, number: int | None) -> TrialRecord | None:
 
 
 def relative_percent(ne: float | None, baseline: float | None) -> float | None:
-    """NE relative to the baseline in percent where both are known."""
+    """NE relative to the baseline in percent if both are known."""
     return relative_ne_percent(ne, baseline) if ne is not None and baseline is not None else None
 
 
@@ -177,7 +177,7 @@ class Column(NamedTuple):
         return HELP[self.id]
 
     def cell(self, row: TrialRow) -> tuple[str, float | None]:
-        """Returns the text of a row's cell, and its number where it has one that can be sorted by."""
+        """Returns the text of a row's cell, and its number if it has one that can be sorted by."""
         value = self.value(row)
         if self.unit is None:
             return value or "", None
@@ -252,8 +252,8 @@ def _planned(trial: TrialRecord) -> str:
 
 
 def columns_of(record: StudyRecord) -> tuple[Column, ...]:
-    """The columns that say something in this study: forward time where it was measured, bytes of tables where
-    candidates differ in them, ranks where they may."""
+    """The columns that say something in this study: forward time if it was measured, bytes of tables if
+    candidates differ in them, ranks if they may."""
     left_out = set()
     if record.cluster is None or not record.cluster.shapes:
         left_out.add(RANKS)

@@ -51,7 +51,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     """Gives a new folder to fill, which takes the place of `path` when the block ends without an error.
 
     A rename cannot replace a folder that holds something, so the old one is moved aside for a moment: a process
-    that is killed just then leaves nothing at `path`. Where `path` is a symbolic link, it stays, and the folder
+    that is killed just then leaves nothing at `path`. If `path` is a symbolic link, it stays, and the folder
     that it names is replaced.
 
     Raises:

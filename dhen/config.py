@@ -62,7 +62,7 @@ class LayerConfig(Value):
     """Whether the modules see the raw numeric inputs too, as one more embedding."""
     norm: NormKind = "layer"
     """Normalization over each embedding: layer normalization as in the paper, rms, or none."""
-    # left out of plain data where it is the default, so that jobs of before it was a field keep their fingerprint
+    # left out of plain data if it is the default, so that jobs of before it was a field keep their fingerprint
     norm_placement: Literal["post", "pre"] = Field(default="post", exclude_if=lambda where: where == "post")
     """Place of the norm: post, on the layer's output, as in the paper, or pre, on what its modules see."""
     shortcut: bool = True
@@ -79,7 +79,7 @@ class LayerConfig(Value):
     def _one_module_needs_no_ensemble(cls, data: Any) -> Any:
         modules = data.get("modules") if isinstance(data, dict) else None
         if isinstance(modules, (list, tuple)) and len(modules) == 1:
-            _ensemble(data.get("ensemble", "sum"))  # still an error where it names none
+            _ensemble(data.get("ensemble", "sum"))  # still an error if it names none
             return {**data, "ensemble": SumConfig()}
         return data
 
@@ -91,7 +91,7 @@ class LayerConfig(Value):
         return data
 
     def with_dropout_said_once(self, model_dropout: float) -> LayerConfig:
-        """The same layer in a model of this dropout; modules keep their own where it is another."""
+        """The same layer in a model of this dropout; modules keep their own if it is another."""
         modules = tuple(block.with_dropout_said_once(model_dropout) for block in self.modules)
         return self if modules == self.modules else LayerConfig(**{**dict(self), "modules": modules})
 
@@ -108,7 +108,7 @@ class ModelConfig(Value):
     """The model family."""
     embedding_dim: int = Field(default=16, gt=0, le=4096)
     """D, the length of every embedding."""
-    # this, capacity_share and buckets are left out of plain data where they are the default, as norm_placement is
+    # this, capacity_share and buckets are left out of plain data if they are the default, as norm_placement is
     table_dim_exponent: float = Field(
         default=0.0, ge=0.0, le=1.0, exclude_if=lambda exponent: exponent == 0.0
     )
@@ -144,7 +144,7 @@ class DhenConfig(ModelConfig):
     """The layers, first to last, each on the output of the one before."""
     head: Widths = (64,)
     """Hidden widths of the MLP from the flattened last layer to the logit."""
-    # left out of plain data where it is the default, as norm_placement is
+    # left out of plain data if it is the default, as norm_placement is
     members: int = Field(default=1, gt=0, le=256, exclude_if=lambda members: members == 1)
     """K, the number of predictors that are trained at once and share tables, features and the layers' weights;
     their probabilities are averaged."""

@@ -3,7 +3,7 @@
 Conventions, used in every report: FLOPs are those of a forward pass for one example, a multiply-add
 counts as two. Rows of kind `matmul` (convolutions included) equal what `torch.utils.flop_counter`
 counts in training mode; `attention` holds the two products of attention, counted analytically (torch's
-counter misses them in fused kernels on the CPU, and counts the same where they run unfused); both
+counter misses them in fused kernels on the CPU, and counts the same if they run unfused); both
 together are a model's headline FLOPs. `elementwise` (activations, sums, norms, softmax) and `lookup`
 (bytes of table rows read) are items of their own, outside the headline, as is usual in the field.
 """

@@ -115,7 +115,7 @@ class DhenLayer(nn.Module):
         self.norm, self.norm_first = build_norm(config.norm, shape.dim), config.norm_placement == "pre"
 
     def forward(self, x_BMD: Tensor, raw_BK: Tensor) -> Tensor:
-        """The shortcut sees X alone; the modules see X, with the raw numeric inputs where asked for."""
+        """The shortcut sees X alone; the modules see X, with the raw numeric inputs if asked for."""
         if self.adapter is not None:
             x_BMD = self.adapter(x_BMD)
         inputs = x_BMD

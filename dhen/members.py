@@ -38,7 +38,7 @@ MEAN_FLOPS = 10
 
 
 class MemberAdapter(nn.Module):
-    """x_NMD -> x_NMD, N = B*K rows; where members part, of B rows that they still share."""
+    """x_NMD -> x_NMD, N = B*K rows; if members part, of B rows that they still share."""
 
     def __init__(self, members: int, embeddings: int, dim: int, *, parting: bool) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def adapter_tape(tape: Tape, x: int, members: int, embeddings: int, dim: int) ->
 
 
 def of_members(members: int, rows: Costs, *, shared: bool) -> Costs:
-    """The rows of one member's part for all: FLOPs of each, parameters once where they are shared."""
+    """The rows of one member's part for all: FLOPs of each, parameters once if they are shared."""
     each = 1 if shared else members
     return tuple(replace(row, flops=members * row.flops, parameters=each * row.parameters) for row in rows)
 
@@ -102,7 +102,7 @@ def member_mlp(members: int, n_in: int, widths: Sequence[int], *, dropout: float
 
 
 def by_member(x_NV: Tensor, members: int, *, parted: bool) -> Tensor:
-    """x_KBV of what reaches the heads: B*K rows where members have parted, B that they share where not."""
+    """x_KBV of what reaches the heads: B*K rows if members have parted, B that they share if not."""
     if parted:
         return x_NV.view(-1, members, x_NV.shape[1]).transpose(0, 1)
     return x_NV.expand(members, *x_NV.shape)

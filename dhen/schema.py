@@ -35,17 +35,17 @@ class Growing(Value):
     capacity: int = Field(gt=0)
     """Largest number of ids that have a row at the same time."""
     admit_after: int = Field(default=2, ge=1, le=255)
-    """Number of occurrences of an id, within one pass, from which on it has a row of its own. Before, and where it
+    """Number of occurrences of an id, within one pass, from which on it has a row of its own. Before, and if it
     is missing or was never seen, it shares the default row, which is learnt."""
     evict: Literal["lfu", "lru"] = "lfu"
-    """Ids that give way where the table is full: lfu (those that occur least often, to ids that surely occur more
+    """Ids that give way if the table is full: lfu (those that occur least often, to ids that surely occur more
     often; a newcomer as frequent as they waits) or lru (those that were not seen for longest, to any)."""
     ttl: Ttl | None = None
     """Time without an occurrence after which an id gives its row back, at most a sixteenth later: `3d`, `6h` or
     `30m` by the log's time stamps, or a number of training steps; null: never. By time stamps, now is the newest
     one of the rows trained on so far, all over again in each pass; it needs a log that has them, and
     `training.order: log`."""
-    # left out of plain data where it is the default, so that jobs of before it was a field keep their fingerprint
+    # left out of plain data if it is the default, so that jobs of before it was a field keep their fingerprint
     missing: Literal["default", "own"] = Field(default="default", exclude_if=lambda row: row == "default")
     """Row of a missing value: the default row, or one of its own, which it gets and loses as an id does. Tables
     that were static in a bundle have it of their own (`train --from-weights growing.columns=`)."""
@@ -71,12 +71,12 @@ class Table(Value):
     multi_hot: bool = False
     """Whether an example has any number of ids, whose embeddings are averaged (none gives zeros)."""
     mean_ids: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    """Mean number of ids per example (the pooling factor); 1 where the column is not multi-hot."""
+    """Mean number of ids per example (the pooling factor); 1 if the column is not multi-hot."""
     repeats: tuple[float, ...] = Field(default=(), exclude_if=lambda shares: not shares)
     """Shares of the ids looked up in one pass that find one of the 1, 2, 4, ... rows that occur most (the last
     share: any row) and are not its first lookup: how often a cache of so many rows has the row of an id. Empty
-    where ids were not counted."""
-    # left out of plain data where false, so that jobs of before it was a field keep their fingerprint
+    if ids were not counted."""
+    # left out of plain data if false, so that jobs of before it was a field keep their fingerprint
     buckets: bool = Field(default=False, exclude_if=lambda buckets: not buckets)
     """Whether its ids are the buckets of a number, which is a numeric input as well (the model's
     `buckets`)."""

@@ -43,7 +43,7 @@ class Operation(NamedTuple):
     saves: tuple[int, ...]
     """Tensors kept until its backward has run."""
     makes: tuple[int, ...]
-    """Its output (not where it is a view), and of what it saves the tensors that were not there before."""
+    """Its output (not if it is a view), and of what it saves the tensors that were not there before."""
     running: Held
     """Alive only while it runs, beside all it makes."""
     backward_running: Held
@@ -180,7 +180,7 @@ class Tape:
             self.last_use[tensor] = len(self.operations) - 1
 
     def cast(self, x: int, itemsize: int) -> int:
-        """To another precision; the same tensor where it is no other."""
+        """To another precision; the same tensor if it is no other."""
         if itemsize == self._itemsizes[x]:
             return x
         return self.operation(self.values(x), [x], itemsize=itemsize)
@@ -216,7 +216,7 @@ class Tape:
 #
 # Tensors are freed at their last use, saved ones after the last backward that reads them, as PyTorch frees
 # them. Gradients of one tensor from several consumers are added up into new memory, as PyTorch does wherever
-# storage is shared or a dispatch mode watches; where it adds in place the replay is above by that one tensor.
+# storage is shared or a dispatch mode watches; if it adds in place the replay is above by that one tensor.
 #
 # What is made and freed when does not depend on the batch, so a tape is played once. All sums hold bytes an
 # example and bytes at any batch in one integer, the first times `EACH`; a peak is the largest of a few lines.
@@ -232,7 +232,7 @@ class Footprint(NamedTuple):
     """Its inputs, alive all through forward."""
     output: int
     kept: int
-    """Saved for backward between the two passes, inputs too where they are saved, without the output."""
+    """Saved for backward between the two passes, inputs too if they are saved, without the output."""
     forward_peak: int
     """Most that is alive at a moment of forward beside the inputs, output included."""
     discarding_peak: int
@@ -378,7 +378,7 @@ class _Backward:
                 self._gradients[tensor] = gradient
 
     def _let_go(self, held: Counter[int], tensors: Iterable[int]) -> None:
-        """Freed where nobody else holds them and they are not somebody else's."""
+        """Freed if nobody else holds them and they are not somebody else's."""
         for tensor in tensors:
             held[tensor] -= 1
             if held[tensor] == 0 and tensor not in self._beside:

@@ -52,7 +52,7 @@ class Value(BaseModel):
 
 
 def omitted(default: Any, **constraints: Any) -> Any:
-    """A field that plain data leaves out where it has its default, as all data did before there was the field."""
+    """A field that plain data leaves out if it has its default, as all data did before there was the field."""
     return Field(default=default, exclude_if=lambda value: value == default, **constraints)
 
 
@@ -162,7 +162,7 @@ def _explain(error: ValidationError, cls: type[BaseModel]) -> str:
     if first["type"] == "model_type":  # pydantic's words would name a class of ours
         below = ", ".join(_known_beside(cls, (*first["loc"], "")))
         return f"{path}: has keys of its own, give one of them: {below} (received {first['input']!r})"
-    # where the field may be a word or else of another type, all that it may be
+    # if the field may be a word or else of another type, all that it may be
     location, message = first["loc"], first["msg"]
     beside = [p for p in problems if p["loc"][:-1] == location[:-1] and p["msg"].startswith(SHOULD_BE)]
     if any(str(p["loc"][-1]).startswith("literal[") for p in beside):
@@ -270,7 +270,7 @@ def parse_yaml(text: str) -> Any:
     """Reads YAML (or JSON); nothing that it names is executed. `1e-3` is a number, and dates are text.
 
     Raises:
-        ValueError: if it is none, or where aliases stand for more than `MOST_VALUES` values.
+        ValueError: if it is none, or if aliases stand for more than `MOST_VALUES` values.
     """
     try:
         data = yaml.load(text, _Loader)

@@ -39,7 +39,7 @@ class StudyConfig(LogConfig):
     space: str = "default"
     """The search space: a name (`dhen-search spaces` lists them) or the path of a YAML file."""
     grow: bool = True
-    """Whether the study widens an ordered axis of the space while it searches, where its best candidates sit at an
+    """Whether the study widens an ordered axis of the space while it searches, if its best candidates sit at an
     end of it and a candidate beyond fits the memory, serving and the budget. No: the space stays as it is."""
     sampler: str = "auto"
     """Sampler that proposes candidates: ranker, tpe, nsga2, gp (TPE takes over after 200 candidates), random, or
@@ -53,7 +53,7 @@ class StudyConfig(LogConfig):
     `minutes`, `worth` or `search_until=auto` are given, else 20."""
     search_until: Literal["auto", "none"] | None = None
     """Whether the search may end before its budget: auto (once further candidates are expected to gain less than
-    `worth`, or less than this log's validation rows can show) or none. Null: auto where `worth` is given, or
+    `worth`, or less than this log's validation rows can show) or none. Null: auto if `worth` is given, or
     `minutes` without `trials`; else none."""
     worth: Share | None = None
     """Smallest decrease of the best NE that is worth a longer search, such as 0.1%, for `search_until=auto`. Null:
@@ -61,7 +61,7 @@ class StudyConfig(LogConfig):
     tune: Count = "auto"
     """Number of further candidates after the search, which tune training settings and dropouts again for the three
     best architectures in turn: the best by NE, the knee of the front, the next best. It counts over the whole
-    study: where `trials` is raised later, raise `tune` too, or no more are tuned. Auto: where `minutes` are given
+    study: if `trials` is raised later, raise `tune` too, or no more are tuned. Auto: if `minutes` are given
     and `trials` are not, tuning takes turns with the search, by what each is expected to gain per second; else
     0."""
     minutes: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -93,10 +93,10 @@ class StudyConfig(LogConfig):
     """Number of trials that train side by side; by default one on an accelerator, and on a CPU as
     many as the cores allow with `threads` times ranks each, at most four. With `launcher=ray` it is as many as the
     cluster's nodes can hold at once when the command begins; with more than there are accelerators for, trials
-    with one rank per host share them, and each is planned for its part of the memory. Where `ranks` names several
+    with one rank per host share them, and each is planned for its part of the memory. If `ranks` names several
     shapes, trials in the least are counted: one in a larger shape takes the places of several."""
     threads: int | None = Field(default=None, gt=0)
-    """CPU threads per trial (per rank, where it has several); by default as many of its share of the cores as
+    """CPU threads per trial (per rank, if it has several); by default as many of its share of the cores as
     are measured to make it faster."""
     cluster: str = "local"
     """The cluster that candidates are planned for: a name (`dhen-search clusters` lists them), the path of a
@@ -118,42 +118,42 @@ class StudyConfig(LogConfig):
     names, else the one that runs on this machine), ray://HOST:10001 (the same as a client of the cluster), or
     slurm (a Ray cluster that is made on the nodes of the Slurm job in which the command runs)."""
     servers: int | None = Field(default=None, gt=0)
-    """Number of servers that hold embedding tables, in processes of their own, where `training.tables.synchrony`
+    """Number of servers that hold embedding tables, in processes of their own, if `training.tables.synchrony`
     is async, semi or sync; by default the fewest that have room for them."""
     prefer: Prefer = "least"
     """Which of the strategies that fit is taken: least (the fewest memory techniques, then the shortest step)
     or fastest (the shortest step)."""
     technique: StrategyName | None = None
-    """Strategy that the ladder is restricted to, by name, such as zero1 or fsdp+full_checkpointing; where the
+    """Strategy that the ladder is restricted to, by name, such as zero1 or fsdp+full_checkpointing; if the
     name says no micro_batches=N, any number of micro-batches is allowed."""
     memory_margin: SignedBytes = 0
     """Memory that is added to every predicted peak, such as 512MiB; below 0 it is taken off, so that candidates
     are tried under strategies that are predicted not to fit."""
     storage: str | None = None
-    """SQLAlchemy URL of the study's database; `study.db` in the run directory where not given."""
+    """SQLAlchemy URL of the study's database; `study.db` in the run directory if not given."""
     optuna: str | None = None
     """Storage of Optuna in which the study stands too, kept up to date while it runs: a SQLAlchemy URL such as
     sqlite:///optuna.db, or the path of a journal file. `dhen-search optuna` writes it later."""
     confirm: Count = "auto"
     """Number of seeds from which the winners and the baseline are retrained at the end, for intervals: 0 (none),
-    or 2 or more. Auto: where `minutes` are given, as many as a share of them allows, 2 to 5; else 0."""
+    or 2 or more. Auto: if `minutes` are given, as many as a share of them allows, 2 to 5; else 0."""
     block_by: str | None = None
-    """A categorical column, such as a user's id: `confirm` resamples rows with the same value together; where
+    """A categorical column, such as a user's id: `confirm` resamples rows with the same value together; if
     not given, rows that are consecutive in time or in the log."""
     averages: Count = "auto"
     """Largest number of networks in an average, which is the mean of their predictions. Averages of the best
-    networks are chosen on validation at the end and join the front. 0 (none), or 2 or more. Auto: 3 where
+    networks are chosen on validation at the end and join the front. 0 (none), or 2 or more. Auto: 3 if
     `minutes` are given and leave time for their scores, else 0."""
     distil: Literal["auto"] | bool = "auto"
     """Whether networks of the front, five at most, learn from the best average if there is one: they are
     trained once more, on labels that are half its predictions, and join the front. With `origins` none does,
-    since averages have seen what comes after them. Auto: yes where `minutes` are given and leave time for it;
+    since averages have seen what comes after them. Auto: yes if `minutes` are given and leave time for it;
     yes does it though they do not."""
     refit: Literal["auto"] | bool = "auto"
     """Whether the baseline and the winners, once they are chosen, are trained once more, on the rows of training
     and validation together, as many passes as they took to their best. These networks are scored on test beside
     the others, compared by `confirm`, and exported. With `objective=next_period` none is, since test is scored by
-    networks that have learnt from validation. Auto: yes where `minutes` are given and leave time for it; yes does
+    networks that have learnt from validation. Auto: yes if `minutes` are given and leave time for it; yes does
     it though they do not."""
     origins: int = Field(default=0, ge=0)
     """Number of earlier periods, each as long as validation, that winners and baseline are judged on too before
@@ -169,7 +169,7 @@ class StudyConfig(LogConfig):
     """Run directories of earlier studies of logs like this one: their best networks, three of each at most, are
     among the first candidates, with the settings that they were trained with, as near as the space has them."""
     name: str | None = None
-    """Name of the study in the database and in MLflow; the run directory's name where not given."""
+    """Name of the study in the database and in MLflow; the run directory's name if not given."""
     tracking: str | None = None
     """Where MLflow keeps the study's runs in place of the run directory's `mlflow.db`: a tracking server such as
     http://tracking.example:5000, a database (sqlite:///FILE, postgresql://USER@HOST/DATABASE, mysql, mssql),
@@ -201,7 +201,7 @@ class StudyConfig(LogConfig):
 
     @property
     def knows_when_to_stop(self) -> bool:
-        """Whether the search ends where further candidates are not expected to be worth their time."""
+        """Whether the search ends if further candidates are not expected to be worth their time."""
         if self.search_until is None:
             return self.worth is not None or (self.minutes is not None and self.most_trials is None)
         return self.search_until == "auto"
@@ -239,7 +239,7 @@ class StudyConfig(LogConfig):
 
     @property
     def confirm_seeds(self) -> tuple[int, int]:
-        """Smallest and largest number of seeds that winners are confirmed from; (0, 0) where they are not."""
+        """Smallest and largest number of seeds that winners are confirmed from; (0, 0) if they are not."""
         if self.confirm == "auto":
             return CONFIRM_SEEDS if self.minutes is not None else (0, 0)
         return self.confirm, self.confirm
@@ -373,7 +373,7 @@ def _numbers(shape: str) -> tuple[int, int]:
 DEFAULT_TRIALS = 20
 """Number of candidates of a study that has neither `trials` nor `minutes`."""
 DEFAULT_AVERAGED = 3
-"""Largest number of networks in an average, where no other is asked for."""
+"""Largest number of networks in an average, if no other is asked for."""
 CONFIRM_SEEDS = (2, 5)
 """Smallest and largest number of seeds of a confirmation that fits itself to the minutes."""
 BUDGET_KEYS = frozenset(
@@ -471,7 +471,7 @@ def check_directory(directory: Path, config: StudyConfig) -> None:
     """Checks that the run directory holds this study or nothing at all.
 
     Raises:
-        UserError: naming what differs, where the directory holds another study or other files.
+        UserError: naming what differs, if the directory holds another study or other files.
     """
     path = directory / STUDY_FILE
     if path.exists():

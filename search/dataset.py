@@ -34,7 +34,7 @@ def open_log(
     Args:
         config: what the log is of, and how it is read.
         progress: called with a step's name, what is done and how much there is.
-        schema: what `config.schema_file` holds, where another machine has that file.
+        schema: what `config.schema_file` holds, if another machine has that file.
 
     Raises:
         UserError: for anything wrong with the files or the schema.

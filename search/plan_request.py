@@ -107,7 +107,7 @@ def log_to_read(data: tuple[str, ...], given: dict[str, Any]) -> LogConfig | Non
 
 
 def for_cluster(training: TrainingConfig, cluster: Cluster) -> TrainingConfig:
-    """Training settings with the precision that `auto` means on a cluster: bf16 where it is clearly faster."""
+    """Training settings with the precision that `auto` means on a cluster: bf16 if it is clearly faster."""
     peak = cluster.peak_flops
     faster: Precision = "bf16" if peak.bf16 > BF16_GAIN * peak.fp32 else "fp32"
     precision = faster if training.precision == "auto" else training.precision

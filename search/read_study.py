@@ -71,7 +71,7 @@ def read_stored_study(url: str, name: str, directory: Path | None) -> StudyRecor
     Args:
         url: the database.
         name: the study's name there.
-        directory: the study's run directory, where it is on this machine.
+        directory: the study's run directory, if it is on this machine.
 
     Raises:
         UserError: if the database has no such study, or one that has not trained anything yet.
@@ -119,7 +119,7 @@ def stored_studies(database: str, name: str | None) -> tuple[StoredStudy, ...]:
 
 
 def run_directory_of(database: str, study: StoredStudy) -> Path | None:
-    """The study's run directory, where it is on this machine: another study may lie at its path here."""
+    """The study's run directory, if it is on this machine: another study may lie at its path here."""
     file = sqlite_file(database)
     beside = file.parent if file is not None else None  # that it was begun in may have been renamed since
     for directory in (beside, Path(study.directory) if study.directory else None):
@@ -161,7 +161,7 @@ def read_progress(trials: Iterable[TrialRecord], directory: Path) -> dict[int, P
 def _read(
     url: str, name: str, directory: Path | None, *, running: bool | None, brief: bool, or_empty: bool = False
 ) -> StudyRecord:
-    """The study in a database; its running trials go on where `running`, or where that is not known (None) and the
+    """The study in a database; its running trials go on if `running`, or if that is not known (None) and the
     study is not finished."""
     with closing(Ledger(url, name, create=False)) as ledger:  # for reading alone: nothing is created
         facts = ledger.facts() or {}

@@ -101,7 +101,7 @@ def only_driver(directory: Path, *, shared: bool = False, joins: bool = False) -
     """Holds the run directory for one driver; the lock goes with the process, however it ends.
 
     Args:
-        directory: the run directory; it is made where missing.
+        directory: the run directory; it is made if missing.
         shared: whether further drivers may join this one.
         joins: whether this is such a further driver.
 
@@ -138,7 +138,7 @@ def only_writer(storage: str | None, study: str) -> Iterator[None]:
 
 @contextmanager
 def _held(lock: Path, kind: int, refusal: str) -> Iterator[int]:
-    """Holds a lock file, and yields its descriptor; raises UserError with `refusal` where it cannot be had."""
+    """Holds a lock file, and yields its descriptor; raises UserError with `refusal` if it cannot be had."""
     with lock.open("w") as file:
         deadline = time.monotonic() + DRIVER_WAITS_SECONDS
         while not _locked(file.fileno(), kind):

@@ -196,7 +196,7 @@ class Selection:
     by_table_bytes: tuple[TrialRecord, ...]
     """What no other beats in both NE and table bytes, of all that the front is of; by table bytes."""
     runners_up: tuple[TrialRecord, ...]
-    """The front of all other candidates, where averages are to be made, which may have these networks too."""
+    """The front of all other candidates, if averages are to be made, which may have these networks too."""
     contenders: tuple[TrialRecord, ...]
     """Candidates of the lowest NE, whatever their FLOPs."""
     members: tuple[TrialRecord, ...]
@@ -280,8 +280,8 @@ class Standing:
     """The selection among the candidates of a search, and the baseline's own trials, as they complete.
 
     It is what `judged` makes of them all, worked out from those that may still count: what is no longer on a front
-    never comes back to it. All are looked at again where a trial that counted has changed, as one does that is
-    trained again, and where equal jobs have several numbers.
+    never comes back to it. All are looked at again if a trial that counted has changed, as one does that is
+    trained again, and if equal jobs have several numbers.
     """
 
     def __init__(self, *, averages: bool) -> None:

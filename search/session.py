@@ -51,7 +51,7 @@ class Session:
         return study_parallelism(config, None if self.hosts is None else self.hosts.head.ask(nodes_alive))
 
     def admit_hosts(self, shares: Parallelism) -> None:
-        """Waits until the hosts take part; nothing to do where all ranks are on this machine.
+        """Waits until the hosts take part; nothing to do if all ranks are on this machine.
 
         Args:
             shares: how many trials train at once, and with how many threads per rank.
@@ -99,7 +99,7 @@ def open_session(
 
     Raises:
         UserError: if the folder is a file, holds something else than this study, or another process is at work
-            there; for anything wrong with the log; where no Ray cluster answers that the study asks for.
+            there; for anything wrong with the log; if no Ray cluster answers that the study asks for.
     """
     if directory.exists() and not directory.is_dir():
         raise UserError(f"--out {directory} is a file; give a folder, new or of an earlier session.")

@@ -187,7 +187,7 @@ def step_progress(console: Console, unit: str = "rows") -> Iterator[StepProgress
 
 
 UNITS = {COPYING: "MiB"}
-"""What a step counts where it is not what the others count."""
+"""What a step counts if it is not what the others count."""
 SAID_EVERY_SECONDS = 30.0
 """How often a long step says how far it is if there is no terminal."""
 LEAST_SECONDS = 1.0

@@ -1,6 +1,6 @@
 """Axis: one thing that may vary, its name and its values.
 
-A YAML list is a choice, a mapping with `low` and `high` a range (whole numbers where both are whole;
+A YAML list is a choice, a mapping with `low` and `high` a range (whole numbers if both are whole;
 `log: true` for a logarithmic scale, `step` for whole numbers), anything else a constant.
 """
 
@@ -59,7 +59,7 @@ class Choice:
     def ascending(self) -> tuple[Any, ...]:
         """The values from the lowest to the highest; none if they have no order.
 
-        Widths of MLPs have one where each next MLP has as many layers or more, and none that is narrower.
+        Widths of MLPs have one if each next MLP has as many layers or more, and none that is narrower.
         """
         if all(map(is_number, self.values)):
             return tuple(sorted(self.values))
@@ -139,7 +139,7 @@ class Range:
         return received
 
     def decode(self, received: Scalar) -> Any:
-        """The number itself, where it lies between the bounds."""
+        """The number itself, if it lies between the bounds."""
         if not self.has(received):
             raise UserError(f"{self.name}: {received!r} is not between {self.low} and {self.high}.")
         return received
@@ -265,7 +265,7 @@ DIGITS = 3
 def value_beyond(axis: Axis, *, highest: bool) -> Any:
     """The next value above the highest one, or below the lowest one; None if there is none in the axis's steps.
 
-    Numbers of layers change by one. Of a choice, widths double, and so do whole numbers where the last two are
+    Numbers of layers change by one. Of a choice, widths double, and so do whole numbers if the last two are
     that far apart; real numbers that differ by a factor of two or more go on by that factor, others by the last
     difference. A range becomes longer by half. Whether a model may have the value is not asked here.
     """

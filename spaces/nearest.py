@@ -28,7 +28,7 @@ from spaces.space import LAYER_FIELDS, NONE, Point, Space
 def nearest_point(space: Space, model: ModelConfig, training: Mapping[str, Any]) -> Point:
     """The point of the space that comes nearest to a model that trains with these settings.
 
-    Ordered axes have the nearest of their values, others the same value or else their first. Where the space has
+    Ordered axes have the nearest of their values, others the same value or else their first. If the space has
     no recipe for the model's layers, those of its own first start point take their place; without one they are
     left open. Axes that wait for the tuning stage are left out, since they keep their first value until then.
     """
@@ -151,7 +151,7 @@ class SpaceSize:
 
     architectures: float
     """Distinct model configurations: module sets without order, an ensemble of one module counted once,
-    settings of absent modules not counted. Infinite where a model setting is real-valued."""
+    settings of absent modules not counted. Infinite if a model setting is real-valued."""
     training_choices: float
     """Combinations of the discrete training settings."""
     real_axes: int

@@ -71,7 +71,7 @@ class SpaceConfig(Value):
     """Number of embeddings that each module puts out."""
     raw_numeric: Any = Field(default=[False, True])
     """Whether the modules see the raw numeric inputs too."""
-    # this and the next two are left out of plain data where they are the paper's: spaces of before they were
+    # this and the next two are left out of plain data if they are the paper's: spaces of before they were
     # fields keep their fingerprint
     norm: Any = Field(default="layer", exclude_if=lambda leaf: leaf == "layer")
     """Normalization in layers."""
@@ -105,7 +105,7 @@ class Space:
     """A space ready to be sampled."""
 
     def __init__(self, name: str, config: SpaceConfig) -> None:
-        """Raises UserError where a name or a value is wrong; `load_space` also checks that some point decodes."""
+        """Raises UserError if a name or a value is wrong; `load_space` also checks that some point decodes."""
         self.name = name
         self.config = config
         self._check_names()
@@ -170,7 +170,7 @@ class Space:
         return proven | self.config.start[index]
 
     def with_first(self, training: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns these training settings where the space has them; of an axis that has another value its first
+        """Returns these training settings if the space has them; of an axis that has another value its first
         one."""
         axes = self.training_axes.items()
         return {
@@ -193,7 +193,7 @@ class Space:
             value: the value.
 
         Raises:
-            UserError: if the space has no such axis, for a value that it cannot have, and for the depth where
+            UserError: if the space has no such axis, for a value that it cannot have, and for the depth if
                 each layer has axes of its own, which points of before would lack.
         """
         data = self.config.to_dict()
@@ -351,7 +351,7 @@ def _check_layers(axis: Axis, least: int) -> None:
 
 
 def _value(axis: Axis, point: Point) -> Any:
-    """The axis's value at a point; the constant where the axis has only one value."""
+    """The axis's value at a point; the constant if the axis has only one value."""
     return axis.decode(point.get(axis.name, axis.first))
 
 
@@ -388,7 +388,7 @@ def catalog() -> dict[str, SpaceConfig]:
 def load_space(name: str, features: FeatureSchema | None = None) -> Space:
     """A space by its name in the catalog or by the path of a YAML file.
 
-    Where the inputs of a log are given, axes that change nothing on that log are constants.
+    If the inputs of a log are given, axes that change nothing on that log are constants.
 
     Raises:
         UserError: when there is no such space, a key or value is wrong, or no point of it decodes.

@@ -32,7 +32,7 @@ GREY = "#9aa0a8"
 """Colour of the field."""
 PALE_GREY = "rgba(140,147,156,0.55)"
 INK = "#6b7280"
-"""Colour of text and lines where no page sets them: readable on white and on near-black."""
+"""Colour of text and lines if no page sets them: readable on white and on near-black."""
 GRID = "rgba(128,128,128,0.18)"
 HEIGHT_EMPTY = 120
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
@@ -91,7 +91,7 @@ def text(*lines: str) -> str:
 
 
 def legend_below(figure: go.Figure) -> go.Figure:
-    """The figure with its legend at its lower edge, where many entries have room."""
+    """The figure with its legend at its lower edge, if many entries have room."""
     below = {"x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
     return figure.update_layout(legend=below | {"itemsizing": "constant"})
 

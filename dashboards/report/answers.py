@@ -31,7 +31,7 @@ class Answer(NamedTuple):
     value: str
     detail: str
     tone: str = ""
-    """`good`, `bad` or `open` where the answer is a verdict; what it is also stands in its words."""
+    """`good`, `bad` or `open` if the answer is a verdict; what it is also stands in its words."""
 
 
 class Answers(NamedTuple):
@@ -79,7 +79,7 @@ def answers(record: StudyRecord) -> Answers:
 
 
 def telling_comparison(record: StudyRecord) -> Comparison | None:
-    """Returns the best's comparison; where the baseline is the best, that of the winner with the lowest NE."""
+    """Returns the best's comparison; if the baseline is the best, that of the winner with the lowest NE."""
     if record.best is not None and record.best == record.baseline:
         return min(record.comparisons, key=lambda compared: compared.difference_percent, default=None)
     return record.comparison(record.best)

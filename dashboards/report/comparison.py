@@ -94,7 +94,7 @@ def two_fronts_figure(records: Sequence[StudyRecord], names: Sequence[str], *, r
 
 
 def names_of(first: StudyRecord, second: StudyRecord) -> tuple[str, str]:
-    """Returns what the two are called; by their directories where they have the same name."""
+    """Returns what the two are called; by their directories if they have the same name."""
     if first.name != second.name:
         return first.name, second.name
     return f"{first.name} ({first.directory})", f"{second.name} ({second.directory})"

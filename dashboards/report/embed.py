@@ -52,7 +52,7 @@ class Shared:
         self._places: dict[Hashable, int] = {}
 
     def place(self, key: Hashable, value: Callable[[], Any]) -> int:
-        """Returns the place of the value with this key, which is made and added where it is new."""
+        """Returns the place of the value with this key, which is made and added if it is new."""
         if key not in self._places:
             self._places[key] = len(self.values)
             self.values.append(value())
@@ -184,7 +184,7 @@ def _curve(trial: TrialRecord, record: StudyRecord, grids: Shared) -> dict[str, 
 
 
 def thinned(values: Sequence[T], most: int) -> list[T]:
-    """Returns values at even distances, the first and the last among them; all where they are no more than
+    """Returns values at even distances, the first and the last among them; all if they are no more than
     `most`, which is two or more."""
     if len(values) <= most:
         return list(values)
@@ -193,7 +193,7 @@ def thinned(values: Sequence[T], most: int) -> list[T]:
 
 
 def _short(value: float) -> float | int | None:
-    """A number in whole units where it is large enough; None for NaN and infinity."""
+    """A number in whole units if it is large enough; None for NaN and infinity."""
     if not known(value):
         return None
     return round(value) if abs(value) >= 100 or value == round(value) else round(value, 2)
@@ -207,7 +207,7 @@ def architecture(trial: TrialRecord) -> dict[str, Any]:
     boxes = [_layer(layer, index) for index, layer in enumerate(layers)]
     tables = [row.name for row in cost if row.kind == LOOKUP]
     numeric = any(row.name.startswith("features.numeric") for row in cost)
-    # the embeddings that reach the first layer: what its shortcut maps from, where that is a map; else tables and
+    # the embeddings that reach the first layer: what its shortcut maps from, if that is a map; else tables and
     # numeric inputs are counted
     summed = model.get("buckets", "summed") == "summed"
     inputs = sum(not (summed and name.endswith(BUCKET)) for name in tables) + numeric or None
@@ -296,7 +296,7 @@ def folded(cost: Iterable[CostRow]) -> dict[str, dict[str, tuple[CostRow, ...]]]
     for layer, modules in layers.items():
         named_layers[counted_from_one(layer)] = of_layer = {}
         for module, rows in modules.items():
-            # `attention` for `attention0` where the layer has one, else `attention 1`, `attention 2` ...
+            # `attention` for `attention0` if the layer has one, else `attention 1`, `attention 2` ...
             kind = _unnumbered(module)
             alike = [other for other in modules if _unnumbered(other) == kind]
             several = kind != module and len(alike) > 1

@@ -201,7 +201,7 @@ def packed_plotly() -> str:
 
 
 def with_thin_curves(record: StudyRecord) -> StudyRecord:
-    """Returns the record as figures draw it: where its curves have too many points together, those off the front
+    """Returns the record as figures draw it: if its curves have too many points together, those off the front
     have fewer, among them their first, their best and their last one.
 
     The front and the baseline, which others are compared with, keep all of theirs.

@@ -80,7 +80,7 @@ def proposed(record: StudyRecord) -> list[str]:
 
 
 def over_limits(record: StudyRecord) -> str | None:
-    """How many candidates are over a limit of serving or of table bytes; where all are, the least seen of each
+    """How many candidates are over a limit of serving or of table bytes; if all are, the least seen of each
     limited quantity."""
     judged = [trial for trial in record.candidates if trial.plan.serving_excess is not None]
     over = sum((trial.plan.serving_excess or 0.0) > 0 for trial in judged)
@@ -313,7 +313,7 @@ def where_minutes_went(record: StudyRecord) -> str | None:
 
 
 def fewer_seeds(record: StudyRecord) -> str | None:
-    """From how few seeds winners of a study with minutes were confirmed, where more are usual; None otherwise."""
+    """From how few seeds winners of a study with minutes were confirmed, if more are usual; None otherwise."""
     seeds = min((len(comparison.seeds) for comparison in record.comparisons), default=MOST_SEEDS)
     if record.seconds_budget is None or seeds >= MOST_SEEDS:
         return None

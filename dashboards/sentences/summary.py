@@ -141,7 +141,7 @@ def _best(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyR
 
 
 def _objective(record: StudyRecord) -> str | None:
-    """Returns a sentence on what is scored, where that is not the splits by networks as they were trained."""
+    """Returns a sentence on what is scored, if that is not the splits by networks as they were trained."""
     if record.period is None:
         return None
     length = f"{int(record.period):,} rows" if record.period.strip().isdigit() else record.period
@@ -230,7 +230,7 @@ def _averages(record: StudyRecord, best: TrialRecord | None) -> str | None:
 
 
 def _distilled(record: StudyRecord) -> str | None:
-    """What networks have gained by learning from an average, where some have."""
+    """What networks have gained by learning from an average, if some have."""
     pairs = [
         (trial, record.trial(trial.origin.distilled_from))
         for trial in record.trials
@@ -277,7 +277,7 @@ def _metrics(trial: TrialRecord | None, split: str) -> Metrics | None:
 
 
 def _test(best: TrialRecord | None, baseline: TrialRecord | None, record: StudyRecord) -> str | None:
-    """NE on test: from several seeds where the best was confirmed, else from the one training selected."""
+    """NE on test: from several seeds if the best was confirmed, else from the one training selected."""
     comparison = record.comparison(record.best)
     if comparison is not None:
         return verdict(comparison)
@@ -367,7 +367,7 @@ def _forced(record: StudyRecord) -> str | None:
 
 
 def _predictions(record: StudyRecord) -> str | None:
-    """Predicted against measured, where both are known, and what ran out of memory all the same."""
+    """Predicted against measured, if both are known, and what ran out of memory all the same."""
     overall = overall_accuracy(record)
     if overall is None:
         return None

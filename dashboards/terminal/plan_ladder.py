@@ -74,7 +74,7 @@ def ladder_table(shown: Iterable[PricedStrategy], chosen: PricedStrategy | None,
 def reasons(strategies: Sequence[PricedStrategy], chosen: PricedStrategy | None) -> list[str]:
     """A sentence for the chosen strategy and for each with fewer techniques; of many, those that lack least.
 
-    Where nothing is chosen, each number of techniques has one sentence, for the strategy that lacks least.
+    If nothing is chosen, each number of techniques has one sentence, for the strategy that lacks least.
     """
     sentences = [chosen.reason] if chosen else []
     for size, group in groupby(strategies, key=_size):

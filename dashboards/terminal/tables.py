@@ -40,7 +40,7 @@ OUTCOME_STYLES = {
 def trial_table(record: StudyRecord, *, rows: int = 20) -> Table:
     """A table of at most `rows` trials in order of number: those that matter most, then the newest.
 
-    What is left out is said below the table. Marks are words, not colour alone. Where the terminal is narrow
+    What is left out is said below the table. Marks are words, not colour alone. If the terminal is narrow
     the model's name gives way, never a number.
     """
     named, front = {record.baseline, record.best, record.knee}, set(record.front)
@@ -58,7 +58,7 @@ def trial_table(record: StudyRecord, *, rows: int = 20) -> Table:
     cells: list[list[str]] = []
     for name, title in COLUMNS.items():
         if name == "state":
-            # the outcome; for a completed trial what the study says of it, where it says something
+            # the outcome; for a completed trial what the study says of it, if it says something
             texts, left = [], True
             for row in shown:
                 outcome = row.trial.result.outcome
@@ -124,7 +124,7 @@ def progress_line(record: StudyRecord, shares: Shares | None = None) -> Text:
 
     Args:
         record: the study.
-        shares: how far its running trials are, where that is known.
+        shares: how far its running trials are, if that is known.
     """
     stage = record.stage if record.running and not record.finished else None
     budget = f"/{record.trials_budget}" if record.trials_budget is not None else ""
@@ -182,7 +182,7 @@ def counted(record: StudyRecord, stage: StageName) -> int:
 
 def seconds_left(record: StudyRecord) -> float | None:
     """Estimate for the candidates from the pace so far, within the time budget; None if there is neither a pace
-    nor a budget, and where what is left are stages behind the candidates."""
+    nor a budget, and if what is left are stages behind the candidates."""
     estimates = []
     behind = record.stage is not None and record.stage.name not in (StageName.BASELINE, *OF_CANDIDATES)
     pace = _seconds_per_trial(record)

@@ -87,19 +87,19 @@ class BlockConfig(Value):
         return self
 
     def uses(self, setting: str) -> bool:
-        """Whether a setting means anything beside the values of the others; where not, it has its default."""
+        """Whether a setting means anything beside the values of the others; if not, it has its default."""
         del setting
         return True
 
     def check(self, dim: int) -> None:
-        """Raises ValueError, with a remedy, where the module cannot stand at embedding dimension `dim`."""
+        """Raises ValueError, with a remedy, if the module cannot stand at embedding dimension `dim`."""
         del dim
 
 
 class DropoutBlockConfig(BlockConfig):
     """A module with dropout in it, which may have its own."""
 
-    # left out of plain data where null, so that jobs of before it was a field keep their fingerprint
+    # left out of plain data if null, so that jobs of before it was a field keep their fingerprint
     dropout: float | None = Field(default=None, ge=0.0, lt=1.0, exclude_if=lambda own: own is None)
     """Dropout of this module in place of the model's; null: the model's."""
 
@@ -108,5 +108,5 @@ class DropoutBlockConfig(BlockConfig):
         return model_dropout if self.dropout is None else self.dropout
 
     def with_dropout_said_once(self, model_dropout: float) -> BlockConfig:
-        """Its own only where that is another than the model's."""
+        """Its own only if that is another than the model's."""
         return self.replace(dropout=None) if self.dropout == model_dropout else self

@@ -28,7 +28,7 @@ class ConvConfig(BlockConfig):
     """Number of output channels; the paper has 1."""
     kernel: int = Field(default=3, gt=0, le=4095)
     """Side of the square kernel; an odd number."""
-    # left out of plain data where it is the default, so that jobs of before it was a field keep their fingerprint
+    # left out of plain data if it is the default, so that jobs of before it was a field keep their fingerprint
     activation: Literal["none", "relu"] = Field(
         default="relu", exclude_if=lambda activation: activation == "relu"
     )

@@ -34,7 +34,7 @@ class DcnV2Config(BlockConfig):
     kind: Literal["dcn_v2"] = "dcn_v2"
     layers: int = Field(default=1, gt=0, le=32)
     """Number of cross layers; n of them reach interactions of order n + 1."""
-    # left out of plain data where it is 0, so that jobs of before it was a field keep their fingerprint
+    # left out of plain data if it is 0, so that jobs of before it was a field keep their fingerprint
     rank: int = Field(default=0, ge=0, le=65_536, exclude_if=lambda rank: rank == 0)
     """Rank of each layer's matrix; 0: a full matrix."""
 

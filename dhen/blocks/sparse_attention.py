@@ -11,7 +11,7 @@ alone. Layouts:
 
 The pairs of blocks, and with them time and memory, grow linearly with the embeddings under `sliding_window`,
 `bigbird`, and `variable` with sizes that are given; by the power 1.5 under `fixed` with groups of the square
-root of the blocks, as that paper has them; and as they are written under `given`. Where the layout lets all
+root of the blocks, as that paper has them; and as they are written under `given`. If the layout lets all
 attend to all, as it does over few embeddings, the module is `attention`, in its cost too.
 
 Shapes: B examples, M embeddings, D their dimension, L embeddings out.

@@ -112,7 +112,7 @@ class EmbeddingTables(TableLookups):
         super().__init__(schema, places)
         self.weight = nn.Parameter(fresh_rows(self.tables, self.starts, dim))
         self.slots: Tensor | None = None
-        """Where each row lies in `weight` (int32, in host memory), where that has only some of them; None if it
+        """Where each row lies in `weight` (int32, in host memory), if that has only some of them; None if it
         has all, in order."""
 
     def embedded(self, rows_BT: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ class KeyIndex:
         return place_N, found_N
 
     def _in_buckets(self, key_N: Tensor, bucket_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the places of keys in their buckets, whether they are there, and whether to look further: where
+        """Returns the places of keys in their buckets, whether they are there, and whether to look further: if
         they are not and the bucket is full."""
         held_NW = self._keys.index_select(0, bucket_N)
         lane_N = ((held_NW == key_N.unsqueeze(1)) * self._lanes).amax(dim=1)
@@ -227,7 +227,7 @@ def _within(rows: Tensor, start: Tensor | int) -> Tensor:
 EMBEDDING_INIT_STD = 0.05
 """Standard deviation of fresh embeddings; small beside the layers' unit-variance outputs."""
 BLOCK_ROWS = 1 << 16
-"""Rows that are drawn at a time where few of them are kept: a multiple of 16, see `_drawn`."""
+"""Rows that are drawn at a time if few of them are kept: a multiple of 16, see `_drawn`."""
 
 
 class _Part(NamedTuple):
@@ -280,7 +280,7 @@ def fresh_rows(tables: Sequence[Table], starts: Sequence[int], dim: int) -> Tens
     total = starts[-1]
     if _UNFILLED.get():
         return torch.empty(total, dim, device="meta")
-    # one draw for all where none grows: a seed stands for the same weights as it did before tables could grow
+    # one draw for all if none grows: a seed stands for the same weights as it did before tables could grow
     spans = [(0, total)]
     if any(table.growing for table in tables):
         spans = [
@@ -307,7 +307,7 @@ def fresh_rows(tables: Sequence[Table], starts: Sequence[int], dim: int) -> Tens
 
 def _drawn(rows: int, dim: int) -> Iterator[Tensor]:
     """Yields fresh rows a block at a time, the same as from one draw: torch takes 16 numbers at a time from the
-    generator, and where the last are fewer, the last 16 once more."""
+    generator, and if the last are fewer, the last 16 once more."""
     while rows:
         block = rows if rows < 2 * BLOCK_ROWS else BLOCK_ROWS
         yield _draw(torch.empty(block, dim))

@@ -26,7 +26,7 @@ class Int8Tables(TableLookups):
     """uint8 (R, D + 8)."""
 
     def __init__(self, tables: EmbeddingTables) -> None:
-        """Takes the place of tables; rows are still to be loaded where these have no memory for theirs."""
+        """Takes the place of tables; rows are still to be loaded if these have no memory for theirs."""
         super().__init__(tables.schema, tables.places)
         rows, dim = tables.weight.shape
         if tables.weight.is_meta:

@@ -119,7 +119,7 @@ class ShareTable(Table):
 
 
 def held_schema(config: ModelConfig, schema: FeatureSchema) -> FeatureSchema:
-    """Returns a log's inputs with the tables that a model holds: where it interpolates, those of even nodes, then
+    """Returns a log's inputs with the tables that a model holds: if it interpolates, those of even nodes, then
     those of odd ones, have the place of the tables of buckets; growing tables have its share of their capacity."""
     if config.buckets == "interpolated" and not node_tables(schema):
         schema = with_nodes(schema)
@@ -185,7 +185,7 @@ def num_embeddings(config: ModelConfig, schema: FeatureSchema) -> int:
 
 
 def table_groups(config: ModelConfig, schema: FeatureSchema) -> tuple[TableGroup, ...]:
-    """All tables by length, the longest first; there is one group where all have D."""
+    """All tables by length, the longest first; there is one group if all have D."""
     dims = table_dims(config, schema)
     return tuple(
         TableGroup(dim, tuple(place for place, each in enumerate(dims) if each == dim))
@@ -204,8 +204,8 @@ def looked_up(config: ModelConfig, schema: FeatureSchema) -> tuple[TableGroup, .
 
 
 def crossed(config: ModelConfig, schema: FeatureSchema) -> tuple[TableGroup, ...]:
-    """The same as interactions see it: of the first tensor the last tables are left out where they are summed, and
-    are a tensor of their own, with each number's even nodes for both, where they are interpolated."""
+    """The same as interactions see it: of the first tensor the last tables are left out if they are summed, and
+    are a tensor of their own, with each number's even nodes for both, if they are interpolated."""
     first, *others = looked_up(config, schema)
     nodes = node_tables(held_schema(config, schema))
     kept = len(first.places) - summed_tables(config, schema) - 2 * nodes

@@ -1,7 +1,7 @@
 """Attention over a layout of blocks: each block of queries with the blocks of keys that it attends to, gathered.
 
 Rows of a layout that attend to equally many blocks are computed together, so that nothing is padded to the
-widest row (a global block's) and the products are exactly those of the layout. Only where the blocks do not
+widest row (a global block's) and the products are exactly those of the layout. Only if the blocks do not
 divide the embeddings the last block has padding: its keys get no weight, its queries are computed and left
 out. Backward gathers again, so that what is kept is linear in the pairs of blocks that attend.
 
@@ -31,7 +31,7 @@ from dhen.tape import FP32_BYTES, MASK_BYTES, Held, Tape
 # dropout.
 
 MOST_EXAMPLES = 65_535
-"""Number of examples that a GPU's kernels take at once: they have them where a grid has so many places."""
+"""Number of examples that a GPU's kernels take at once: they have them if a grid has so many places."""
 LEAST_HEAD = 16
 """Numbers of a head that its kernel asks for at least."""
 
@@ -67,7 +67,7 @@ def _in_parts(attend: Callable[..., Tensor], *qkv: Tensor) -> Tensor:
 
 @cache
 def _attention(device_type: str) -> Callable[..., Tensor]:
-    """Compiled where its kernel is."""
+    """Compiled if its kernel is."""
     attend = cast("Callable[..., Tensor]", flex_attention)
     return torch.compile(attend) if device_type == "cuda" else attend
 

@@ -65,7 +65,7 @@ class BlockLayout(NamedTuple):
 
 
 def layout_of(embeddings: int, size: int, heads: Sequence[Blocks]) -> BlockLayout:
-    """Returns the layout of heads over blocks of this size; where all attends to all it is one block."""
+    """Returns the layout of heads over blocks of this size; if all attends to all it is one block."""
     count = len(heads[0])
     if all(len(row) == count for head in heads for row in head):
         return BlockLayout(embeddings, embeddings, (((0,),),) * len(heads))
@@ -123,7 +123,7 @@ def with_random(rows: Blocks, number: int, generator: random.Random) -> Blocks:
 def given(count: int, rows: Sequence[str]) -> Blocks:
     """Returns a written layout: a text per block, whose characters 1 are the blocks that it attends to.
 
-    Where there are fewer blocks than texts, a block stands for several and attends to what any of them does.
+    If there are fewer blocks than texts, a block stands for several and attends to what any of them does.
     """
     blocks: Blocks = [set() for _ in range(count)]
     for i, row in enumerate(rows):

@@ -220,7 +220,7 @@ def linear_tape(
     """The memory of `linear`, applied at `positions` places; `saved` is what x is a view of, if it is one.
 
     Of `maps` in one batched product each has rows of its own among the tape's. `n_in` and `n_out` are those of the
-    whole map, of which a rank has a part where it is split.
+    whole map, of which a rank has a part if it is split.
     """
     weights = part_shapes(tape, n_in, n_out, how, bias=bias)
     if how is not None:

@@ -25,7 +25,7 @@ INDEX_BYTES = 8
 
 
 class PairwiseDots(nn.Module):
-    """x_BMD -> (B, R(R-1)/2 + M D), with R = M where rank is 0."""
+    """x_BMD -> (B, R(R-1)/2 + M D), with R = M if rank is 0."""
 
     pairs: Tensor
     places: Tensor
@@ -121,7 +121,7 @@ def pair_mix_cost(name: str, out: int, dim: int, i: int, j: int, *, parameters: 
 
 
 def pair_mix_tape(tape: Tape, x: int, y: int, out: int, dim: int, *, weight: int | None = None) -> int:
-    """The memory of `pair_mix`; `weight` where W is no parameter itself."""
+    """The memory of `pair_mix`; `weight` if W is no parameter itself."""
     i, j = tape.values(x) // dim, tape.values(y) // dim
     given = [] if weight is None else [weight]
     shapes = [(out, i * j)] if weight is None else []

@@ -106,7 +106,7 @@ def projection_cost(name: str, n_in: int, n_out: int, dim: int) -> CostRow:
 def projection_tape(tape: Tape, x: int, n_in: int, n_out: int, dim: int, *, split: bool = False) -> int:
     """The memory of `mix_embeddings`: its backward has a gradient of the weight for each example, then sums.
 
-    Where it is split, x has a rank's part of the `n_in` embeddings.
+    If it is split, x has a rank's part of the `n_in` embeddings.
     """
     if split:
         tape.compute_elsewhere(2.0 * n_in * n_out * dim)
@@ -182,7 +182,7 @@ class Tower(NamedTuple):
         return (*mlp_cost("mlp", self.n_in, self.widths), w_m)
 
     def write(self, tape: Tape, x: int, *, dropout: float, split: bool = False) -> int:
-        """The memory of both; where they are split, maps are by columns and by rows in turn."""
+        """The memory of both; if they are split, maps are by columns and by rows in turn."""
         out = self.embeddings * self.dim
         return tower_tape(tape, x, self.n_in, self.widths, out, dropout=dropout, split=split)
 

@@ -40,7 +40,7 @@ from trials.training.evaluation import logit_metrics
 # Networks of the front learn from the best average, after the search: what several predict, at the FLOPs of one.
 #
 # Each is trained once more from its own seed, as a trial of its own, on labels that are half the average's
-# prediction (`trials.data.log_views`), and joins the front where it is better.
+# prediction (`trials.data.log_views`), and joins the front if it is better.
 
 
 class Lesson(NamedTuple):

@@ -3,7 +3,7 @@
 It is the one-standard-error rule (Breiman et al., Classification and Regression Trees, 1984, section 3.4.3),
 in pairs: what is worse than the lowest NE by no more than one standard error of that very difference is as
 good as the lowest, as far as these rows can say. The baseline, which was not chosen among many, is as good
-where it is worse by no more than that and what the lowest owes to having been chosen; then it is the best,
+if it is worse by no more than that and what the lowest owes to having been chosen; then it is the best,
 unless it is over a limit: what is new has to show that it is better. Else, of those as good, the ones that are
 worse than the baseline in the fewest periods stand first, then the one with the fewest FLOPs.
 
@@ -78,7 +78,7 @@ def judge(evidence: Evidence, *, optimism: float | None = None) -> Verdict:
 
     Args:
         evidence: losses of all that may be the best.
-        optimism: what the lowest owes to having been chosen, in percent, where it was chosen among more than
+        optimism: what the lowest owes to having been chosen, in percent, if it was chosen among more than
             these; None: worked out from these.
     """
     trials, loss_CK = evidence.trials, evidence.loss_CK

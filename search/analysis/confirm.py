@@ -1,6 +1,6 @@
 """Whether winners are better than the baseline: retrained from fresh seeds, compared on the test split.
 
-Candidate and baseline with the same seed see the same order of examples; where batches or passes differ, so
+Candidate and baseline with the same seed see the same order of examples; if batches or passes differ, so
 does what they make of it. The interval is of the difference between them, over seeds and blocks of examples
 together (`search.analysis.statistics`).
 """
@@ -56,7 +56,7 @@ def retrained_job(
     network: TrialRecord, study: StudyRecord, log: PreparedLog, seed: int, job_of: JobOf | None = None
 ) -> Job:
     """The job of training a network of a study from another seed; networks with different seeds keep them
-    apart. Without `job_of` it is trained as the study's winners were: once more on validation too, where they
+    apart. Without `job_of` it is trained as the study's winners were: once more on validation too, if they
     were."""
     made = job_of or (refit_job if study.refits else trained_job)
     return made(network, log, seed_shift=seed - study.seed)
@@ -166,8 +166,8 @@ def confirm(
             time for.
 
     Raises:
-        UserError: for too few seeds, a column that is not categorical, where the baseline was not trained or
-            nothing won, or where fewer than two seeds of any winner completed.
+        UserError: for too few seeds, a column that is not categorical, if the baseline was not trained or
+            nothing won, or if fewer than two seeds of any winner completed.
     """
     if study.baseline is None or not study.front:
         raise UserError("no candidate and baseline have completed yet, so there is nothing to compare.")

@@ -53,7 +53,7 @@ class AuditedCandidate(NamedTuple):
     training: TrainingConfig
     """Training settings on all rows; some may be left open."""
     known: TrialRecord | None = None
-    """The candidate's training on all rows from the audit's seed, where a study has done that."""
+    """The candidate's training on all rows from the audit's seed, if a study has done that."""
 
     @property
     def name(self) -> str:

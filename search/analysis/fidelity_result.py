@@ -269,7 +269,7 @@ def cheapest(rows: Sequence[FractionResult], wanted: float, *, surely: bool = Fa
 
 
 def _ne(record: TrialRecord) -> float:
-    """NE at the best point of the curve, as a study compares; infinite where the training diverged."""
+    """NE at the best point of the curve, as a study compares; infinite if the training diverged."""
     ne = record.result.validation.ne if record.result.validation else math.inf
     return math.inf if math.isnan(ne) else ne
 

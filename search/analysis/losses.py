@@ -91,7 +91,7 @@ LEAST_ROWS = 10
 """Smallest number of rows of a block, on average."""
 ROWS_AT_ONCE = 1 << 20
 TIME, ORDER = "time", "order"
-"""What rows of a block have in common where no column is named; `order` in logs without time stamps."""
+"""What rows of a block have in common if no column is named; `order` in logs without time stamps."""
 HASH = np.uint64(0x9E3779B97F4A7C15)
 """Factor of Fibonacci hashing (Knuth, volume 3, 6.4): neighbouring ids go to blocks far apart."""
 

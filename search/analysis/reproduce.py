@@ -74,7 +74,7 @@ class Comparison(Value):
     against: str
     difference: MeanInterval | None
     verdict: Better
-    """Whether the row is better: where the interval excludes zero."""
+    """Whether the row is better: if the interval excludes zero."""
 
 
 class Finding(Value):
@@ -84,7 +84,7 @@ class Finding(Value):
     in_paper: bool
     """Whether the paper makes the claim; False for what others ask about the paper."""
     holds: Better
-    """Whether the claim holds: yes where all comparisons say so, no where one says the opposite."""
+    """Whether the claim holds: yes if all comparisons say so, no if one says the opposite."""
     comparisons: tuple[Comparison, ...]
 
 
@@ -275,7 +275,7 @@ def findings_heading(result: TableResult) -> str:
 
 
 def rich_table(result: TableResult, width: int) -> Table:
-    """The table for a terminal of `width` columns; where that is narrow it has the last milestones, and a note."""
+    """The table for a terminal of `width` columns; if that is narrow it has the last milestones, and a note."""
     lines = lines_of(result)
     widths = [2 + max(map(len, column)) for column in zip(*lines, strict=True)]
     left_out = 0

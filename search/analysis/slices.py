@@ -76,7 +76,7 @@ class _Sums:
         return _Model(np.stack(loss), np.mean(clicks, axis=0))
 
     def quality(self, model: _Model | None, group: int) -> tuple[float | None, float | None]:
-        """NE and calibration of a model, where they are defined."""
+        """NE and calibration of a model, if they are defined."""
         if model is None:
             return None, None
         base_rate, positive, ne = self.base_rate(group), float(self.positive_G[group]), None

@@ -206,7 +206,7 @@ def regret_percent(ne: Ne, reference: Ne) -> float | None:
 # The lowest of N is partly luck: it was chosen on the rows that it is judged by. Blocks are drawn with
 # replacement, the lowest on those drawn is chosen, and what it comes to on the blocks that were not drawn,
 # beside the lowest of all there, is what choosing had promised too much (bootstrap bias correction, Tsamardinos,
-# Greasidou and Borboudakis, Machine Learning 2018, arXiv 1708.07180, there of rows). Where all are equally good
+# Greasidou and Borboudakis, Machine Learning 2018, arXiv 1708.07180, there of rows). If all are equally good
 # the estimate is unbiased; else it is rather too large, as a draw has 63 % of the blocks.
 #
 # Shapes: C trials, K blocks, R draws.

@@ -105,7 +105,7 @@ class BundleInfo(Value):
     """The version of another bundle that this one has the weights of, increments included; None for one that
     increments begin with."""
     trained: TrainedPeriod | None = Field(default=None, exclude_if=lambda period: period is None)
-    """The newest period that was trained on online, where its increment is in the weights themselves; None if
+    """The newest period that was trained on online, if its increment is in the weights themselves; None if
     there was none."""
     converted: Version | None = Field(default=None, exclude_if=lambda version: version is None)
     """The version of another bundle from which this one was made, with tables of 8 bits; None for one that was
@@ -185,7 +185,7 @@ class Bundle:
         """The job of the bundle's network, or of this member of its average.
 
         Raises:
-            UserError: for an average where no member is named, or where the bundle has no such member.
+            UserError: for an average if no member is named, or if the bundle has no such member.
         """
         members = range(len(self.info.members))
         if self.info.job is not None and member is None:

@@ -47,7 +47,7 @@ from trials.training.evaluation import evaluate
 def export(record: StudyRecord, log: PreparedLog, how: str, out: Path) -> TrialRecord:
     """Writes the bundle of the trial that `how` picks (see `search.selection.picked`); returns the trial.
 
-    A bundle of an average holds all its members. Where the trial was trained once more on the rows of training and
+    A bundle of an average holds all its members. If the trial was trained once more on the rows of training and
     validation together, these networks are exported.
 
     Raises:
@@ -73,7 +73,7 @@ def export(record: StudyRecord, log: PreparedLog, how: str, out: Path) -> TrialR
 
 
 def study_log(directory: Path) -> PreparedLog:
-    """The prepared log of the study in a run directory, prepared again where the cache is gone."""
+    """The prepared log of the study in a run directory, prepared again if the cache is gone."""
     return open_study_log(written_config(directory), directory)
 
 
@@ -112,7 +112,7 @@ def bundle_info(
 
 
 def log_of(bundle: Bundle, data: Sequence[str], options: ReadOptions = READ_AS_FOUND) -> PreparedLog:
-    """Returns the log that `--data` names, prepared as at training where it is the bundle's, else in its encoding.
+    """Returns the log that `--data` names, prepared as at training if it is the bundle's, else in its encoding.
 
     Raises:
         UserError: for anything wrong with the files, and for a prepared log in another encoding than the bundle's,

@@ -45,7 +45,7 @@ from trials.store.weights import KEYS, adopt_weights, save_weights
 from trials.training.embeddings.growing import growing_rows
 
 ROOM = 2
-"""Rows of a growing table for each that is taken, where no capacity is given: as many again are free."""
+"""Rows of a growing table for each that is taken, if no capacity is given: as many again are free."""
 
 
 def with_growing_columns(bundle: Bundle, member: int | None, growing: GivenGrowing, file: Path) -> Encoding:
@@ -153,7 +153,7 @@ def _rows_of_keys(network: nn.Module, name: str) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def _move(old: nn.Module, new: nn.Module, before: Encoding, after: Encoding) -> None:
-    """Gives a fresh network the weights of another, row by row where the kind of a table is another one."""
+    """Gives a fresh network the weights of another, row by row if the kind of a table is another one."""
     tables = _table_weights(old)
     moved = {f"{name}.weight" for name, module in old.named_modules() if module in embedding_tables(old)}
     given = new.state_dict()

@@ -124,7 +124,7 @@ class TrainedPeriod(Value):
     frozen: Metrics
     """Metrics of the model as it was when online training began."""
     ne_floor: float | None = None
-    """Lowest NE that any model can reach in the period, where the log is generated and says so."""
+    """Lowest NE that any model can reach in the period, if the log is generated and says so."""
 
 
 class IncrementInfo(Value):

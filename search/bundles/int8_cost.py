@@ -14,7 +14,7 @@ class Int8Cost(Value):
     log: str
     """Fingerprint of the log whose rows were scored."""
     split: Literal["validation", "test"]
-    """The split that these rows are: test where the network was trained on validation too."""
+    """The split that these rows are: test if the network was trained on validation too."""
     int8: Metrics
     """Metrics with these tables, in the precision that the network was trained in."""
     fp32: Metrics

@@ -104,7 +104,7 @@ class OnlineTraining:
         self._checkpoints = Checkpoints(bundle.directory / CHECKPOINTS, job, ONE_RANK, 0.0)
         learnt = read_optimizer_state(bundle.directory / weights_names(bundle.info)[0])
         self._before = int(learnt.get(STEPS, 0))
-        """Training steps before online training began, where the bundle has the optimizers' state after them."""
+        """Training steps before online training began, if the bundle has the optimizers' state after them."""
         self.optimizers_begin_anew = False
         """Says whether there is no optimizer state to go on with: neither the bundle's, if nothing was trained
         online so far, nor a checkpoint's."""
@@ -169,7 +169,7 @@ class OnlineTraining:
         of the log have been trained on.
 
         Raises:
-            UserError: as `done`, and where the training diverges; increments before stay.
+            UserError: as `done`, and if the training diverges; increments before stay.
         """
         with ThreadPoolExecutor(1) as pool:
             writing: Future[Increment] | None = None
@@ -329,7 +329,7 @@ class OnlineSettings(Value):
 
 
 def online_settings(bundle: Bundle, overrides: Sequence[str]) -> OnlineSettings:
-    """Returns a bundle's settings with `key=value` words applied. Where servers are asked for, and not how tables
+    """Returns a bundle's settings with `key=value` words applied. If servers are asked for, and not how tables
     on them are trained, it is as the bundle's were.
 
     Raises:

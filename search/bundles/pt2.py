@@ -115,7 +115,7 @@ def write_pt2(bundle: Bundle, out: Path) -> PackageInfo:
 
     Raises:
         UserError: if tables grow or an operator is written in Python, which cannot be compiled; if there is
-            no C++ compiler; or where the folder holds something else.
+            no C++ compiler; or if the folder holds something else.
     """
     check_named(out)
     earlier = not out.exists() or (out / MODEL).is_file()

@@ -104,7 +104,7 @@ def _array(values: Iterable[Any]) -> pa.Array:
     try:
         column = pa.array(values, from_pandas=True)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        # values of several types are text, or lists of text where all are lists
+        # values of several types are text, or lists of text if all are lists
         mixed = [None if _missing(value) else value for value in values]
         if all(isinstance(value, list | tuple | np.ndarray) for value in mixed if value is not None):
             bags = [bag if bag is None else [*map(_text, bag)] for bag in mixed]

@@ -81,7 +81,7 @@ class TableServers:
         """A context at whose end no server is left.
 
         Args:
-            stays: returns a sentence on what there is, where a server was lost.
+            stays: returns a sentence on what there is, if a server was lost.
 
         Raises:
             UserError: if a server was lost, naming it.
@@ -105,7 +105,7 @@ class TableServers:
             process.join()
 
     def _check(self) -> None:
-        """Raises `LinkBrokenError` where a server is gone."""
+        """Raises `LinkBrokenError` if a server is gone."""
         if gone := [number for number, process in self._processes.items() if not process.is_alive()]:
             raise LinkBrokenError(f"{self._task.logs(self._folder).words(gone[0])} is gone")
 
@@ -119,7 +119,7 @@ class TableServers:
             time.sleep(LOOK_SECONDS)
 
     def _lost(self, error: LinkBrokenError, stays: str) -> UserError | LinkBrokenError:
-        """Returns what is said of a lost server; the error itself where all live."""
+        """Returns what is said of a lost server; the error itself if all live."""
         self._wait(all_gone=False)
         logs = self._task.logs(self._folder)
         codes = {number: process.exitcode for number, process in self._processes.items()}

@@ -25,9 +25,9 @@ from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 from trials.training.embeddings.requirements import UnfitShardError
 
 MeasureMs = Callable[[Job, ServingConfig], float]
-"""Milliseconds that a request to a job's model takes; raises UserError where it cannot be measured."""
+"""Milliseconds that a request to a job's model takes; raises UserError if it cannot be measured."""
 AdmittedTrial = tuple[TrialRecord, Job | None]
-"""A trial whose turn it is, and its job; no job where its point gives no model, or one not to be trained."""
+"""A trial whose turn it is, and its job; no job if its point gives no model, or one not to be trained."""
 
 LOG = logging.getLogger(__name__)
 

@@ -80,8 +80,8 @@ class Execution(NamedTuple):
         return self.hbm is not None or (self.cluster is not None and device().type != "cpu")
 
     def strategy(self, record: TrialRecord) -> Strategy:
-        """The strategy of a trial's next attempt: as planned, where plans are executed; else plain DP, or what
-        can delay updates where they are, or a server where tables are to be on servers. A trial of the baseline
+        """The strategy of a trial's next attempt: as planned, if plans are executed; else plain DP, or what
+        can delay updates if they are, or a server if tables are to be on servers. A trial of the baseline
         that fits nowhere has the strategy that lacks least."""
         summary = record.plan.summary
         planned = record.plan.technique or (summary.strategy if summary is not None else None)
@@ -125,7 +125,7 @@ class Execution(NamedTuple):
 
         A trial that was killed goes on under the same strategy, one that ran out of memory
         under the next one up the ladder of its shape, and after the last one in the next shape in which a strategy
-        fits. Where a technique is forced, that one keeps it, and recomputes more or has more micro-batches.
+        fits. If a technique is forced, that one keeps it, and recomputes more or has more micro-batches.
         """
         last = record.attempts[-1].outcome
         anew = record.replace(result=Result())
@@ -329,7 +329,7 @@ def learnt_margins(trials: Iterable[TrialRecord]) -> dict[str, int]:
 MOST_ON_DEVICE = 16
 """Largest number of trials on an accelerator of a cluster's node: each has a CUDA context of 0.7 GiB there."""
 MOST = 4
-"""Largest number of trials side by side where the study does not say
+"""Largest number of trials side by side if the study does not say
 (docs/decisions/0007-candidates-side-by-side.md)."""
 
 
@@ -357,7 +357,7 @@ def parallelism(
 
     A trial has so many `ranks`, processes that share this machine, or one of the `larger` numbers.
 
-    Where neither is given: as many trials as have accelerators of their own, else as many as there are cores, four
+    If neither is given: as many trials as have accelerators of their own, else as many as there are cores, four
     at most; then of each trial's share of the cores as many threads as are found to gain (`fastest_threads`).
     """
     devices = devices_here()
@@ -384,7 +384,7 @@ def cluster_parallelism(
         nodes: the cluster's nodes.
         ranks: number of hosts of a trial, and of ranks per host.
         parallel: number of trials at the same time; None: as many as the nodes can hold at once, if nobody else
-            has anything of them. Where that is more than there are accelerators for, trials with one rank per host
+            has anything of them. If that is more than there are accelerators for, trials with one rank per host
             share them.
         threads: number of threads per rank; None: as on one machine, of each trial's share of a node's CPUs as
             many as are found to gain.
@@ -404,7 +404,7 @@ def cluster_parallelism(
     on_device = _on_device(nodes, ranks, parallel or 1, threads, servers)
     wanted = shape(hosts, ranks_per_host, threads, servers, on_device)
     rooms = [room_for(wanted, node.cpus, node.gpus) for node in nodes]
-    parallel = parallel or max(1, most_at_once(hosts, rooms))  # where none has room, that is said later
+    parallel = parallel or max(1, most_at_once(hosts, rooms))  # if none has room, that is said later
     at_once = max(parallel * hosts * ranks_per_host, *map(math.prod, larger), 1)
     # devices are shared by those that are on one, a node's CPUs and memory by all that are on the node
     sharing = on_device if wanted.gpus else max(1, min(parallel, max(rooms, default=1)))
@@ -433,7 +433,7 @@ def most_servers(config: StudyConfig) -> int | None:
 
 
 def study_parallelism(config: StudyConfig, nodes: Sequence[Node] | None = None) -> Parallelism:
-    """The shares of a study's trials; one trial at a time where only then the wall clock tells a forward time.
+    """The shares of a study's trials; one trial at a time if only then the wall clock tells a forward time.
 
     Args:
         config: the study's settings.

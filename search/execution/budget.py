@@ -1,6 +1,6 @@
 """How much a study may still do: candidates of the search, candidates that tune the best of them, minutes.
 
-Where both search and tuning are open-ended they take turns: tuning has its first turn when half of the time
+If both search and tuning are open-ended they take turns: tuning has its first turn when half of the time
 for candidates is over, and from then on the next turn is of whichever has lowered the best NE by more per
 second in its latest turns.
 """
@@ -117,7 +117,7 @@ def tuned(candidates: Iterable[TrialRecord]) -> list[TrialRecord]:
 
 def tuning_gains_more(candidates: Sequence[TrialRecord], turn: int) -> bool:
     """Whether the latest turns of tuning, of so many candidates each, have lowered the best NE by more per second
-    than those of the search. Where both have gained as much, most often nothing, it is the turn of the one whose
+    than those of the search. If both have gained as much, most often nothing, it is the turn of the one whose
     last turn is longer ago."""
     gains, best = dict[int, float](), math.inf
     for trial in candidates:
@@ -151,7 +151,7 @@ BASELINE_SHARE = 0.5
 OVERRUN_SHARE = 0.05
 """Share of the minutes by which a candidate may outlast the search's time before it is cut short."""
 LARGEST_SHARE = 0.1
-"""Largest share of the search's time left that one proposal may be expected to take, where it takes more than
+"""Largest share of the search's time left that one proposal may be expected to take, if it takes more than
 `USUAL_TIMES` as long as others: an assumption."""
 USUAL_TIMES = 2.0
 """How many times as long as the middle one of the candidates a proposal may be expected to take whatever is left:
@@ -203,7 +203,7 @@ class Budget:
         self._judged = 0
         self._last_detectable: float | None = None
         self.enough: ExpectedGain | None = state.head.expected_gain
-        """What further candidates are expected to gain, where that has ended the search."""
+        """What further candidates are expected to gain, if that has ended the search."""
 
     @property
     def promotes(self) -> bool:

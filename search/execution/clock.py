@@ -14,7 +14,7 @@ class StudyClock:
 
         Args:
             now: tells the time in seconds from any origin.
-            began: what `now` told as the command began, where that was earlier.
+            began: what `now` told as the command began, if that was earlier.
         """
         self._now = now
         self._began = now() if began is None else began

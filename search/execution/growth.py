@@ -1,6 +1,6 @@
-"""A study widens its space where its best networks sit on an edge of it (docs/decisions/0021-spaces.md).
+"""A study widens its space if its best networks sit on an edge of it (docs/decisions/0021-spaces.md).
 
-Every few candidates it looks at the best by NE and at the front. Where they sit at an end of an ordered axis,
+Every few candidates it looks at the best by NE and at the front. If they sit at an end of an ordered axis,
 the axis goes on by one step, if a candidate beyond the end fits the memory, serving and the budget: the best
 one at that end, moved on. It is the next start point, so that whatever the sampler, the new value is tried
 beside one that differs in nothing else. A step is committed before anything is proposed by it.
@@ -185,7 +185,7 @@ class Growth:
         self._looks = (len(self._completed()) - 1) // EVERY
 
     def look(self) -> None:
-        """Widens one axis where it is time to look and the best sit at an end of it."""
+        """Widens one axis if it is time to look and the best sit at an end of it."""
         if not self._state.head.grows:
             return
         completed = self._completed()

@@ -5,8 +5,8 @@ their own trainings took; before any has, from five networks that take as long a
 are divided:
 
 - What is known beforehand comes off first: scores on validation for averages, scores on test, and the report.
-- Confirmation has at most a quarter of the minutes, for up to five seeds of all winners. Where that is not enough
-  for two, as many winners are confirmed as it is enough for, the best first; where it is not enough for the best
+- Confirmation has at most a quarter of the minutes, for up to five seeds of all winners. If that is not enough
+  for two, as many winners are confirmed as it is enough for, the best first; if it is not enough for the best
   alone, nothing is kept, and the study says what there was no time for. A number of seeds that was asked for has
   half of the minutes at most; what it takes beyond that is done when they are over.
 - Networks that learn from an average have what scoring and training them takes, 15 % of the minutes at most.
@@ -14,8 +14,8 @@ are divided:
   minutes at most; the best alone has what it takes, if it is from the confirmation, which comes after them.
 - Trainings on all rows, after a search on a part of them, have what they take, half of the minutes at most.
 - The search and tuning have the rest, in turns (`search.execution.budget`), and at least half of what is left
-where
-  the baseline's trainings and all that is known beforehand, or was asked for, have come off: where the others
+if
+  the baseline's trainings and all that is known beforehand, or was asked for, have come off: if the others
   would have more of it, networks that learn have theirs first, then winners that are trained once more, then
   the confirmation. Without candidates there is nothing to teach and little to confirm.
 """

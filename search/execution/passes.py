@@ -1,13 +1,13 @@
-"""How many passes over the training rows a study's trainings have, where `training.epochs` is `auto`.
+"""How many passes over the training rows a study's trainings have, if `training.epochs` is `auto`.
 
-Models with id embeddings commonly overfit from the second pass on (arXiv 2209.06053); where ids recur often, more
+Models with id embeddings commonly overfit from the second pass on (arXiv 2209.06053); if ids recur often, more
 passes can be worth more than any architecture. Which log is which only training shows, so the baseline's first
 trials find out: one pass, whose learning rates fall to zero within it, then as many as help, at constant rates. NE
 often rises for a pass or two before it falls below that of the first one (docs/log.md), so these end three passes
-after their best evaluation, and not earlier. Where several help, a further trial has as many as did, over which
-learning rates fall to zero as half a cosine. Where its NE is lowest a pass or more before its end, rare ids are
+after their best evaluation, and not earlier. If several help, a further trial has as many as did, over which
+learning rates fall to zero as half a cosine. If its NE is lowest a pass or more before its end, rare ids are
 learnt by heart from there on, and one with as many passes follows: the lower rates are when that begins, the
-better (docs/log.md). Where NE is no higher than at constant rates, all trainings have falling ones.
+better (docs/log.md). If NE is no higher than at constant rates, all trainings have falling ones.
 
 With many passes embeddings decay, since networks else learn rare ids by heart before they learn what recurring
 ones have in common. Decay by how often an id occurs, beside that of whole tables, is far better on some logs and
@@ -31,7 +31,7 @@ from trials.records.trial_record import CurvePoint, Outcome, TrialRecord
 EPOCHS = "training.epochs"
 """Name under which a point of the baseline has its number of passes."""
 ONE_PASS: Point = {EPOCHS: 1}
-"""The baseline's first trial, where passes are to be found."""
+"""The baseline's first trial, if passes are to be found."""
 MOST_PASSES = 32
 """Largest number of passes that are tried."""
 SHARE_OF_MINUTES = 0.15
@@ -45,7 +45,7 @@ DECAYS: tuple[dict[str, float], ...] = (
     {"table_decay": 0.01},
     {"table_decay": 0.01, "frequency_decay": 0.1},
 )
-"""Decays of embeddings that trials with many passes have in turn, where the training has none of its own; the
+"""Decays of embeddings that trials with many passes have in turn, if the training has none of its own; the
 last has all settings that there are."""
 OF_TABLES = "table_decay"
 """The decay of whole tables, which some techniques exclude (`trials.planner.ladder`)."""
@@ -53,7 +53,7 @@ NEARLY = 0.05
 """Passes by which an evaluation may miss the end of a pass, since it waits for the end of a batch."""
 SLACK = 1.5
 """Passes that candidates may have per pass that the baseline needed at constant rates, since others may learn more
-slowly; where rates fall to zero, all have as many as it needed."""
+slowly; if rates fall to zero, all have as many as it needed."""
 FALLING: dict[str, Any] = {"schedule": "cosine"}
 """Settings of trainings with several passes over which learning rates fall."""
 FEWEST_FALLING = 2
@@ -129,7 +129,7 @@ class Passes:
         self.found = with_falling(self.found, fallen)
 
     def decayed(self, training: TrainingConfig) -> TrainingConfig:
-        """Training settings with the decay of embeddings with which several passes helped, where they did and the
+        """Training settings with the decay of embeddings with which several passes helped, if they did and the
         settings have none."""
         if self.found is None or has_decay(training):
             return training
@@ -185,7 +185,7 @@ def many_passes(training: TrainingConfig, most: int, one_pass: TrialRecord) -> d
     """Settings of a training with as many passes as help, at most so many: a constant rate and a long patience,
     unless `training` says otherwise.
 
-    How many evaluations a pass has where `training` says how far they are apart is known from a training with one
+    How many evaluations a pass has if `training` says how far they are apart is known from a training with one
     pass, which may have ended early.
     """
     per_pass, curve = EVALUATIONS_PER_PASS, one_pass.result.curve
@@ -266,7 +266,7 @@ def _decays(trial: TrialRecord) -> dict[str, float]:
 
 
 def known_passes(study: StudyRecord, reason: str, *, schedule: str) -> FoundPasses | None:
-    """Returns the number of passes that candidates of another study have had, where they had one, and how their
+    """Returns the number of passes that candidates of another study have had, if they had one, and how their
     embeddings decay, for trainings with this schedule of learning rates; for the `reason`."""
     trained = (trial.job.training.get("epochs") for trial in study.candidates)
     numbers = [epochs for epochs in trained if epochs is not None]

@@ -111,7 +111,7 @@ def declared_clusters(
     declared.
 
     This machine (`local`, `this`) is measured, which takes a second or two, and shared: by trials side by side,
-    and where the CPU is the accelerator by all ranks, or those of a host where `hosts_apart`. A rank then has
+    and if the CPU is the accelerator by all ranks, or those of a host if `hosts_apart`. A rank then has
     the speed of its `threads`.
 
     Raises:
@@ -243,7 +243,7 @@ def plan_summary(job_plan: Plan, priced: PricedStrategy | None, ran_out: Collect
 
 
 # Whether anything in a space fits a cluster and the limit on table bytes, and what the nearest candidate lacks
-# where nothing does.
+# if nothing does.
 
 DRAWN = 200
 """Number of drawn candidates of which one must fit: many more than a study tries by training them."""

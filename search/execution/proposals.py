@@ -169,7 +169,7 @@ def _mapping(text: str) -> dict[str, Any]:
 def _words(name: str, value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
         raise UserError(f"{name} is a text, received {value!r}.")
-    # half of a character, where a text was cut inside of one, cannot be stored
+    # half of a character, if a text was cut inside of one, cannot be stored
     return value[:LONGEST].encode("utf-8", "replace").decode("utf-8") if value else None
 
 

@@ -95,10 +95,10 @@ class Retrainings:
         Ctrl-C ends the processes and is raised again.
 
         Args:
-            wanted: jobs to be trained, where that is not done.
+            wanted: jobs to be trained, if that is not done.
             score: the split to score on too, whose logits are kept (`logits`); each look at test is counted.
             weights: whether the weights must still be there, or the job is trained again.
-            has_time_for: is asked before each begins, where there may be too little time for all.
+            has_time_for: is asked before each begins, if there may be too little time for all.
 
         Raises:
             UserError: if a network cannot be scored, or this machine lacks what its strategy needs.
@@ -111,7 +111,7 @@ class Retrainings:
         scored_again: set[str] = set()
 
         def begin() -> Iterator[Training | Scoring]:
-            """Scores a job's network where its weights are there and that is wanted, else trains it."""
+            """Scores a job's network if its weights are there and that is wanted, else trains it."""
             for request in missing:
                 if has_time_for is not None and not has_time_for(request):
                     return

@@ -51,7 +51,7 @@ class LateRun:
 
     @property
     def ended(self) -> bool:
-        """See `AnyRun`; true too where it was given up before it began."""
+        """See `AnyRun`; true too if it was given up before it began."""
         return self._given_up if self._run is None else self._run.ended
 
     @property

@@ -35,7 +35,7 @@ class Scheduler(Generic[A]):
         Args:
             places: the largest number of activities at the same time.
             poll_seconds: seconds between two looks at them.
-            ranks: the largest number of their ranks together, where they differ in them; what needs more than are
+            ranks: the largest number of their ranks together, if they differ in them; what needs more than are
                 free waits for its turn, while others go on and a few more begin.
         """
         self._places, self._poll_seconds, self._ranks = places, poll_seconds, ranks

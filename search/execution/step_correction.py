@@ -226,7 +226,7 @@ def _read_and_fitted(
 
 
 def fitted(steps: Sequence[TimedStep], bandwidth: float) -> Correction:
-    """Returns the correction by these steps where memory has this bandwidth, in bytes/s.
+    """Returns the correction by these steps if memory has this bandwidth, in bytes/s.
 
     Before there are `ENOUGH`, all seconds have one factor, the median's, drawn towards 1. Then a constant and two
     factors are fitted by least squares of relative errors, with a ridge that draws them towards 0 and towards the

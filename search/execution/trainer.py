@@ -32,7 +32,7 @@ from trials.runtime.launcher import POLL_SECONDS, AnyLauncher, wait_for
 # From models to jobs, and from jobs to the records of trials that are about to start.
 
 REFIT_AVERAGE = 4
-"""Largest number of the last evaluations of a refit whose weights' mean is kept, where the training says nothing:
+"""Largest number of the last evaluations of a refit whose weights' mean is kept, if the training says nothing:
 no rows are left that could tell the better ones apart (docs/benchmarks/refit.md). It is half of them at most."""
 MOST_COPIED = 2 * 1024**3
 """Largest number of bytes of weights, in fp32, that a refit copies into host memory for that mean, which no plan
@@ -166,7 +166,7 @@ class Trainer:
     ) -> None:
         """A trainer below `directory`; by default with as many threads as gain, and in the preferred precision.
 
-        `ranks_at_once` is the largest number of ranks of all trials together, where trials differ in them.
+        `ranks_at_once` is the largest number of ranks of all trials together, if trials differ in them.
         """
         self.ranks_at_once = ranks_at_once
         self._launcher = launcher

@@ -110,7 +110,7 @@ def plan(
         model: a configuration file, a bundle, the name of a shipped model, or a model's configuration (a mapping).
         cluster: a name (`dhen-search clusters`), a YAML file, or `"this"`, this machine.
         data: a log that gives the model's inputs.
-        schema: the model's inputs, where neither the file nor a log gives them, such as
+        schema: the model's inputs, if neither the file nor a log gives them, such as
             `{"tables": [{"name": "site", "rows": 1_000_000}], "numeric": 13}`.
         training: training settings, such as `{"batch_size": 65536}`, the examples of a step over all ranks.
         member: which network of a bundle that is an average, 0 or above.
@@ -119,7 +119,7 @@ def plan(
             the log is read: `label="clicked"`, `format="csv"`, `split={"validation": 0.2}` ...
 
     Raises:
-        UserError: for a key, a name or a file that is wrong, or where something needed is missing.
+        UserError: for a key, a name or a file that is wrong, or if something needed is missing.
     """
     # a key that is wrong is said before anything is read; whether servers are wanted, the request says
     for unknown in sorted(set(settings) - {*HELD_KEYS, *LOG_KEYS}):

@@ -38,7 +38,7 @@ def run_study(
         data: files or folders of the log, a prepared log, or `"demo"` for the built-in one; None for the log that
             the study has, or the built-in one.
         out: run directory; by default `runs/NAME`.
-        study: a study file (YAML) whose settings hold where no others are given.
+        study: a study file (YAML) whose settings hold if no others are given.
         settings: settings by name, as `dhen-search run` has them; those with a dot as `"training.epochs"`, or as a
             mapping in the mapping.
         more_settings: settings whose names have no dot, such as `trials=20` or `training={"epochs": 1}`.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MEMORY = "memory"
 """Name of the constraint that a candidate fits: `TrialPlan.memory_excess`, a ratio, feasible at 0 or less."""
 SERVING = "serving"
-"""Name of the constraint `TrialPlan.serving_excess`, where serving or table bytes have limits: samplers add up
+"""Name of the constraint `TrialPlan.serving_excess`, if serving or table bytes have limits: samplers add up
 both excesses."""
 NE_OF_INFEASIBLE = 1.0
 """NE of a candidate that never trained: that of the base rate alone, 1 by definition of NE. Samplers go by the
@@ -143,7 +143,7 @@ class Proposals:
 
     def _running(self, number: int) -> Trial | None:
         """A proposal of an earlier session or of another driver that has not ended as far as Optuna knows; None
-        where it has."""
+        if it has."""
         frozen = self._known(number)
         if frozen.state.is_finished() or number in self._replaced:
             return None
@@ -159,7 +159,7 @@ class Proposals:
         return self._study.get_trials(deepcopy=False)[self._optuna_numbers[number]]
 
     def _replace(self) -> None:
-        """Puts proposals as they stand in the place of what Optuna has of them, where they have ended otherwise:
+        """Puts proposals as they stand in the place of what Optuna has of them, if they have ended otherwise:
         Optuna takes no second end of a trial, so its study is made anew, once for all of them. That takes the
         longer the more trials there are."""
         trials = self._study.get_trials(deepcopy=False)
@@ -223,6 +223,6 @@ def is_proposal(record: TrialRecord) -> bool:
 
 
 def _constraints(record: TrialRecord) -> dict[str, float]:
-    """Excesses of a trial by name of the constraint, where they are known; feasible at 0 or less."""
+    """Excesses of a trial by name of the constraint, if they are known; feasible at 0 or less."""
     excesses = {MEMORY: record.plan.memory_excess, SERVING: record.plan.serving_excess}
     return {name: excess for name, excess in excesses.items() if excess is not None}

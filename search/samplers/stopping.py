@@ -35,13 +35,13 @@ class Stop:
 
 Judge = Callable[[TrialRecord, Sequence[TrialRecord]], Stop | None]
 """A function of a candidate whose curve ends at the milestone, and of all trials of the study; it returns None
-where the candidate goes on."""
+if the candidate goes on."""
 
 
 def first_stop(
     judge: Judge, record: TrialRecord, judged: int, trials: Sequence[TrialRecord]
 ) -> TrialRecord | None:
-    """The record as it ends at the first evaluation after `judged` ones where the rule stops it; else None.
+    """The record as it ends at the first evaluation after `judged` ones if the rule stops it; else None.
 
     Evaluations are judged one by one, and what came after the one that decides is dropped: how many arrive
     at once depends on the moment, and decisions must not.
@@ -93,7 +93,7 @@ def _best(curve: Curve) -> int:
 
 
 def schedule_of(trial: TrialRecord) -> tuple[object, ...]:
-    """Settings of evaluation: evaluations of equal number are comparable where these settings are equal."""
+    """Settings of evaluation: evaluations of equal number are comparable if these settings are equal."""
     keys = ("epochs", "evaluate_every", "schedule", "train_fraction")
     return tuple(trial.job.training.get(key) for key in keys)
 

@@ -1,7 +1,7 @@
 """MLflow's scoring protocol over HTTP: /ping, /health, /version and /invocations, as `mlflow models serve` has
 it.
 
-Requests are read and scored one after another in a thread of their own, so that /ping answers meanwhile. Where
+Requests are read and scored one after another in a thread of their own, so that /ping answers meanwhile. If
 clients must show a token, all but /ping and /health ask for it: those who only watch the server need none.
 What waits for scores is bounded; beyond that /invocations answers 503.
 """
@@ -100,9 +100,9 @@ class LiveModel:
             self.served = served
 
     def _read(self, before: Served | None) -> tuple[State, Served]:
-        """Returns a whole version and the state of its files; `before` where it is the same still.
+        """Returns a whole version and the state of its files; `before` if it is the same still.
 
-        Where files change while they are read they are read again: hashes of one version say nothing of another's.
+        If files change while they are read they are read again: hashes of one version say nothing of another's.
         """
         for _ in range(SETTLE_TRIES):
             state = _state(self._directory)

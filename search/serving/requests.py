@@ -44,7 +44,7 @@ def rows_of(body: bytes, content_type: str, schema: LogSchema) -> pa.RecordBatch
     Raises:
         ContentTypeError: for another form than JSON or CSV in UTF-8.
         UserError: for a body that holds no rows in one of the forms, and for a value that is a list or an object
-            where its column's role has none.
+            if its column's role has none.
     """
     form, *parameters = [part.strip().lower() for part in content_type.split(";")]
     if any(parameter not in ("", "charset=utf-8", 'charset="utf-8"') for parameter in parameters):
@@ -89,7 +89,7 @@ def _json(text: str, schema: LogSchema) -> pa.RecordBatch | None:
 
 
 def _checked(name: str, values: Sequence[Any], schema: LogSchema) -> Sequence[Any]:
-    """Returns a column's values, lists throughout where some are; what its role does not allow is refused."""
+    """Returns a column's values, lists throughout if some are; what its role does not allow is refused."""
     column, kinds, wanted = schema.columns[name], set(map(type, values)), "single value"
     good = [type(value) in SINGLE for value in values] if kinds - SINGLE else []
     if isinstance(column, MultiHotColumn):

@@ -221,7 +221,7 @@ class Workers:
                 self._start()
 
     def end(self) -> None:
-        """Ends all workers: they answer what they have begun to, and are killed where that takes too long."""
+        """Ends all workers: they answer what they have begun to, and are killed if that takes too long."""
         processes = [worker.process for worker in self._workers]
         for process in processes:
             process.terminate()

@@ -88,7 +88,7 @@ class CandidateSource:
     @property
     def _finding_passes(self) -> int:
         """Number of the baseline's first trials that have found the number of passes."""
-        # a candidate has a number of passes among its values where the space has an axis for it
+        # a candidate has a number of passes among its values if the space has an axis for it
         return sum(
             trial.kind is TrialKind.BASELINE and EPOCHS in trial.point
             for trial in self._state.trials.values()

@@ -124,7 +124,7 @@ class Study:
             self._settings.note_written()
 
     def follow(self, changes: Changes) -> None:
-        """Takes in what other drivers have committed, where this driver's parts have to know of it."""
+        """Takes in what other drivers have committed, if this driver's parts have to know of it."""
         parts, state = self._parts, self._state
         if HEAD in changes.facts:
             head = StudyRecord.model_validate(changes.facts[HEAD])
@@ -137,7 +137,7 @@ class Study:
                 self._settings.head = self._settings.head.replace(**changed)
                 state.head = state.head.replace(**changed)
                 state.changes += 1
-                # where the settings say how many passes, the head has none
+                # if the settings say how many passes, the head has none
                 self._passes.found = self._settings.head.passes or self._passes.found
                 self._budget.enough = self._settings.head.expected_gain
         for trial in map(compact, changes.trials):
@@ -164,7 +164,7 @@ class Study:
         """Waits until all others' trials have ended and this driver leads, if it has to; False if another
         driver has led, and is done.
 
-        Returns True without the lead where `more_to_train` says that trials were left by a driver that died.
+        Returns True without the lead if `more_to_train` says that trials were left by a driver that died.
         """
         done = done or (lambda: self._state.finished and self._settings.written)
         sharing = self.sharing
@@ -187,7 +187,7 @@ class Study:
             sharing.sync()
 
     def _find_passes(self) -> None:
-        """Needs nothing; gives the number of passes that trainings have, where the log decides it."""
+        """Needs nothing; gives the number of passes that trainings have, if the log decides it."""
         found = self._passes.found is not None
         if not found and self._wait_to_lead(lambda: False, lambda: self._passes.found is not None):
             self._enter(StageName.PASSES)
@@ -226,7 +226,7 @@ class Study:
         )
 
     def _proposed_trials(self) -> Iterator[AdmittedTrial]:
-        """Candidates; where no more are expected to be worth their time, that is noted before another driver's
+        """Candidates; if no more are expected to be worth their time, that is noted before another driver's
         turn."""
         yield from self._candidates.proposed_trials(lambda: self._runner.fruitless)
         if self._budget.enough is not None and self._settings.head.expected_gain is None:
@@ -234,7 +234,7 @@ class Study:
             self._say(search_ended(self._state.head))
 
     def _tune(self) -> None:
-        """Needs the search's candidates; gives the best architectures with other training settings, where that has
+        """Needs the search's candidates; gives the best architectures with other training settings, if that has
         not taken turns with the search."""
         if self._parts.config.tune_trials:  # a number of candidates, once the search is over
             self._enter(StageName.TUNING, self._state.head.trials_budget)

@@ -51,7 +51,7 @@ class Joined(NamedTuple):
     directory: Path
     """The run directory to work in."""
     elsewhere: str | None
-    """Run directory of the study, where it is not on this machine."""
+    """Run directory of the study, if it is not on this machine."""
 
 
 def for_other_drivers(config: StudyConfig) -> dict[str, Any]:
@@ -71,8 +71,8 @@ def join(
     Args:
         url: the study's database.
         name: the study's name there; None if it is the only one.
-        out: the run directory; by default the study's own, where it is on this machine.
-        data: files of the log, where they have other names here.
+        out: the run directory; by default the study's own, if it is on this machine.
+        data: files of the log, if they have other names here.
         overrides: `key=value` words of what this driver may have of its own.
 
     Raises:
@@ -148,7 +148,7 @@ DEAD = "ZXx"
 def this_process() -> str:
     """This process: the boot of its machine, its namespace of processes, its number, when it began.
 
-    Where the system does not tell, only the number is there, and nobody can look the process up.
+    If the system does not tell, only the number is there, and nobody can look the process up.
     """
     try:
         return " ".join((*_machine(), str(os.getpid()), _stat(os.getpid())[1]))
@@ -259,7 +259,7 @@ class Sharing:
         self._ledger.close()
 
     def say_waits(self, say: Callable[[str], None]) -> None:
-        """Has it said where this driver waits for the database's server."""
+        """Has it said if this driver waits for the database's server."""
         self._ledger.database.say = say
 
     def lose_patience(self) -> None:
@@ -300,7 +300,7 @@ class Sharing:
     @contextlib.contextmanager
     def turn(self) -> Iterator[bool]:
         """This driver's turn, in which it knows all that was committed, and alone decides what is next; False
-        where another has the turn."""
+        if another has the turn."""
         mine = self._leases.claim(TURN)
         try:
             self.sync(at_once=mine)
@@ -355,7 +355,7 @@ class Sharing:
                 self._say(f"trial {trial.number}: its driver died ({name})")
 
     def _refuse_a_second(self) -> None:
-        """Raises UserError where another driver gives a sign; one that does not for long enough is dead."""
+        """Raises UserError if another driver gives a sign; one that does not for long enough is dead."""
         first = {driver.id: driver.beats for driver in self.others}
         while self.others:
             for driver in self.others:

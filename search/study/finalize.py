@@ -214,7 +214,7 @@ class Finals:
     def score_winners(self) -> None:
         """Scores the baseline and the winners on test, after they are chosen; each look is counted.
 
-        An average is the mean of its members' logits, which are scored for it where they are not winners too.
+        An average is the mean of its members' logits, which are scored for it if they are not winners too.
         """
         choice = self._state.record().choice
         chosen = [self._state.trials[winner.trial] for winner in choice.winners] if choice else []
@@ -335,9 +335,9 @@ class Finals:
         )
 
     def confirm_winners(self) -> None:
-        """Says whether winners are better than the baseline, where the study is to say so.
+        """Says whether winners are better than the baseline, if the study is to say so.
 
-        Where that cannot be told it says why, and the study ends all the same: the same command would fail
+        If that cannot be told it says why, and the study ends all the same: the same command would fail
         again, and what was searched for is there.
         """
         least, most = self._config.confirm_seeds
@@ -401,7 +401,7 @@ class Finals:
         return self._budget.has_time_for(seconds + kept)
 
     def _judged_earlier(self, choice: Choice, evidence: Evidence) -> Choice:
-        """The choice by evidence on earlier periods too, where the study is to have it (`origins`)."""
+        """The choice by evidence on earlier periods too, if the study is to have it (`origins`)."""
         origins = origins_of(self._log, self._config.origins)
         if not origins:
             return choice

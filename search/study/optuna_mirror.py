@@ -5,7 +5,7 @@ networks that learnt from one, trainings on all rows, proposals outside the spac
 study: as trials without parameters they would leave Optuna's charts no parameter that all trials have.
 
 Optuna takes nothing back of a trial that has ended. So each sync adds what is new, moves on what runs, and
-only where the record contradicts what stands there (a trial was trained again, a choice has more values) the
+only if the record contradicts what stands there (a trial was trained again, a choice has more values) the
 study is made anew. The ledger stays the truth: nothing is ever read from here
 (docs/decisions/0033-optuna-mirror.md).
 """

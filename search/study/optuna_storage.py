@@ -148,7 +148,7 @@ def _journal(path: Path) -> BaseStorage:
 #
 # What the samplers are given (`spaces/axes.py`) counts places in a list, so that a list may grow within one
 # Optuna study; nobody could read that in a chart. Here a choice of numbers is a range between its ends, which
-# may grow too. All other choices are categorical; where one of them grows, the mirror is made anew
+# may grow too. All other choices are categorical; if one of them grows, the mirror is made anew
 # (docs/decisions/0033-optuna-mirror.md).
 
 

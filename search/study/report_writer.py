@@ -48,7 +48,7 @@ class ReportWriter:
         self._trouble = ""
 
     def __call__(self, study: StudyState) -> None:
-        """Begins to write where something is new, the pause is over, and the end (`finish`) is not there yet.
+        """Begins to write if something is new, the pause is over, and the end (`finish`) is not there yet.
 
         Raises:
             OSError: when the report could not be written the last time.

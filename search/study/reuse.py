@@ -1,16 +1,16 @@
 """What earlier studies of the same log have learned, in the terms of this one: `warm_start=runs/a`.
 
-A candidate is reused where its network and the training settings that the space decides are a point of this
-study's space, and where all else that its training goes by is equal: then its NE is one that this study could
+A candidate is reused if its network and the training settings that the space decides are a point of this
+study's space, and if all else that its training goes by is equal: then its NE is one that this study could
 have measured (with another seed, perhaps). The rest is left with a reason. Reused candidates are told to the
 sampler before its first proposal. They are no trials of this study: their numbers are below 0, and they count
 neither in its budget nor on its front. What was read is noted with the study when it begins
 (`search.study.settings`), so that a resumed one goes by the same, whatever has become of the earlier ones.
 
 The front of those that are reused is proposed again, right after the space's own start points and the lowest
-NE first, so that it is on this study's front too: where the very same job was done there (seed included), its
+NE first, so that it is on this study's front too: if the very same job was done there (seed included), its
 result and weights are taken over and nothing is trained; of the others a few are trained here. What the
-sampler proposes later is treated alike: an equal job is taken over, any other is trained, also where the
+sampler proposes later is treated alike: an equal job is taken over, any other is trained, also if the
 earlier study knows the network from another seed.
 """
 
@@ -348,7 +348,7 @@ class KeptWeights:
         self._with_weights = set(state.trials)
 
     def has(self, network: TrialRecord) -> bool:
-        """Whether a network's weights are here; fetched now, where another study has them."""
+        """Whether a network's weights are here; fetched now, if another study has them."""
         file = self.file(network)
         if file.exists() or network.kind is TrialKind.RETRAINING:
             return file.exists()
@@ -369,7 +369,7 @@ class KeptWeights:
         return logits.exists() and logits.stat().st_mtime_ns >= weights.stat().st_mtime_ns
 
     def keep(self, trial: TrialRecord) -> None:
-        """Takes in a trial that has ended: fetches its weights, where it may be exported and another study
+        """Takes in a trial that has ended: fetches its weights, if it may be exported and another study
         has them."""
         if trial.origin.reused_from_study is not None and trial in self._state.selection.kept:
             self.has(trial)  # now, before that study drops them or is deleted

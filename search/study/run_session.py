@@ -74,7 +74,7 @@ def run_session(
         out: the run directory.
         launcher: starts processes.
         clock: runs since the command began; by default since now.
-        console: where it is said what goes on; by default standard output, or stderr where `quiet`.
+        console: where it is said what goes on; by default standard output, or stderr if `quiet`.
         quiet: whether stdout is left alone: the findings are the caller's.
         average_seeds: trainings of the best network that may be members of averages, each from its own seed.
 
@@ -98,7 +98,7 @@ def run_session(
             directory = out or Path("runs") / file.stem
         else:
             directory = out or Path("runs") / (log_name(data) if data else DEMO)
-        # the run directory's own settings are meant where no log is named, and it has settings
+        # the run directory's own settings are meant if no log is named, and it has settings
         own = directory / STUDY_FILE
         base = file or (own if not data and own.exists() else None)
     config = read_study_config(base, overrides, data=data or None)

@@ -34,7 +34,7 @@ from trials.store.ledger import Ledger, Setting, StoredStudy
 BUDGET = "budget"
 """Key of the facts under which the study's budget is noted."""
 LARGER_SHAPES = "larger_shapes"
-"""Key of the facts under which the cluster is noted in its other shapes, where trials may have several."""
+"""Key of the facts under which the cluster is noted in its other shapes, if trials may have several."""
 KEEP_TIME_SECONDS = 30.0
 """Longest time of a driver that is killed that may be lost."""
 
@@ -61,7 +61,7 @@ class StudySettings:
             directory: the run directory.
             log: log that the study searches on.
             space: space that it searches.
-            shares: what trials have of a machine, where the cluster is this one or like it.
+            shares: what trials have of a machine, if the cluster is this one or like it.
             joins: whether another driver has begun the study, or goes on with it.
 
         Raises:
@@ -117,7 +117,7 @@ class StudySettings:
         self.state: StudyState
         """The study's state, once it is opened; its head has what is noted here."""
         self.had_finished = False
-        """Says whether the study came to its end with this very budget: minutes left over then stay so, also where
+        """Says whether the study came to its end with this very budget: minutes left over then stay so, also if
         a later session of it was broken off."""
         budget = [config.most_trials, config.tune, config.minutes, config.knows_when_to_stop, config.worth]
         if earlier is not None:

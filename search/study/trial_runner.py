@@ -40,7 +40,7 @@ class Decisions:
         tells them once more, and more is known by then. Of one whose driver was killed that is not known."""
 
     def stopped(self, record: TrialRecord, before: TrialRecord) -> TrialRecord | None:
-        """How a training trial ends where the stopping rule gives it up at an evaluation that is new; else None.
+        """How a training trial ends if the stopping rule gives it up at an evaluation that is new; else None.
 
         `before` is the trial as it was at the last look.
         """
@@ -113,7 +113,7 @@ class TrialRunner:
         """Trains the trials that come up while the study searches, shared with its other drivers.
 
         Args:
-            upcoming: makes the trials as of now; where the study is shared it is asked at each turn, for the first
+            upcoming: makes the trials as of now; if the study is shared it is asked at each turn, for the first
                 of them.
             decisions: the sampler and the stopping rule.
             awaited: says which of the trials that other drivers run have to end before this returns.
@@ -149,7 +149,7 @@ class TrialRunner:
         self._state.note(record)
 
     def break_off(self, *, resumable: bool) -> None:
-        """Notes an interruption, whose processes are gone, in the ledger, where that can be relied on."""
+        """Notes an interruption, whose processes are gone, in the ledger, if that can be relied on."""
         if self.sharing is not None:
             self.sharing.lose_patience()
         if resumable:
@@ -193,7 +193,7 @@ class TrialRunner:
         record = activity.record
         self._state.progress.pop(record.number, None)
         if record.number in self._cut:
-            # its checkpoint stays, from which it goes on where the study gets more minutes; what waits for its
+            # its checkpoint stays, from which it goes on if the study gets more minutes; what waits for its
             # result is cut short too
             self._cut.discard(record.number)
             self._training.discard(record.job.fingerprint)
@@ -273,7 +273,7 @@ class TrialRunner:
         )
 
     def _place(self, record: TrialRecord, job: Job | None) -> Training | None:
-        """Begins a new job; an equal job's result is shared, and waited for where that job still trains."""
+        """Begins a new job; an equal job's result is shared, and waited for if that job still trains."""
         trained = self._known.get(record.job.fingerprint)
         # other studies' results do not count once selection is frozen, nor for what is trained for its weights
         searches = self._decisions is not None and not record.attempts
@@ -307,7 +307,7 @@ class TrialRunner:
         return self._trainer.start(record, job, seconds=seconds)
 
     def _begin_waiting(self, fingerprint: str) -> Iterator[Training]:
-        """Places the trials that have waited for this job; where one of them trains it now, the others wait on."""
+        """Places the trials that have waited for this job; if one of them trains it now, the others wait on."""
         for waiting in [pair for pair in self._waiting if pair[0].job.fingerprint == fingerprint]:
             if fingerprint not in self._training:
                 # before the trial ends: what waits at an interruption is noted as cut short

@@ -1,7 +1,7 @@
 """The baseline that NE is relative to, with a small tuning budget of its own.
 
 The first trial is the configuration as given; further ones vary learning rates, regularisation and, for a
-shipped AdvancedDLRM, the embedding dimension and how buckets of numbers enter, drawn at random. Where there
+shipped AdvancedDLRM, the embedding dimension and how buckets of numbers enter, drawn at random. If there
 are buckets, the second has them apart and is otherwise as given: what candidates may have for one axis, the
 baseline may have too. The best on validation is the baseline.
 """
@@ -197,7 +197,7 @@ def is_tunable(space: Space) -> bool:
 
 
 def check_tunable(space: Space) -> None:
-    """Raises UserError where the space leaves nothing to tune."""
+    """Raises UserError if the space leaves nothing to tune."""
     if is_tunable(space):
         return
     raise UserError(

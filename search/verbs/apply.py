@@ -30,7 +30,7 @@ Examples:
 def command(bundle: Path, increments: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     """Bring increments into a bundle, in the order given; --out writes the newest version as a whole bundle.
 
-    An increment is refused where it does not follow the bundle's version. Who reads the bundle meanwhile finds
+    An increment is refused if it does not follow the bundle's version. Who reads the bundle meanwhile finds
     the version before or the one after.
     """
     opened = read_bundle(bundle)

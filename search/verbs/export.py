@@ -57,7 +57,7 @@ def command(
 ) -> None:
     """Write a bundle: configuration, weights, encoding, cost, metrics, environment, checksums.
 
-    Says whether it is better than the baseline, where `dhen-search confirm` has compared them. A BUNDLE that is
+    Says whether it is better than the baseline, if `dhen-search confirm` has compared them. A BUNDLE that is
     there already is written in another form.
     """
     source = is_bundle(directory)

@@ -1,6 +1,6 @@
-"""What verbs print with `--json`, where it is no value of its own elsewhere; docs/formats.md has all shapes.
+"""What verbs print with `--json`, if it is no value of its own elsewhere; docs/formats.md has all shapes.
 
-Each verb that reports has `OUTPUT`, the class of what it prints (a list where it prints several). Stdout then
+Each verb that reports has `OUTPUT`, the class of what it prints (a list if it prints several). Stdout then
 holds that alone, and messages go to stderr.
 """
 
@@ -114,11 +114,11 @@ class ExportedBundle(Value):
     """NE on validation at the end of training; what tables of 8 bits come to, `int8_tables` says."""
     flops: float
     comparison: Comparison | None
-    """How it compares with the baseline, where it was confirmed."""
+    """How it compares with the baseline, if it was confirmed."""
     forward: ForwardTime | None
     """Its measured forward pass; None if this device cannot hold it."""
     int8_tables: Int8Cost | None
-    """What tables of 8 bits cost and save, where it has them."""
+    """What tables of 8 bits cost and save, if it has them."""
 
 
 class RegisteredModel(Value):
@@ -176,7 +176,7 @@ class TrainedBundle(Value):
     epochs: int
     """Passes at most of the training that was kept."""
     trainings: int
-    """Number of trainings of which it was the best: several where passes are left open."""
+    """Number of trainings of which it was the best: several if passes are left open."""
     seed: int
     refit: bool
     """Whether it was trained once more then, on the rows of training and validation together."""
@@ -221,7 +221,7 @@ class AppliedBundle(Value):
     bundle: str
     version: int
     whole: str | None
-    """Path of the bundle that has them in its weights, where `--out` was given."""
+    """Path of the bundle that has them in its weights, if `--out` was given."""
 
 
 class ScoredRows(Value):
@@ -270,7 +270,7 @@ class SpaceFacts(Value):
     name: str
     size: SpaceSizes
     space: dict[str, Any] | None = Field(default=None, exclude_if=lambda space: space is None)
-    """The space as its file has it, where NAME was given."""
+    """The space as its file has it, if NAME was given."""
 
 
 class BlockSetting(Value):

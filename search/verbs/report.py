@@ -43,7 +43,7 @@ COMPARISON = "comparison.html"
 def command(directory: Path, out: Path | None, other: Path | None, opens: bool, as_json: bool) -> None:
     """Write the report of the study in DIRECTORY: one HTML file that opens anywhere, offline.
 
-    Where MLflow is behind, it is brought up to date, too: the study's tracking server (tracking=), or the store in
+    If MLflow is behind, it is brought up to date, too: the study's tracking server (tracking=), or the store in
     DIRECTORY.
     """
     record = read_study(directory, or_empty=True)

@@ -96,7 +96,7 @@ def command(
         record = read_study(what)
         trial = picked(record, how or PICK)
         column_slices = slices(record, trial.number, study_log(what), column, most=top, block_by=block_by)
-        # for the report; where the ledger cannot be written they are only shown
+        # for the report; if the ledger cannot be written they are only shown
         config = written_config(what)
         try:
             url, name = database_url(what, config.storage), study_name(what, config.name)

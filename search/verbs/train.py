@@ -197,8 +197,8 @@ class _Trained(NamedTuple):
 
 
 def _next(training: TrainingConfig, trained: Sequence[_Trained], tried: int) -> TrainingConfig | None:
-    """The settings of the next training; None after the last. Where passes are left open there are several, and
-    the best one is kept: one pass, as many as help, with each way for embeddings to decay, and, where all of these
+    """The settings of the next training; None after the last. If passes are left open there are several, and
+    the best one is kept: one pass, as many as help, with each way for embeddings to decay, and, if all of these
     completed, as many over which learning rates fall."""
     if training.epochs != "auto":
         return None if tried else training
@@ -235,7 +235,7 @@ def _train(
     """Trains a job in a folder, unless an earlier command has."""
     trainer, record = Trainer(launcher, log, folder), new_record(0, TrialKind.CANDIDATE, {}, job)
     if any(getattr(config, key) != StudyConfig.model_fields[key].default for key in EXECUTED_KEYS):
-        # planned where ranks or their memory are declared
+        # planned if ranks or their memory are declared
         clusters = declared_clusters(LOCAL, config.shapes, config.hbm)
         executed = execution(config, *clusters)
         record = executed.corrected(planned(record, job, clusters, plan_options(config)))

@@ -134,7 +134,7 @@ def _place(directory: Path | None, study: str | None, name: str | None) -> Path 
 
 
 def _show_addresses(host: str, port: int, token: str | None, mlflow: MlflowPages, opens: bool | None) -> None:
-    """Prints the addresses, and opens a browser at the first where it is wanted."""
+    """Prints the addresses, and opens a browser at the first if it is wanted."""
     address, query = shown_address(host, port), f"?token={quote(token)}" if token else ""
     if host not in LOCAL:
         click.echo(

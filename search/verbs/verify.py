@@ -124,7 +124,7 @@ def _is_own_log(bundle: Bundle, log: PreparedLog) -> bool:
 
 
 def _evaluate(bundle: Bundle, log: PreparedLog, say: Callable[[str], None]) -> dict[str, VerifiedSplit]:
-    """Says metrics on the log, compared where it is the log of the bundle, and returns them by split; of tables of
+    """Says metrics on the log, compared if it is the log of the bundle, and returns them by split; of tables of
     8 bits on the split that they were measured on."""
     info, same, int8 = bundle.info, _is_own_log(bundle, log), bundle.info.int8_tables
     own, other = "the one it was trained on", "another one"

@@ -42,7 +42,7 @@ def command(
     """Be the second driver, or a further one, of a study that `dhen-search run storage=URL` has begun.
 
     Drivers share the study's proposals and see each other's results. Any of them may end or be killed: its
-    candidates go on at another one, from their checkpoints where the run directory is shared. The driver that has
+    candidates go on at another one, from their checkpoints if the run directory is shared. The driver that has
     the lead at the end confirms the winners and writes report and MLflow; should it die, another does.
 
     Keys that a further driver may have of its own: parallel, threads, ledger, tracking, optuna.

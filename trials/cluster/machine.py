@@ -15,13 +15,13 @@ import torch
 
 Precision = Literal["fp32", "bf16"]
 BF16_GAIN = 1.3
-"""bf16 is chosen where its matmul is at least this many times faster: below, casts eat the gain."""
+"""bf16 is chosen if its matmul is at least this many times faster: below, casts eat the gain."""
 THREADS_GAIN = 1.1
-"""More threads are taken where a step is at least this many times faster."""
+"""More threads are taken if a step is at least this many times faster."""
 MEASUREMENTS, PAUSE_SECONDS = 5, 0.05
 """Number of measurements of the matmul peak, and seconds between two of them."""
 PRODUCT_SIZE = 1024
-"""Rows and columns of the matrices multiplied, where no other size is wanted."""
+"""Rows and columns of the matrices multiplied, if no other size is wanted."""
 SMALLEST_PRODUCT, LONGEST_PRODUCT_SECONDS = 128, 0.25
 """A measurement begins with products of this size. It doubles the size while a product of that is expected to take
 less than so many seconds."""
@@ -119,7 +119,7 @@ def preferred_precision() -> Precision:
 def fastest_threads(limit: int) -> int:
     """Returns which of 1, 2, 4 ... and `limit` threads train a small model fastest; measured, a second at most.
 
-    More threads are taken only where they gain a tenth. Beside an accelerator, where threads do other work, it is
+    More threads are taken only if they gain a tenth. Beside an accelerator, where threads do other work, it is
     the limit.
     """
     if limit == 1 or device().type != "cpu":

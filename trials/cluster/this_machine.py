@@ -29,7 +29,7 @@ NVLink."""
 
 
 def host_memory_bytes() -> int:
-    """Returns the host's memory, or the container's limit where that is lower."""
+    """Returns the host's memory, or the container's limit if that is lower."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = CONTAINER_LIMIT.read_text().strip() if CONTAINER_LIMIT.is_file() else "max"
     return min(total, int(limit)) if limit.isdigit() else total
@@ -137,7 +137,7 @@ def _copy_bytes_per_second(source: str, target: str) -> float:
 
 
 def shared(machine: Cluster, owners: int, threads: int | None = None) -> Cluster:
-    """Returns the cluster of one trial, where so many ranks or trials, each with so many threads, share the
+    """Returns the cluster of one trial, if so many ranks or trials, each with so many threads, share the
     machine.
 
     Args:

@@ -3,7 +3,7 @@
 Ids: 0 is a missing value, 1 one that is out of vocabulary, 2 and above the vocabulary by frequency (or
 the hash buckets, the hour or the week day, the quantiles of a number). Values of growing tables have no ids
 but keys, 64-bit hashes, 0 if missing. Numbers: standardised, 0 if missing, with a 0/1 input
-`<column>__missing` besides where training rows had missing values. An exported model carries its encoding.
+`<column>__missing` besides if training rows had missing values. An exported model carries its encoding.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class EncodedRows:
         return self._each(lambda array: np.take(array, rows, axis=0), bags)
 
     def slice(self, first: int, last: int) -> EncodedRows:
-        """Returns examples first to last - 1 (views where possible)."""
+        """Returns examples first to last - 1 (views if possible)."""
         bags = tuple(bags.slice(first, last) for bags in self.bags)
         return self._each(lambda array: array[first:last], bags)
 
@@ -154,7 +154,7 @@ class NumericScale(Value):
     """Buckets of the column's table; None if it has none."""
 
     def apply(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
-        """Returns standardised values (N), 0 where missing."""
+        """Returns standardised values (N), 0 if missing."""
         z = (self.transformed(values) - self.mean) / self.std
         return np.clip(np.nan_to_num(z, nan=0.0), -CLIP, CLIP).astype(np.float32)
 
@@ -193,7 +193,7 @@ class Encoding:
     vocabularies: Mapping[str, Vocabulary]
     """Vocabularies by column, of tables that are not hashed."""
     scales: Mapping[str, NumericScale]
-    """Scales by numeric column; with buckets where the schema has them."""
+    """Scales by numeric column; with buckets if the schema has them."""
     mean_ids: Mapping[str, float]
     """Mean number of ids per example, by multi-hot column."""
     repeats: Mapping[str, tuple[float, ...]]
@@ -327,7 +327,7 @@ class Encoding:
         return Bags(ids=ids, offsets=offsets - offsets[0])
 
     def _keys(self, name: str, column: pa.DictionaryArray) -> NDArray[np.int64]:
-        """Returns 64-bit hashes of values (N); where they are missing 0, or the key that has a row for them."""
+        """Returns 64-bit hashes of values (N); if they are missing 0, or the key that has a row for them."""
         growing = self.schema.growing(name)
         assert growing is not None
         missing = np.int64(MISSING_KEY if growing.missing == "own" else 0)

@@ -85,7 +85,7 @@ class Batch:
     """Newest time stamp of the global batch, milliseconds since 1970, the same on all ranks; None if nobody
     asked for it, or no row of it has one."""
     of_step: int | None = None
-    """Number of examples of the step over all ranks, where it may differ from step to step; None: the training's
+    """Number of examples of the step over all ranks, if it may differ from step to step; None: the training's
     batch size."""
 
     @property
@@ -162,7 +162,7 @@ def train_batches(
         start_batch: number of batches to leave out at the start, to go on where a training was interrupted.
         rank: which part of each global batch to yield.
         ranks: number of parts (equal up to one row, `rank_slice`) that a global batch is divided into.
-        counts: how often ids occur, where batches are to say so.
+        counts: how often ids occur, if batches are to say so.
         timed: whether batches are to say their newest time stamp, which the split must have.
     """
     used = split.rows if last_rows is None else last_rows
@@ -228,7 +228,7 @@ def eval_batches(
 ) -> Iterator[Batch]:
     """Yields all rows of a split in their order, so many at a time; of several ranks, each those of its own part.
 
-    With `passes` there are as many batches: the last ones have fewer rows where there would be fewer batches.
+    With `passes` there are as many batches: the last ones have fewer rows if there would be fewer batches.
     """
     mine = rank_slice(split.rows, rank, ranks)
     passes = -(-(mine.stop - mine.start) // batch_size) if passes is None else passes
@@ -245,7 +245,7 @@ def even_batches(
     """Yields all rows of a split in their order, in as few steps of at most `most` rows as hold them, of equal
     sizes up to one row; of several ranks, each yields its part of each step.
 
-    Where `timed`, each batch says its step's newest time stamp.
+    If `timed`, each batch says its step's newest time stamp.
     """
     steps = -(-split.rows // most)
     for number in range(steps):

@@ -110,7 +110,7 @@ MIN_COUNT = 2
 
 
 def _fixed_or_growing(column: Any) -> Any:
-    """Checks that nothing is said of fixed rows where a table grows."""
+    """Checks that nothing is said of fixed rows if a table grows."""
     if column.table.growing is None:
         return column
     if column.hash_buckets not in ("auto", None):
@@ -139,7 +139,7 @@ class CategoricalColumn(WrittenColumn):
     4,194,304 rows."""
     table: TableKind = omitted(FIXED)
     """Kind of the table, such as `{growing: {capacity: 1000000, admit_after: 2, evict: lfu, ttl: null}}`; fixed
-    rows where left out."""
+    rows if left out."""
 
     _check = model_validator(mode="after")(_fixed_or_growing)
 
@@ -208,7 +208,7 @@ class TimestampColumn(WrittenColumn):
     time: str | None = omitted(None)
     """Column of the time of day, if this one holds the date alone."""
     derive: tuple[Cycle, ...] = CYCLES
-    """Categorical tables made from it; a table is left out where the training rows do not span its cycle."""
+    """Categorical tables made from it; a table is left out if the training rows do not span its cycle."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

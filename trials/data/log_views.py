@@ -164,7 +164,7 @@ def origins_of(log: PreparedLog, count: int) -> list[int]:
 
 
 def check_origins(log: PreparedLog, count: int) -> None:
-    """Raises UserError where so many periods before validation cannot be judged on the log."""
+    """Raises UserError if so many periods before validation cannot be judged on the log."""
     if not log.manifest.chronological:
         raise UserError(
             f"origins={count} judges on earlier periods, and this log's rows have no time stamps, or are not in "

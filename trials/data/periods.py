@@ -37,7 +37,7 @@ class Period(NamedTuple):
     """Time stamp of its last row."""
     rows: Split
     ne_floor: float | None
-    """Lowest NE that any model can reach, where the log is generated and says so."""
+    """Lowest NE that any model can reach, if the log is generated and says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class Periods:
     def of(
         cls, log: PreparedLog, text: str, splits: Sequence[str] = SPLITS, *, unstamped: bool = False
     ) -> Periods:
-        """Cuts the rows of some splits of a log; rows without a time stamp are left out, or, where `unstamped`,
+        """Cuts the rows of some splits of a log; rows without a time stamp are left out, or, if `unstamped`,
         are a period before all others.
 
         Raises:
-            UserError: as `parse_length`; for a time where the log has no time stamps, or no row with one.
+            UserError: as `parse_length`; for a time if the log has no time stamps, or no row with one.
         """
         milliseconds, row_count = parse_length(text)
         parts = tuple(log.split(name) for name in splits)

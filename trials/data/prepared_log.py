@@ -5,9 +5,9 @@ DIR/schema.yaml                    as it was given or inferred, to edit and prep
 DIR/encoding/                      what was fitted (`Encoding.load`)
 DIR/train|validation|test/
     labels.npy       float32 [N]      categorical.npy  int32 [N, T]     numeric.npy  float32 [N, K]
-    share.npy        float32 [N, number of columns with buckets], where the log has any
-    keys.npy         int64 [N, number of growing categorical tables], where the log has any
-    bag0_ids.npy     int32 [nnz], int64 where the table is growing
+    share.npy        float32 [N, number of columns with buckets], if the log has any
+    keys.npy         int64 [N, number of growing categorical tables], if the log has any
+    bag0_ids.npy     int32 [nnz], int64 if the table is growing
                      bag0_offsets.npy int64 [N + 1]    and so on for each multi-hot table
     weight.npy       float32 [N]      oracle.npy       float64 [N]      timestamp.npy    int64 [N]
     pair.npy         bool [N]                                           the last four if the log has them
@@ -81,7 +81,7 @@ class Split:
     oracle: NDArray[np.float64] | None
     """The true probabilities (N) of a generated log."""
     timestamp: NDArray[np.int64] | None
-    """Time stamps (N), milliseconds since 1970, the lowest int64 where missing."""
+    """Time stamps (N), milliseconds since 1970, the lowest int64 if missing."""
     base_rate: float
     """Fraction of positives (weighted, corrected for negative sampling)."""
     chronological: bool

@@ -68,7 +68,7 @@ class GivenGrowing(Value):
     admit_after: int = Field(default=2, ge=1, le=255)
     """Number of occurrences of an id from which on it has a row of its own, as in the schema."""
     evict: Literal["lfu", "lru"] = "lfu"
-    """Ids that give way where a table is full, as in the schema."""
+    """Ids that give way if a table is full, as in the schema."""
     ttl: Ttl | None = None
     """Time without an occurrence after which an id gives its row back, as in the schema: `3d`, `6h` or `30m` by
     the log's time stamps, which needs `training.order=log`, or a number of training steps; null: never."""

@@ -31,7 +31,7 @@ class _File(NamedTuple):
 
     path: str
     name: str
-    """Its path below the folder that was named; its own name where it was named itself."""
+    """Its path below the folder that was named; its own name if it was named itself."""
     bytes: int | None
     signs: tuple[str, ...]
 
@@ -56,7 +56,7 @@ def local_copy(url: str, progress: Callable[[str, int, int | None], None] | None
 
     Raises:
         UserError: for a URL with a password, of a kind that is not known or whose package is missing, for what is
-            not there or cannot be read, and where the disk is full.
+            not there or cannot be read, and if the disk is full.
     """
     import fsspec
 

@@ -27,7 +27,7 @@ _SECOND_BASE, _PRIME = np.uint64(0x5851F42D), np.uint64(2**31 - 1)
 
 Hashes = NDArray[np.uint64]
 MISSING_KEY = -0x2B1D5E6C3F9A4871
-"""The key that stands for a missing value where it has a row of its own: a number of no meaning, which a value's
+"""The key that stands for a missing value if it has a row of its own: a number of no meaning, which a value's
 hash is as seldom as it is another value's."""
 
 
@@ -145,7 +145,7 @@ class Vocabulary:
         return str(self.values[index]) if self.values is not None else f"hash {self.hashes[index]:016x}"
 
     def checksum(self) -> list[str]:
-        """Returns texts that differ where a value has another id, or only hashes are known."""
+        """Returns texts that differ if a value has another id, or only hashes are known."""
         ids = np.arange(FIRST_ID, FIRST_ID + len(self), dtype=np.uint64)
         kind = ["hashes"] if self.values is None else []
         return [*kind, str(len(self)), str((self.hashes * ids).sum())]
@@ -181,7 +181,7 @@ class Buckets(Value):
         return len(self.begins) + 1
 
     def ids(self, values: NDArray[np.float64]) -> NDArray[np.int32]:
-        """Returns the id of each value's bucket (N), that of a missing value where it is NaN."""
+        """Returns the id of each value's bucket (N), that of a missing value if it is NaN."""
         positions = np.searchsorted(self.begins, values, side="right")
         return np.where(np.isnan(values), MISSING_ID, positions + FIRST_ID).astype(np.int32)
 
@@ -190,7 +190,7 @@ class Buckets(Value):
     ) -> Shares:
         """Returns how far each value (N) is from the even towards the odd one of the two beginnings around it.
 
-        The beginning of bucket i is even where i is. Values of the first and of the last bucket, which have one
+        The beginning of bucket i is even if i is. Values of the first and of the last bucket, which have one
         end each, count as lying on its beginning, and missing ones as lying on an even one.
 
         Args:
@@ -222,7 +222,7 @@ def quantile_buckets(values: NDArray[np.float64], most: int) -> Buckets:
 
     Args:
         values: the training rows' (a sample of them does).
-        most: number of buckets there may be; there are fewer where values are equal.
+        most: number of buckets there may be; there are fewer if values are equal.
     """
     distinct, counts = np.unique(values, return_counts=True)
     ends = np.cumsum(counts)

@@ -200,7 +200,7 @@ def dense_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def embedding_tables(model: nn.Module) -> list[EmbeddingTables]:
-    """Returns the model's tables (one module where a log has any)."""
+    """Returns the model's tables (one module if a log has any)."""
     return [module for module in model.modules() if isinstance(module, EmbeddingTables)]
 
 
@@ -302,12 +302,12 @@ class MasterWeights:
 
 # Clipping of the dense part's gradients by their global norm (arXiv 1211.5063, algorithm 1).
 #
-# The norm is the Euclidean one of the gradients of all dense weights together, as of one vector; where it is
+# The norm is the Euclidean one of the gradients of all dense weights together, as of one vector; if it is
 # larger than `training.clip_norm`, all of them are multiplied by `clip_norm` / norm. Gradients are those of the
-# whole batch: averaged over ranks, all micro-batches added up. Where ranks hold parts of them, the parts'
+# whole batch: averaged over ranks, all micro-batches added up. If ranks hold parts of them, the parts'
 # squared norms are added up over the ranks, one number each.
 #
-# Where ranks no longer average their gradients (one-bit Adam's second stage), the norm is the root mean square
+# If ranks no longer average their gradients (one-bit Adam's second stage), the norm is the root mean square
 # of the norms of the ranks' own gradients, which is at least that of the average: all ranks clip by the same
 # factor, so that the average keeps its direction.
 #
@@ -356,7 +356,7 @@ class Clip:
     @torch.no_grad()
     def __call__(self, gradients: Iterable[Tensor | None]) -> None:
         """Clips in place what this rank has of the whole batch's gradients, None if a weight has none; a
-        collective where ranks hold parts."""
+        collective if ranks hold parts."""
         if self._largest_norm is None:  # before anything is read, which may still be on its way to the host
             return
         mine = [gradient for gradient in gradients if gradient is not None]
@@ -371,7 +371,7 @@ class Clip:
             squares = squares.to(device())  # offloaded parts are on the host, where NCCL does not send
             dist.all_reduce(squares, group=self._group)
             squares /= self._copies
-        # multiplied by 1 where the norm is small enough: nobody waits for an accelerator to know it
+        # multiplied by 1 if the norm is small enough: nobody waits for an accelerator to know it
         factor = (self._largest_norm / (squares.sqrt() + SMALLEST_NORM)).clamp_(max=1.0)
         for gradient in mine:
             gradient.mul_(factor.to(gradient.device))

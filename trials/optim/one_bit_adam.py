@@ -2,7 +2,7 @@
 number.
 
 First stage: AdamW of gradients averaged over ranks, until the variance is steady. Every so many (`lag_of`)
-steps the L1 norm of the variance, corrected for its start at zero, is held against the one a lag before; where
+steps the L1 norm of the variance, corrected for its start at zero, is held against the one a lag before; if
 the smaller is at least `VARIANCE_RATIO` of the larger, the stage ends. The paper's rule has the same ratio of
 norms as they are, over a lag of 1 / (1 - beta2) steps: uncorrected norms grow from zero, and would not be
 steady before some 4,000 steps, more than most trainings here have.
@@ -416,9 +416,9 @@ class LowRank(NamedTuple):
 
     compressed: bool
     p: int
-    """Numbers of P (n x r); 0 where it is sent as it is."""
+    """Numbers of P (n x r); 0 if it is sent as it is."""
     q: int
-    """Numbers of Q (m x r); 0 where it is sent as it is."""
+    """Numbers of Q (m x r); 0 if it is sent as it is."""
     sent: int
 
     @classmethod

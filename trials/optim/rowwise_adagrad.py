@@ -52,7 +52,7 @@ class StochasticRounding:
     def write(
         self, table_RD: Tensor, rows_N: Tensor, values_ND: Tensor, number_N: Tensor | None = None
     ) -> None:
-        """Puts values into rows; where a row comes several times, it must be with the same values.
+        """Puts values into rows; if a row comes several times, it must be with the same values.
 
         Random bits follow from the rows' numbers; `number_N` are others to take, for rows of a cache.
         """

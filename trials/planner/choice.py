@@ -65,9 +65,9 @@ def compute_bounds(step: Step, segments: Sequence[Segment], tensor: int) -> tupl
 
 # The strategies with servers on the ladder: how many servers, and on which level they have the tables.
 #
-# Memory comes before the SSD: where all hosts together have room, servers have rows in memory, as few as have
+# Memory comes before the SSD: if all hosts together have room, servers have rows in memory, as few as have
 # room and a step of plain dp is at most `WORTH` longer than with one server per host. Both levels are on the
-# ladder; a choice takes memory where it fits, as its steps are shorter. On an SSD, whose size no cluster says,
+# ladder; a choice takes memory if it fits, as its steps are shorter. On an SSD, whose size no cluster says,
 # what is known of each row decides in the same way. No more than one server per host is taken unless asked for.
 
 WORTH = 0.05
@@ -138,7 +138,7 @@ def fewest_servers(pricing: Pricing, level: ServerLevel, rank_bytes: int) -> int
 
 
 def _needed(pricing: Pricing, level: ServerLevel) -> int:
-    """Returns how many servers are taken on a level; as many as hosts where these have no room."""
+    """Returns how many servers are taken on a level; as many as hosts if these have no room."""
     dp, hosts = Strategy(servers=1, server_level=level), pricing.cluster.hosts
     memory = pricing.memory(dp)
     fewest = fewest_servers(pricing, level, pricing.host_bytes(memory) - memory.servers)
@@ -228,7 +228,7 @@ def seconds_per_batch(pricing: Pricing, strategy: Strategy, mode: Synchrony) -> 
 
 
 def way_out(pricing: Pricing) -> str:
-    """Says, where tables fit on no rank, with how many servers they would; nothing if they would not."""
+    """Says, if tables fit on no rank, with how many servers they would; nothing if they would not."""
     if pricing.training.weight_average:  # which servers exclude
         return ""
     other = pricing.changed(tables=TablesConfig(synchrony="semi"))
@@ -306,7 +306,7 @@ class PricedLadder(Sequence[PricedStrategy]):
         return None
 
     def faster_than(self, chosen: PricedStrategy) -> PricedStrategy | None:
-        """Returns the fastest strategy that fits, where it is faster than this one."""
+        """Returns the fastest strategy that fits, if it is faster than this one."""
         return self._fastest_of(range(len(self)), chosen.time.total)
 
     def closest(self, among: Callable[[Strategy], bool] = lambda _: True) -> PricedStrategy | None:

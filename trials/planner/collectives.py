@@ -3,7 +3,7 @@ between.
 
 The formulas are NCCL's own model (src/graph/tuning.cc, `ncclTopoTuneModel`; bus-bandwidth factors in
 nccl-tests, doc/PERFORMANCE.md). A ring over n ranks moves (n-1)/n of the tensor past each rank in n-1 steps
-(all-gather, reduce-scatter) or twice that (all-reduce); all-reduce takes a tree where its fewer steps win. A
+(all-gather, reduce-scatter) or twice that (all-reduce); all-reduce takes a tree if its fewer steps win. A
 ring that leaves the host crosses the network once per host, and NCCL runs one ring for each network card: with
 a card for each of g ranks per host, g cards carry it together, which NVLink may bound instead. All-to-all
 sends (n-g)/n of its bytes over a rank's own card, the rest over NVLink at the same time.
@@ -60,7 +60,7 @@ from compute: the mean of arXiv 2507.03114 (A100, H100, MI210, MI250; at most 0.
 # Speed: what every operation costs, however small.
 
 KERNEL_SECONDS = 5e-6
-"""Seconds from one kernel to the next where kernels are small, dispatch included: an assumption."""
+"""Seconds from one kernel to the next if kernels are small, dispatch included: an assumption."""
 OPERATIONS_PER_SEGMENT = 30
 """Operations of the forward pass of one segment of a model (a layer of two or three modules) that declares none:
 an assumption."""
@@ -129,7 +129,7 @@ NO_LINK = Link(bandwidth=1e30, latency=0.0)
 
 
 class AlphaBeta(NamedTuple):
-    """Seconds that a transfer takes: `alpha + beta * size_bytes`, or those of another protocol where they are
+    """Seconds that a transfer takes: `alpha + beta * size_bytes`, or those of another protocol if they are
     fewer."""
 
     alpha: float
@@ -137,7 +137,7 @@ class AlphaBeta(NamedTuple):
     beta: float
     """Seconds per byte."""
     ll128: AlphaBeta | None = None
-    """The same transfer in NCCL's protocol LL128, where the ranks have it."""
+    """The same transfer in NCCL's protocol LL128, if the ranks have it."""
 
     def __call__(self, size_bytes: float) -> float:
         """Returns the seconds for so many bytes."""
@@ -195,7 +195,7 @@ def collectives(cluster: Cluster, hosts: int, ranks_per_host: int) -> Collective
     gather = AlphaBeta(COLLECTIVE_SECONDS + sum(in_ring), beta * (n - 1) / n)
     ring = AlphaBeta(COLLECTIVE_SECONDS + 2 * sum(in_ring), 2 * gather.beta)
     tree = AlphaBeta(COLLECTIVE_SECONDS + sum(in_tree), 2 * beta / TREE_SHARE)
-    # NCCL would use LL128 where the link in a host is NVLink, and no measurement says better
+    # NCCL would use LL128 if the link in a host is NVLink, and no measurement says better
     measured, in_host = cluster.device == "cpu" or cluster.verified, cluster.nvlink
     if not measured and in_host is not None and in_host.bandwidth > PCIE_BANDWIDTH:
         # NCCL: with one rank per host nothing hides a hop of a ring, which then takes as long as one of a tree

@@ -14,7 +14,7 @@ class MemoryEstimate(Value):
     """Bytes on the fullest rank at the moment of its peak."""
 
     parameters: int
-    """Dense parameters: master weights, and the copy that the model computes with; a rank's shard where
+    """Dense parameters: master weights, and the copy that the model computes with; a rank's shard if
     sharded."""
     gradients: int
     """Gradients of the dense part, as they stand at the peak."""
@@ -112,14 +112,14 @@ class PricedStrategy(Value):
     time: StepTime
     fits: bool
     lacking_bytes: int
-    """Bytes by which the strategy exceeds the memory (of the device, or of the host for offload); 0 where it
+    """Bytes by which the strategy exceeds the memory (of the device, or of the host for offload); 0 if it
     fits."""
     reason: str
     """One sentence: what the strategy needs, why it fits or not, what takes most."""
     table_hit_rate: float | None = Field(default=None, exclude_if=lambda rate: rate is None)
-    """Share of the ids looked up whose row is in the cache, where tables lie below the device."""
+    """Share of the ids looked up whose row is in the cache, if tables lie below the device."""
     batches_at_once: int = Field(default=1, exclude_if=lambda batches: batches == 1)
-    """Number of batches that are trained on at once: all ranks have one of their own where they train without each
+    """Number of batches that are trained on at once: all ranks have one of their own if they train without each
     other (`training.tables.synchrony=async`), each in the seconds of `time`."""
 
     @property
@@ -140,9 +140,9 @@ class PlanOptions(Value):
     prefer: Prefer = "least"
     """Which of the strategies that fit is taken; `fastest` drops the number of techniques from the choice."""
     technique: Strategy | None = None
-    """The strategy that the ladder is restricted to, with any number of micro-batches where it names none."""
+    """The strategy that the ladder is restricted to, with any number of micro-batches if it names none."""
     servers: int | None = Field(default=None, gt=0, exclude_if=lambda servers: servers is None)
-    """Number of servers of embedding tables, where `training.tables.synchrony` is not local; None: the fewest that
+    """Number of servers of embedding tables, if `training.tables.synchrony` is not local; None: the fewest that
     have room for them."""
     memory_margin: int = 0
     """Bytes that are added to every predicted peak; below 0 they are taken off."""

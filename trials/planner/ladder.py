@@ -55,7 +55,7 @@ def ladder(
 
     One rank has nothing to shard: zero_offload is there, `fully_shard` for CPU offload alone, and tables may lie
     below the device. HSDP needs several hosts of several ranks. A micro-batch has at least one example. Whole
-    gradients are kept until the last micro-batch (`no_sync`) where they are not offloaded: they would stay on
+    gradients are kept until the last micro-batch (`no_sync`) if they are not offloaded: they would stay on
     the device, for which offload makes room.
 
     Modules are split over ranks of one host (`split_ladder`). Pipelines have as many ranks as divide all, for each
@@ -136,7 +136,7 @@ def split_ladder(
     counts: Sequence[int] = MICRO_BATCHES,
 ) -> list[Strategy]:
     """Returns every strategy with this tensor parallel degree that makes sense on so many ranks, each of which
-    reads so many examples; where one tensor group has all ranks, there is nothing to shard."""
+    reads so many examples; if one tensor group has all ranks, there is nothing to shard."""
     return [
         Strategy(tensor=degree, dense=dense, checkpointing=checkpointing, micro_batches=micro_batches)
         for dense in (MODEL_PARALLEL if ranks > degree else MODEL_PARALLEL[:1])
@@ -147,7 +147,7 @@ def split_ladder(
 
 
 def check_degree(degree: int, hosts: int, gpus_per_host: int) -> None:
-    """Raises UserError where ranks cannot be tensor groups of this degree: each is in one host, or has all ranks
+    """Raises UserError if ranks cannot be tensor groups of this degree: each is in one host, or has all ranks
     of several hosts."""
     ranks = hosts * gpus_per_host
     inside = gpus_per_host % degree == 0

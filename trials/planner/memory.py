@@ -5,7 +5,7 @@ the update. At each moment the device holds the resident state, activations that
 running segment's own, what is gathered, and buffers; the peak is the largest sum. What the engines hold when
 was read from PyTorch 2.13 and agrees with `reference`, which traces them (docs/benchmarks/planner-memory.md).
 
-c is the bytes of a number in compute precision. Plain DP holds fp32 master weights, a copy in c where that is
+c is the bytes of a number in compute precision. Plain DP holds fp32 master weights, a copy in c if that is
 not fp32, and gradients in c: in DDP's buckets with several ranks. `trials.planner.zero_memory` has ZeRO's stages 1
 and 2, and ZeRO-Offload.
 `fully_shard` holds fp32 shards, gathers a unit's parameters in c and reduces its gradients in r, the precision
@@ -259,7 +259,7 @@ class _Sharded(NamedTuple):
     """Gradients of the micro-batches before; 0 with one micro-batch.
 
     Whole ones are in the precision in which they are sent. What hsdp has yet to all-reduce are shards in that
-    precision, and on the device also where gradients are offloaded.
+    precision, and on the device also if gradients are offloaded.
     """
     longest: int
     """Count of numbers in the longest shard of a single parameter."""
@@ -355,7 +355,7 @@ def _sharded_backward(rank: DenseRank, state: _Sharded, *, last: bool = True) ->
     """Yields the moments of the last micro-batch's backward, which ends with gradients of all micro-batches.
 
     With `last=False` those of one between the first and the last: what hsdp adds up stays on the device. In the
-    last one it goes to the host, layer by layer, where gradients are offloaded.
+    last one it goes to the host, layer by layer, if gradients are offloaded.
     """
     shard_grad_op, hsdp = rank.strategy.dense == "shard_grad_op", rank.strategy.dense == "hsdp"
     root, arriving, no_sync, head = state.root, state.arriving, state.no_sync, len(rank.segments) - 1

@@ -8,7 +8,7 @@ those to `label`. A CUDA device counts by itself (`torch.cuda.max_memory_allocat
 
 With a limit it refuses what goes beyond, as an accelerator's allocator does.
 
-gloo's threads let go of what they sent some time after all else has. Where ranks speak through gloo, they are
+gloo's threads let go of what they sent some time after all else has. If ranks speak through gloo, they are
 given a moment to do so before a new peak is noted, and a longer one before anything is refused: a peak is then
 what a training holds, not when a thread had its turn.
 """
@@ -238,7 +238,7 @@ def trace_module(
     """Returns the footprint of a segment that declares no memory, from its forward and backward under fake
     tensors, the shapes of its parameters, and the bytes of its buffers.
 
-    Backward's peak has all of its parameters' gradients in it, also where a strategy moves them away.
+    Backward's peak has all of its parameters' gradients in it, also if a strategy moves them away.
     """
     with FakeTensorMode(), same_code_path():
         dtype, module = DTYPES[precision], undeclared.build().train()

@@ -157,7 +157,7 @@ def _reduce(unit: Unit, compute: float, link: float, after: float) -> tuple[floa
 # The seconds that ranks which split modules send each other, while they compute nothing.
 #
 # Sums of outputs and of gradients, and gathered outputs, as tapes have them (`dhen.tape.Sent`), priced by
-# the links of a tensor group: those in a host where the host has all its ranks, else the network too. What is
+# the links of a tensor group: those in a host if the host has all its ranks, else the network too. What is
 # recomputed is sent again. Once a step the group gathers what its ranks looked up.
 
 
@@ -217,7 +217,7 @@ def _seconds(segments: Sequence[Segment], kind: str, run: Callable[[float], floa
 # A CPU takes the longer of a segment's FLOPs at the reachable peak and of its traffic at the reachable memory
 # bandwidth (Williams et al. 2009), and what each operation costs however small. A GPU takes the sum of both, as
 # it runs kernels one after another, of which some are bound by the one and some by the other; or what its host
-# takes to start them, where that is longer. Backward counts twice: a product has two of the same size (gradients
+# takes to start them, if that is longer. Backward counts twice: a product has two of the same size (gradients
 # of weights and of inputs), and other operations read the output's gradient and what was saved, and write the
 # input's.
 #

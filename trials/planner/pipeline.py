@@ -179,7 +179,7 @@ def _one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> tu
 
 
 def _in_rounds(schedule: Schedule, rank: int, ranks: int, micro_batches: int) -> tuple[Pass, ...]:
-    """Returns a rank's passes where micro-batches go in rounds through each of its stages in turn."""
+    """Returns a rank's passes if micro-batches go in rounds through each of its stages in turn."""
     chunks, apart = CHUNKS_PER_RANK[schedule], schedule == "zero_bubble"
     in_round = micro_batches // max(1, micro_batches // ranks)
     every = chunks * micro_batches
@@ -355,7 +355,7 @@ class StageSeconds(NamedTuple):
     backward: float
     """Seconds of backward, recomputation included."""
     of_inputs: float
-    """Seconds of the pass for inputs, where backward comes in two."""
+    """Seconds of the pass for inputs, if backward comes in two."""
     of_weights: float
     send: float
     """Seconds in which the stage's output reaches the next stage, and its gradient comes back."""
@@ -412,7 +412,7 @@ def played(schedule: Schedule, ranks: int, micro_batches: int, stages: tuple[Sta
 
 
 SPLIT = 0.5
-"""Share of backward that the pass for inputs takes, where backward comes in two: a product has two that are as
+"""Share of backward that the pass for inputs takes, if backward comes in two: a product has two that are as
 large."""
 
 

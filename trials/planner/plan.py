@@ -53,7 +53,7 @@ from trials.planner.table_placement import PlacementError
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Strategy
 
-# The nearest changes of batch, cluster or model under which one strategy would fit, where nothing fits.
+# The nearest changes of batch, cluster or model under which one strategy would fit, if nothing fits.
 
 MOST_HOSTS = 64
 """Largest number of hosts that is tried, as a multiple of the hosts there are."""
@@ -141,7 +141,7 @@ class Plan(Value):
     """One or two sentences if nothing fits: how far off the plan is, and the nearest changes that would
     fit; else None."""
     faster: str | None
-    """A sentence where a larger set of techniques would be faster than the chosen strategy; else None."""
+    """A sentence if a larger set of techniques would be faster than the chosen strategy; else None."""
     notes: tuple[str, ...]
     options: PlanOptions = DEFAULT_OPTIONS
     """What was asked of the plan besides."""
@@ -188,7 +188,7 @@ def plan_in_least_shape(
     """Plans a model for one cluster in several shapes, the least first, until a strategy fits; says of each shape
     that was passed over why it does not do.
 
-    Where none fits, the plan is for the shape in which the closest strategy lacks least.
+    If none fits, the plan is for the shape in which the closest strategy lacks least.
 
     Args:
         model: see `plan`.
@@ -422,7 +422,7 @@ def _with_room_for_tables(
     strategies: tuple[Strategy, ...], pricing: Pricing
 ) -> tuple[tuple[Strategy, ...], PlacementError | None]:
     """Returns the strategies under which tables fit beside nothing, with the sizes of caches, and why the device
-    cannot have the tables, where it cannot."""
+    cannot have the tables, if it cannot."""
     given = pricing.options.technique.table_cache if pricing.options.technique is not None else 0
     below = tuple(
         pricing.sized(strategy.replace(table_cache=given))

@@ -123,7 +123,7 @@ class Pricing:
 
     @cached_property
     def below(self) -> Below:
-        """The tables as they lie below the device, where one rank trains."""
+        """The tables as they lie below the device, if one rank trains."""
         groups, stored = table_groups(self.model, self.schema), self.training.table_precision
         return Below(groups, self._tables, self.examples_per_rank, NUMBER_BYTES[stored])
 
@@ -157,7 +157,7 @@ class Pricing:
         )
 
     def _beside_servers(self, strategy: Strategy) -> StepTime:
-        """Returns a step without what servers are about: a rank looks up in rows that it has pulled, and where it
+        """Returns a step without what servers are about: a rank looks up in rows that it has pulled, and if it
         trains alone has no collectives, and no update but copies."""
         step = self.step(self.micro_batch(strategy), below=False)
         if self.alone:
@@ -486,12 +486,12 @@ class Pricing:
 
     def lacking_bytes(self, memory: MemoryEstimate) -> int:
         """Returns by how much an estimate exceeds the device's memory, or its ranks together the host's; 0
-        where it fits."""
+        if it fits."""
         device = memory.needed - self.cluster.hbm
         return max(device, self.host_bytes(memory) - self.host_available(memory), 0)
 
     def host_bytes(self, memory: MemoryEstimate) -> int:
-        """Returns what the ranks of a host need of its memory where they take any for offload or tables, or where
+        """Returns what the ranks of a host need of its memory if they take any for offload or tables, or if
         servers do, with these; a CPU's device memory is part of it."""
         on_host = memory.host or memory.servers
         own = memory.needed if self.cluster.device == "cpu" and on_host else 0
@@ -547,7 +547,7 @@ class Pricing:
         embeddings must be reached (`training.frequency_decay`) or the optimizer is one-bit Adam; other strategies
         look them up once for all micro-batches.
 
-        Embeddings looked up within the step stay only where they are lifted in fp32, for which they are saved.
+        Embeddings looked up within the step stay only if they are lifted in fp32, for which they are saved.
         """
         width, examples = FP32_BYTES * sum(self._dims), self.examples(strategy)
         ids = sum(table.mean_ids for table in self.schema.tables)

@@ -38,7 +38,7 @@ class Segment(NamedTuple):
     undeclared: tuple[str, ...] = ()
     """Kinds of its modules that declare no memory, so that a trace was taken."""
     operations: int = OPERATIONS_PER_SEGMENT
-    """Number of operations of forward, as the segment declares them; an assumption where a trace was taken."""
+    """Number of operations of forward, as the segment declares them; an assumption if a trace was taken."""
     sent: tuple[Sent, ...] = ()
     """What ranks that split it send each other."""
     whole: tuple[str, ...] = ()

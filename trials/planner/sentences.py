@@ -62,7 +62,7 @@ def worth(pricing: Pricing, strategy: Strategy) -> Worth:
     link = getattr(cluster, slowest)
 
     def seconds(bandwidth: float) -> tuple[float, float]:
-        """Returns those of the compressed step and of AdamW's, where the slowest link has this bandwidth."""
+        """Returns those of the compressed step and of AdamW's, if the slowest link has this bandwidth."""
         there = cluster.replace(**{slowest: link.replace(bandwidth=bandwidth)})
         step = prepare(segments, there, pricing.placement, examples=micro, training=pricing.training)
         adamw = step._replace(one_bit=False, low_rank=None)
@@ -219,7 +219,7 @@ def split_sentences(
     chosen: PricedStrategy | None, closest: PricedStrategy | None, pricing: Pricing
 ) -> tuple[str, ...]:
     """Says of a strategy that splits modules why it is taken, what all ranks of a tensor group have whole, and
-    what it costs where a group has ranks of several hosts. It speaks of the chosen strategy, or if nothing
+    what it costs if a group has ranks of several hosts. It speaks of the chosen strategy, or if nothing
     fits of what the ladder is restricted to; `closest` is the closest of what is less cut."""
     strategy = chosen.strategy if chosen is not None else pricing.options.technique
     if strategy is None or strategy.tensor == 1:

@@ -464,7 +464,7 @@ def _host_bandwidth(cluster: Cluster) -> float:
 
 
 def _adamw(step: Step, strategy: Strategy) -> float:
-    """Returns the seconds of AdamW on a rank's share of the state, on the device or, where offloaded, on the
+    """Returns the seconds of AdamW on a rank's share of the state, on the device or, if offloaded, on the
     host's CPUs; of one-bit Adam's second stage, which every rank makes for all weights, without what is sent."""
     cluster, (computed, reduced, moment) = step.cluster, step.itemsizes
     on_host, shards, numbers = strategy.updated_on_host, _state_shards(step, strategy), step.parameters.total

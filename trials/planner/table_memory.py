@@ -1,7 +1,7 @@
 """Tables below the device, in host memory or on an SSD: the cache of their rows, and what it costs.
 
 A cache has at least the rows of one batch, and otherwise what is left of the device's memory; each matrix of
-tables has its share. How often a row is found there depends on how unevenly ids occur: where a log's ids were
+tables has its share. How often a row is found there depends on how unevenly ids occur: if a log's ids were
 counted, its tables tell (`Table.repeats`); elsewhere ids are taken to follow Zipf's law with exponent 1 over
 the rows of their table, as ids of click logs about do, and to have been seen before.
 

@@ -1,6 +1,6 @@
-"""The places of embedding tables: replicated where small, else column shards over all ranks, balanced by cost.
+"""The places of embedding tables: replicated if small, else column shards over all ranks, balanced by cost.
 
-`spread` splits and places them by cost. Where that balanced placement exceeds the memory there is, the compact one
+`spread` splits and places them by cost. If that balanced placement exceeds the memory there is, the compact one
 counts: the same procedure with bytes for the cost, and nothing replicated. Neither depends on the memory, so more
 memory never loses a placement. Rows are not split (TorchRec does not offer that on CPUs).
 """
@@ -175,7 +175,7 @@ def _widths(columns: int, count: int) -> list[int]:
 # replicated table looks up a rank's own examples and all-reduces its gradient. Traffic follows FBGEMM's fused
 # kernels: forward reads a row an id, backward reads a gradient an id and updates each row once. Transfers are
 # those of `collectives`, without their latency, which is the same however tables lie. Left out: the sort of
-# ids in backward, and what caches save where the same ids come often. Nothing here was measured on a GPU.
+# ids in backward, and what caches save if the same ids come often. Nothing here was measured on a GPU.
 
 FP32_BYTES = NUMBER_BYTES["fp32"]
 """Bytes of a pooled embedding's number before it is sent and after, and of its gradient's."""
@@ -188,7 +188,7 @@ ONE_PROCESS_ROW_STATE_BYTES = 4 + 8
 """State per row in one process: the sum, and the int64 through which trials/optim/rowwise_adagrad.py adds up
 duplicates."""
 TABLE_DECAY_ROW_BYTES = 8
-"""Further bytes per row in one process where `table_decay` is used: the float64 of
+"""Further bytes per row in one process if `table_decay` is used: the float64 of
 trials/optim/rowwise_adagrad.py."""
 SECTOR_BYTES = 32
 """The least that a GPU reads of its memory (CUDA C++ Best Practices Guide, coalesced access): rows of fewer
@@ -364,7 +364,7 @@ def place(
     weight_bytes: int = FP32_BYTES,
     sent_bytes: int = FP32_BYTES,
 ) -> Placement:
-    """Returns the balanced placement of tables, or the compact one where only the compact one fits.
+    """Returns the balanced placement of tables, or the compact one if only the compact one fits.
 
     Args:
         tables: all tables of one model.
@@ -424,7 +424,7 @@ def _balanced(tables: tuple[SizedTable, ...], work: Workload, cluster: Cluster) 
 def _by_cost(
     tables: tuple[SizedTable, ...], work: Workload, cluster: Cluster, most_bytes: float
 ) -> Placement:
-    """Replicates small tables and shards the others by cost; no rank holds more than `most_bytes` where that
+    """Replicates small tables and shards the others by cost; no rank holds more than `most_bytes` if that
     can be."""
     speed = rates(cluster)
     replicated = {table for table in tables if _better_replicated(table, work, speed)}
@@ -534,7 +534,7 @@ def _why(
 
 
 def table_notes(training: TrainingConfig, placement: Placement, device: str) -> tuple[str, ...]:
-    """Returns what a reader should know of tables in fp16 and of quantized all-to-all, where they do less
+    """Returns what a reader should know of tables in fp16 and of quantized all-to-all, if they do less
     than they could, in sentences; `device` is `cpu` or `cuda`."""
     notes = []
     if training.table_precision == "fp16" and placement.shards and device == "cpu":

@@ -140,7 +140,7 @@ KEY_BYTES = 8 + 8 + 4 + 8 + 8
 """Bytes of a growing row beside these: its key, its number among those of all servers, how often it occurred, when
 it was seen last, and its place in the list of free rows."""
 TIME_BYTES = 8
-"""Bytes of a growing row where a time to live is given as time."""
+"""Bytes of a growing row if a time to live is given as time."""
 PLACE_BYTES, PLACES = 16, 4
 """Bytes of a place of the index of keys (a key and a row), and places for each key, before they are rounded up to
 a power of two (`dhen.inputs.growing`)."""
@@ -216,7 +216,7 @@ COLD_ROW_SECONDS = 69e-6
 PAGE_BYTES = 4096
 """Bytes of a page, which a row that is read brings into memory."""
 ADAMW_COPIES = 3 + 2 * len(MOMENTS)
-"""Times that a dense weight's bytes go through memory where a server updates it."""
+"""Times that a dense weight's bytes go through memory if a server updates it."""
 
 
 class ServersTime(NamedTuple):

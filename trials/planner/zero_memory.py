@@ -2,7 +2,7 @@
 and `zero_offload` hold.
 
 Weights lie in c on every rank, in buckets that are padded to equal parts. Of its own parts a rank has the
-moments, fp32 masters where c is not fp32, and from a bucket's reduction to the update fp32 gradients. Stage 1
+moments, fp32 masters if c is not fp32, and from a bucket's reduction to the update fp32 gradients. Stage 1
 has gradients in c of all weights all the time. Stage 2 has those of the segment that is in backward, and one
 bucket on its way.
 

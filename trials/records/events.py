@@ -116,7 +116,7 @@ class SlowRank(Value):
     seconds: float
     """Seconds of steps since then."""
     where: str = ""
-    """The rank's host, and its device where it was given one, in words; from who watches the ranks."""
+    """The rank's host, and its device if it was given one, in words; from who watches the ranks."""
     then: str = ""
     """What comes of it, in words; from who watches the ranks."""
     moves: bool = False

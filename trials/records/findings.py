@@ -136,10 +136,10 @@ class Choice(Value):
     """The best and the winners of a study, with the noise that they were chosen in."""
 
     front: tuple[int, ...]
-    """Numbers of the front that was chosen from: where it has changed since, the choice is no longer one."""
+    """Numbers of the front that was chosen from: if it has changed since, the choice is no longer one."""
     baseline: int
     best: int
-    """Number of the trial that is the study's best: the baseline where it is close to the lowest NE, else the
+    """Number of the trial that is the study's best: the baseline if it is close to the lowest NE, else the
     steadiest, and of these the cheapest, of those that are close."""
     lowest: int
     """Number of the trial of the lowest NE on the rows that were judged; the baseline's, if none is lower."""
@@ -179,7 +179,7 @@ class OrderedAxis(Value):
     key: str
     """Name of the setting there: `mlp`."""
     layer: int | None = None
-    """Number of the layer whose setting it is; the first one where all layers share a recipe."""
+    """Number of the layer whose setting it is; the first one if all layers share a recipe."""
     kind: str | None = None
     """Interaction module whose setting it is."""
     values: tuple[Setting, ...] = ()
@@ -191,7 +191,7 @@ class OrderedAxis(Value):
     log: bool = False
     """Whether the range's scale is logarithmic."""
     default: Setting = None
-    """Value of the setting where a job's plain data leaves it out."""
+    """Value of the setting if a job's plain data leaves it out."""
     open_below: bool = True
     """Whether there are values below the lowest: not below a dropout of 0, or one layer."""
     open_above: bool = True

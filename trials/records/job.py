@@ -20,7 +20,7 @@ from trials.records.trial_record import Refit
 STEPS_PER_PASS, MIN_BATCH, MAX_BATCH = 640, 256, 4096
 """Steps per pass that the default batch size aims at; the sizes after it are the bounds of that batch size."""
 ONE_PASS_ROWS = 150_000
-"""Training rows from which one pass is taken where no training finds out (measured on the demo log,
+"""Training rows from which one pass is taken if no training finds out (measured on the demo log,
 docs/log.md)."""
 SCALING_EXPONENTS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 """Exponents with which the ratio of a batch to the reference batch enters the dense learning rate."""
@@ -50,7 +50,7 @@ Passes = Annotated[int, Field(gt=0)] | Literal["auto"]
 
 
 Synchrony = Literal["local", "async", "semi", "sync"]
-"""How embedding tables that servers hold are kept up with by the ranks that train; local where ranks hold them."""
+"""How embedding tables that servers hold are kept up with by the ranks that train; local if ranks hold them."""
 
 
 class TablesConfig(Value):
@@ -99,7 +99,7 @@ class TablesConfig(Value):
     @property
     def servers_return(self) -> bool:
         """Whether a server that is killed comes back while ranks go on, without its updates since it was last
-        saved: where no step has to have all updates."""
+        saved: if no step has to have all updates."""
         return self.synchrony == "async" or (self.synchrony == "semi" and not self.deterministic_delay)
 
     @property
@@ -127,7 +127,7 @@ class TrainingConfig(Value):
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's decoupled decay of the dense part."""
     clip_norm: float | None = omitted(None, gt=0)
-    """Largest norm of the dense part's gradients: where the Euclidean norm of all of them together, as of one
+    """Largest norm of the dense part's gradients: if the Euclidean norm of all of them together, as of one
     vector, is larger, they are multiplied by `clip_norm` / norm (arXiv 1211.5063). By default they stay as they
     are. Embedding tables are left out, of the norm and of the clipping: row-wise Adagrad divides their gradients
     by how large they were."""
@@ -139,12 +139,12 @@ class TrainingConfig(Value):
     frequency_decay: float = omitted(0.0, ge=0)
     """L2 regularisation of the embeddings that examples look up, divided by the number of training rows that have
     their id (after arXiv 1706.06978, equation 6): over a pass all embeddings decay alike, in a step rare ones
-    most. It keeps rare ids from being learnt by heart, so that further passes help where they did not
+    most. It keeps rare ids from being learnt by heart, so that further passes help if they did not
     (docs/log.md); 0.1 is a value to begin with."""
     epochs: Passes = "auto"
     """Largest number of passes over the training split. Auto: as many as help, which a study finds out with its
     baseline, and `train` with the model itself (models with id embeddings commonly overfit from the second pass
-    on, arXiv 2209.06053, and some logs need ten). Where nothing is trained to find out: one over 150,000 rows or
+    on, arXiv 2209.06053, and some logs need ten). If nothing is trained to find out: one over 150,000 rows or
     more, six over fewer."""
     evaluate_every: int | None = Field(default=None, gt=0)
     """Training examples between two evaluations; by default half a pass (a quarter for a single pass)."""
@@ -166,14 +166,14 @@ class TrainingConfig(Value):
     """Order of examples: shuffled anew in each pass, or as in the log (as a model in production sees
     them)."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Precision in which the dense part computes, from fp32 master weights. Auto: bf16 where this machine
+    """Precision in which the dense part computes, from fp32 master weights. Auto: bf16 if this machine
     multiplies bf16 matrices faster, else fp32."""
     learning_rate_scaling: Literal["none", "sqrt", "linear"] = "none"
     """Factor of the dense learning rate: none (1), linear (batch_size / reference_batch_size, arXiv
     1706.02677), or sqrt (the square root of that, AdamW's rule, arXiv 2205.10287). Tables keep their rate:
     Adagrad divides by what it has seen, and most ids occur in few batches of any size (arXiv 2204.06240)."""
     reference_batch_size: int = Field(default=1024, gt=0)
-    """The batch size that `learning_rate` was chosen for; it is used where `learning_rate_scaling` is not
+    """The batch size that `learning_rate` was chosen for; it is used if `learning_rate_scaling` is not
     none."""
     warmup_examples: int = Field(default=0, ge=0)
     """Training examples over which the dense learning rate rises linearly to its value (arXiv 1706.02677,
@@ -192,7 +192,7 @@ class TrainingConfig(Value):
     optimizer_precision: Literal["fp32", "bf16"] = "fp32"
     """Precision in which AdamW's two moments of the dense part are stored; bf16 is rounded stochastically."""
     table_precision: Literal["fp32", "fp16"] = "fp32"
-    """Precision in which embedding tables are stored. Updates in fp16 are rounded stochastically, except where
+    """Precision in which embedding tables are stored. Updates in fp16 are rounded stochastically, except if
     FBGEMM shards tables on a CPU."""
     all_to_all_precision: Literal["fp32", "fp16", "bf16"] = "fp32"
     """Precision in which pooled embeddings and their gradients are sent between ranks, and rows and their
@@ -320,7 +320,7 @@ class TrainingConfig(Value):
         )
 
     def reduction_precision(self, computed: Literal["fp32", "bf16"]) -> Literal["fp32", "bf16"]:
-        """Returns the precision that gradients are sent and added up in, where they are computed in `computed`."""
+        """Returns the precision that gradients are sent and added up in, if they are computed in `computed`."""
         return computed if self.all_reduce_precision == "auto" else self.all_reduce_precision
 
     @property

@@ -18,7 +18,7 @@ PROBABILITY_FLOOR = 1e-12
 
 
 def evaluate_predictions(p: Floats, label: Floats, weight: Floats | None = None) -> Metrics:
-    """Returns the metrics of probabilities p (N) for labels in {0, 1} (N) with weights (N), all ones where None.
+    """Returns the metrics of probabilities p (N) for labels in {0, 1} (N) with weights (N), all ones if None.
 
     NE and AUC of labels that are all equal are NaN, and calibration without a click is infinite.
     """

@@ -122,7 +122,7 @@ class Demand(NamedTuple):
     """One thing that a model takes and that has a limit."""
 
     excess: float
-    """Part by which the demand exceeds the limit, over the limit; 0 or less where it meets the limit."""
+    """Part by which the demand exceeds the limit, over the limit; 0 or less if it meets the limit."""
     words: str
     """Sentence that says that the demand is over the limit."""
 

@@ -7,9 +7,9 @@ PyTorch's own: DistributedDataParallel (dp), `fully_shard` that keeps gathered p
 a mesh of hosts x ranks (hsdp: sharded inside a host, replicated across hosts). ZeRO's stages 1 and 2, in which
 parameters stay on every rank, are built on its collectives (`trials.training.distributed.zero`), and so is
 ZeRO-Offload, in which optimizer state and update are the host's (`trials.training.distributed.zero_offload`).
-Where one rank trains, its embedding tables may lie on a level of storage below the device, in the host's memory
+If one rank trains, its embedding tables may lie on a level of storage below the device, in the host's memory
 or on an SSD, with the rows that are looked up most in a cache on the device
-(`trials.training.embeddings.levels`). Where `training.tables.synchrony` is not local, servers hold the tables,
+(`trials.training.embeddings.levels`). If `training.tables.synchrony` is not local, servers hold the tables,
 in processes of their own (`trials.training.servers`).
 
 A DHEN's layers may lie one after another on several ranks, the stages of a pipeline
@@ -40,7 +40,7 @@ FULLY_SHARDED: tuple[Dense, ...] = ("shard_grad_op", "hsdp", "fsdp")
 CHUNKS_PER_RANK: dict[Schedule, int] = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "zero_bubble": 1}
 """Number of stages that a rank has, apart from each other in the model."""
 MODEL_PARALLEL: tuple[Dense, ...] = ("dp", "zero1")
-"""Values of `dense` that data ranks may have where other ranks have the rest of the model: parts of split modules,
+"""Values of `dense` that data ranks may have if other ranks have the rest of the model: parts of split modules,
 or other stages of a pipeline."""
 DELAYING: Dense = "zero_offload"
 """The value of `dense` whose updates can be delayed (`training.delayed_update`)."""
@@ -86,7 +86,7 @@ class Strategy(Value):
     """Level of storage on which embedding tables lie with their optimizer's state; below the device it has a
     cache of their rows."""
     table_cache: int = omitted(0, ge=0)
-    """Size of that cache in KiB; 0 if there is none, or where its size follows from the memory that is left."""
+    """Size of that cache in KiB; 0 if there is none, or if its size follows from the memory that is left."""
     servers: int = omitted(0, ge=0)
     """Number of servers that hold the embedding tables, in processes of their own; 0 if the ranks hold them."""
     server_level: ServerLevel = omitted("memory")
@@ -190,7 +190,7 @@ class Strategy(Value):
     @cached_property
     def held_as(self) -> str:
         """The name without micro-batches and the size of a cache: two strategies hold the model in the same way
-        where these are equal."""
+        if these are equal."""
         return self.replace(table_cache=0, micro_batches=1, no_sync=False).name
 
     @property
@@ -319,7 +319,7 @@ class Ranks(NamedTuple):
         return self.rank == 0
 
     def data_part(self, pipeline: int = 1) -> DataPart:
-        """Returns which part of every batch this rank reads, where so many ranks are a pipeline: they read the
+        """Returns which part of every batch this rank reads, if so many ranks are a pipeline: they read the
         same.
 
         The ranks of a stage follow one another, so that stages lie on different hosts if there are as many."""

@@ -92,7 +92,7 @@ class LogSummary(Value):
     tables: int
     numeric: int
     ne_floor: dict[str, float] | None = None
-    """Lowest reachable NE by split, where the log carries the true probabilities (the demo log does)."""
+    """Lowest reachable NE by split, if the log carries the true probabilities (the demo log does)."""
     columns: dict[str, str] = Field(default_factory=dict, exclude_if=lambda columns: not columns)
     """Role by name of each column; empty for a log that an older version has summed up."""
     findings: tuple[ColumnFinding, ...] = omitted(())
@@ -138,7 +138,7 @@ class RefusedProposal(Value):
 
     @property
     def by_words(self) -> str:
-        """` by NAME` where somebody is named."""
+        """` by NAME` if somebody is named."""
         return f" by {self.by}" if self.by else ""
 
 
@@ -162,9 +162,9 @@ class FoundPasses(Value):
 
     passes: int = Field(gt=0)
     """Largest number of passes of every training that does not say another number; of those at constant learning
-    rates alone where `falling` is known."""
+    rates alone if `falling` is known."""
     reason: str | None = None
-    """Why nothing was found out, where that is so: `two of the baseline would take more than 15% of the study's 7
+    """Why nothing was found out, if that is so: `two of the baseline would take more than 15% of the study's 7
     minutes`."""
     tried: int | None = None
     """Largest number of passes that the baseline was allowed to have."""
@@ -176,16 +176,16 @@ class FoundPasses(Value):
     """Number of passes after which the baseline had it."""
     falling: int | None = omitted(None)
     """Number of passes over which learning rates fall to zero in trainings that do not have constant ones; None
-    where falling ones were not tried, or not better."""
+    if falling ones were not tried, or not better."""
     falling_ne: float | None = omitted(None)
-    """Lowest NE of the baseline on validation where they fall."""
+    """Lowest NE of the baseline on validation if they fall."""
     decays: dict[str, float] = Field(default_factory=dict)
     """Decays of embeddings, by name of the training setting, with which several passes helped; all trainings have
-    them, but where the space varies them too."""
+    them, but if the space varies them too."""
 
 
 class ExpectedGain(Value):
-    """What further candidates were expected to gain, where that was too little for the search to go on."""
+    """What further candidates were expected to gain, if that was too little for the search to go on."""
 
     percent: float
     """Expected decrease of the lowest NE on validation, in percent of it."""
@@ -264,7 +264,7 @@ class StudyRecord(Value):
     """Moment when the study was begun, in seconds since 1970: with the name it tells a study from all others."""
     space: str
     space_file: str | None = None
-    """File of the space, where it is none of the catalog."""
+    """File of the space, if it is none of the catalog."""
     sampler: str
     seed: int
     log: LogSummary
@@ -279,7 +279,7 @@ class StudyRecord(Value):
     earlier: tuple[EarlierStudy, ...] = ()
     """Earlier studies that the study was started from."""
     passes: FoundPasses | None = None
-    """How many passes trainings have, where `training.epochs` is `auto`; None before that is known."""
+    """How many passes trainings have, if `training.epochs` is `auto`; None before that is known."""
     undecayed_under: str | None = None
     """Technique, forced or needed, for which the study does not try `training.table_decay`; None if it may."""
     refused: tuple[RefusedProposal, ...] = ()
@@ -374,7 +374,7 @@ class StudyRecord(Value):
 
     def exported_networks(self, trial: TrialRecord) -> tuple[TrialRecord, ...]:
         """Returns the networks that a trial's bundle has: those that were trained once more on the rows of
-        training and validation together, where the trial was, else its own."""
+        training and validation together, if the trial was, else its own."""
         refit = self.refit(trial.number)
         return self.networks(trial) if refit is None else tuple(map(self.retraining, refit.networks))
 
@@ -453,7 +453,7 @@ def relative_ne_percent(ne: float, baseline_ne: float) -> float:
 def relative_ne_curve(curve: Curve, baseline: Curve) -> tuple[tuple[int, float], ...]:
     """Returns NE relative to the baseline at the same number of examples: pairs (examples, percent).
 
-    Curves are ascending in examples. Where the baseline was not evaluated at that very number, its NE is
+    Curves are ascending in examples. If the baseline was not evaluated at that very number, its NE is
     interpolated linearly between its neighbours; outside its range there is no value, never an extrapolation.
     """
     examples, baseline_ne = baseline.examples, baseline.ne

@@ -53,7 +53,7 @@ class Task(Value):
     address: Address | None = None
     """`host:port` on the first host, where the ranks of several machines meet."""
     host: int = Field(default=0, ge=0)
-    """Index of this machine among the hosts where `address` is given; only its ranks are started."""
+    """Index of this machine among the hosts if `address` is given; only its ranks are started."""
     devices: tuple[str, ...] | None = None
     """Ids of the CUDA devices of this machine that the task has, one per rank here; None: all."""
     ends_at: float | None = None
@@ -68,7 +68,7 @@ class Task(Value):
     """Seconds of training that may be lost; 0: a checkpoint follows each evaluation and each look at the losses.
     None: as `train` has it."""
     teacher: str | None = None
-    """File of what the job's teacher predicts for the training rows; given where the job has one."""
+    """File of what the job's teacher predicts for the training rows; given if the job has one."""
     debug: bool = False
     """Whether ranks log details too."""
 
@@ -92,7 +92,7 @@ class Task(Value):
         return range(host * self.gpus_per_host, (host + 1) * self.gpus_per_host)
 
     def device(self, process: int) -> str | None:
-        """Returns the id of the CUDA device that one of the processes here was given; None for a server, and where
+        """Returns the id of the CUDA device that one of the processes here was given; None for a server, and if
         none were given."""
         if self.devices is None or process not in self.ranks_here:
             return None

@@ -119,7 +119,7 @@ class Curve(Sequence[CurvePoint]):
     """Evaluations on validation as one array of numbers, of which points are made as they are asked for.
 
     It is kept of thousands of trials: the points themselves, with their metrics, take twenty times as much memory.
-    In JSON, and where a record is given one, it is a list of points.
+    In JSON, and if a record is given one, it is a list of points.
     """
 
     __slots__ = ("_numbers",)
@@ -203,7 +203,7 @@ class Curve(Sequence[CurvePoint]):
 
 
 _WIDTH, _NE, _NOT_CLIPPED = 12, 5, -1.0
-"""Number of a point's numbers, the place of NE among them, and what stands for a share of clipped steps where
+"""Number of a point's numbers, the place of NE among them, and what stands for a share of clipped steps if
 nothing is clipped."""
 
 
@@ -216,10 +216,10 @@ class Refit(Value):
     lowered_after: tuple[int, ...] = omitted(())
     """Numbers of the evaluations before it after which learning rates were lowered."""
     evaluate_every: int | None = omitted(None, gt=0)
-    """Number of examples from one of them to the next, where the rows of validation make it another than the
+    """Number of examples from one of them to the next, if the rows of validation make it another than the
     training's."""
     weight_average: int | None = omitted(None, ge=2)
-    """Number of the last evaluations whose weights' mean is kept, where the training has none
+    """Number of the last evaluations whose weights' mean is kept, if the training has none
     (`weight_average`)."""
 
     @classmethod
@@ -297,9 +297,9 @@ class RejectedStrategy(Value):
     """Predicted bytes by item, of the peak on the fullest rank, without those that are 0; kept of one strategy of
     each way to hold the model, and empty for others and in records of older versions."""
     reason: str = omitted("")
-    """What the strategy needs and what takes most, in a sentence; kept where items are."""
+    """What the strategy needs and what takes most, in a sentence; kept if items are."""
     step_seconds: float | None = omitted(None)
-    """Predicted seconds of a step; kept where items are."""
+    """Predicted seconds of a step; kept if items are."""
 
     @property
     def held_as(self) -> str:
@@ -313,7 +313,7 @@ class PlanSummary(Value):
     strategy: str | None
     """The strategy chosen; if nothing fits, the one that lacks least; None: the tables alone do not fit."""
     ranks: str | None = omitted(None)
-    """Shape that the plan is for: hosts x ranks per host, such as 2x4; None in records of older versions, where
+    """Shape that the plan is for: hosts x ranks per host, such as 2x4; None in records of older versions, if
     all trials have the study's one shape."""
     other_shapes: tuple[str, ...] = omitted(())
     """Of each other shape that was tried (`ranks=1x1,1x2`), why it does not do, in a sentence."""
@@ -330,7 +330,7 @@ class PlanSummary(Value):
     step_seconds: dict[str, float] = Field(default_factory=dict)
     """Predicted seconds of a step, by item; `hidden` is to be taken off."""
     table_hit_rate: float | None = omitted(None)
-    """Predicted share of the ids looked up whose row is in the cache, where tables lie below the device."""
+    """Predicted share of the ids looked up whose row is in the cache, if tables lie below the device."""
     reason: str = ""
     """Why the strategy was chosen, or what it lacks, in a sentence."""
     rejected: tuple[RejectedStrategy, ...] = ()
@@ -376,7 +376,7 @@ class TrialPlan(Value):
     """Strategy for the study's cluster, by name (`dp`, `zero1`, `fsdp+full_checkpointing`); None: nothing fits.
     After an attempt that ran out of memory, the strategy of the next one."""
     ranks: str | None = omitted(None)
-    """Shape that the trial is to be trained in: hosts x ranks per host, such as 2x4; None: the study's one, where
+    """Shape that the trial is to be trained in: hosts x ranks per host, such as 2x4; None: the study's one, if
     nothing was planned or by an older version."""
     peak_bytes: int | None = None
     """Predicted peak on the fullest rank of the study's cluster; if nothing fits, that of the strategy that
@@ -384,12 +384,12 @@ class TrialPlan(Value):
     step_seconds: float | None = None
     """Predicted seconds of a step."""
     memory_excess: float | None = None
-    """Missing memory over available memory, which the sampler learns; 0 or less where a strategy fits."""
+    """Missing memory over available memory, which the sampler learns; 0 or less if a strategy fits."""
     serving_ms: float | None = None
-    """Measured forward time of a request (`StudyRecord.serving`), where that has a limit."""
+    """Measured forward time of a request (`StudyRecord.serving`), if that has a limit."""
     serving_excess: float | None = None
     """Part by which the model exceeds the worst limit of serving or of table bytes, over that limit, which the
-    sampler learns; 0 or less where it meets all that was judged."""
+    sampler learns; 0 or less if it meets all that was judged."""
     summary: PlanSummary | None = None
     """The plan that the trial is held by: its items, its reasons, what it passed over. Each attempt keeps its own
     (`Attempt.plan`)."""
@@ -409,21 +409,21 @@ class Measured(Value):
     step_ms: float | None = None
     """Milliseconds of a training step, from the same median."""
     peak_memory_bytes: int | None = None
-    """Peak of the fullest rank: allocated memory of the device; on a CPU what was counted where a limit is
+    """Peak of the fullest rank: allocated memory of the device; on a CPU what was counted if a limit is
     declared, else the highest resident memory of the process."""
     train_seconds: float | None = None
     """Seconds of training, evaluation excluded."""
     evaluate_seconds: float | None = None
     """Seconds of evaluation."""
     table_hit_rate: float | None = omitted(None)
-    """Share of the ids looked up in training whose row was in the cache on the device, where tables lie below."""
+    """Share of the ids looked up in training whose row was in the cache on the device, if tables lie below."""
     table_rows_copied: float | None = omitted(None)
     """Rows copied to the cache and from it, per training step."""
     staleness: dict[int, int] | None = omitted(None)
-    """How often the rows of a batch lacked the updates of so many earlier steps, where servers hold the tables;
+    """How often the rows of a batch lacked the updates of so many earlier steps, if servers hold the tables;
     under `synchrony=async`, how often so many other batches were handed out while one was trained on."""
     lost_steps: int | None = omitted(None)
-    """Number of steps whose updates were lost, where servers hold the tables: of some rows with a server that was
+    """Number of steps whose updates were lost, if servers hold the tables: of some rows with a server that was
     killed and came back from what it had saved, or of a whole batch with a rank on its own that was killed."""
     cut_after: int | None = omitted(None)
     """Number of examples after which the training was stopped, since its part of the study's minutes was over;
@@ -511,7 +511,7 @@ class Attempt(Value):
     predicted_bytes: int | None
     """Peak of the fullest rank, as planned for the ranks it was trained on; None: planned for another cluster."""
     measured_bytes: int | None = None
-    """Peak of the fullest rank, where it was counted: on an accelerator, or under a declared memory."""
+    """Peak of the fullest rank, if it was counted: on an accelerator, or under a declared memory."""
     needed_bytes: int | None = None
     """Bytes that a rank out of memory would have held at that moment; None if none was."""
     limit_bytes: int | None = None
@@ -577,7 +577,7 @@ class Proposal(Value):
 
     @property
     def by_words(self) -> str:
-        """` by NAME` where somebody is named."""
+        """` by NAME` if somebody is named."""
         return f" by {self.by}" if self.by else ""
 
 
@@ -632,7 +632,7 @@ class TrialRecord(Value):
     result: Result = Result()
     """What came of it."""
     attempts: tuple[Attempt, ...] = ()
-    """Executions so far, in order; several where one ran out of memory. Empty for a shared result."""
+    """Executions so far, in order; several if one ran out of memory. Empty for a shared result."""
 
     @property
     def first_plan(self) -> PlanSummary | None:

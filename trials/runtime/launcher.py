@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 # Which processes of a training are started anew when they are killed, while the others go on.
 #
 # A rank that trains on its own against servers has nothing that others wait for, and a server comes back with
-# what it last saved where no step needs all updates. All else ends the attempt, which goes on from its newest
+# what it last saved if no step needs all updates. All else ends the attempt, which goes on from its newest
 # checkpoint.
 
 
@@ -294,7 +294,7 @@ class Run:
 
 
 def forget_last_run(directory: Path, ranks: Iterable[int]) -> None:
-    """Drops what these ranks have left of an earlier run, and, where rank 0 is among them, the events; logs stay,
+    """Drops what these ranks have left of an earlier run, and, if rank 0 is among them, the events; logs stay,
     and go on."""
     for rank in ranks:
         for name in (last_words(rank), *(() if rank else (EVENTS, RENDEZVOUS, SERVERS_RENDEZVOUS))):
@@ -437,7 +437,7 @@ def _run_of(
 
 
 def device_words(host: str, device: str | None) -> str:
-    """Returns where a rank is, for sentences: its host, and its CUDA device where it was given one."""
+    """Returns where a rank is, for sentences: its host, and its CUDA device if it was given one."""
     return host if device is None else f"{host}, device {device}"
 
 

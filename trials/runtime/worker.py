@@ -83,7 +83,7 @@ def main(task_data: dict[str, object], directory: str, rank: int) -> None:
 
 
 def run_rank(task_data: dict[str, object], directory: str, rank: int, body: Body) -> None:
-    """Makes this process a rank, runs `body`, and ends the process; exit code 0 where that went well."""
+    """Makes this process a rank, runs `body`, and ends the process; exit code 0 if that went well."""
     folder, code = Path(directory), 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what Ctrl-C means
     # a process ends once its driver is gone, however it went: the fork server ends with the driver if no rank

@@ -34,7 +34,7 @@ from trials.store.user_cache import DiskFullError, free_space
 #
 # The version stands in the database, in a table of its own name, since MLflow and Optuna, which may have the
 # same database, use Alembic's default name. Alembic takes a third of a second to import, so it is asked only
-# where there is something to migrate: a ledger that is up to date costs a few queries, and a new one is made as
+# if there is something to migrate: a ledger that is up to date costs a few queries, and a new one is made as
 # it is now (docs/decisions/0012-the-ledger-and-its-drivers.md).
 
 VERSION_TABLE = "dhen_alembic_version"
@@ -114,7 +114,7 @@ def bring_up_to_date(connection: sa.Connection, tables: sa.MetaData, url: str) -
 
 
 def migrate(connection: sa.Connection) -> None:
-    """Runs all migrations that come after the database's version, or all of them where it has none."""
+    """Runs all migrations that come after the database's version, or all of them if it has none."""
     from alembic import command  # late: most ledgers are up to date
     from alembic.config import Config
 
@@ -165,7 +165,7 @@ class Database:
     """Transactions on tables, by URL."""
 
     def __init__(self, url: str, tables: sa.MetaData, *, create: bool) -> None:
-        """Makes the tables where they are missing, and migrates older ones, unless told not to.
+        """Makes the tables if they are missing, and migrates older ones, unless told not to.
 
         Raises:
             UserError: when the database is of another kind, locked, damaged, full or out of reach, or of

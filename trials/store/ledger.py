@@ -79,7 +79,7 @@ class Ledger:
     """The trials of one study."""
 
     def __init__(self, url: str, study: str, *, create: bool = True) -> None:
-        """Opens the tables, and makes them where missing unless told not to.
+        """Opens the tables, and makes them if missing unless told not to.
 
         Raises:
             UserError: when the database is locked, damaged, full, out of reach, or holds other tables.
@@ -92,7 +92,7 @@ class Ledger:
         self._written: set[str] = set()
         """Keys of jobs and plans that are known to be there."""
         self.leases: Leases | None = None
-        """Leases of the driver that writes here, where others may share the study; None: it is the only one."""
+        """Leases of the driver that writes here, if others may share the study; None: it is the only one."""
         self._own_revisions: set[int] = set()
 
     def close(self) -> None:

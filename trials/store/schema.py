@@ -98,7 +98,7 @@ TRIALS = sa.Table(
     sa.Column("revision", sa.BigInteger, nullable=False, server_default="0"),
     sa.Index("ix_dhen_trial_revision", "study", "revision"),
 )
-"""Trials; one has no job where the point gives no model. `curve` has the evaluations before the last one, which
+"""Trials; one has no job if the point gives no model. `curve` has the evaluations before the last one, which
 stays in `record` (JSON, as `point` is). `revision` is the study's when the trial was last written, by which its
 other drivers find what has changed."""
 

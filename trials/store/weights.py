@@ -182,7 +182,7 @@ def _mapped(path: Path) -> Weights:
         raise UserError(f"{path}: no readable weights ({error}).") from None
 
 
-# What weights became since an earlier state: rows that differ in a bit, and whole tensors where most do.
+# What weights became since an earlier state: rows that differ in a bit, and whole tensors if most do.
 #
 # A tensor of a model is in the changes whole, under its name, or as two: `NAME@rows` (int64, N rows along its
 # first dimension, in order) and `NAME@values` (their new values). A tensor of which nothing changed is not

@@ -253,7 +253,7 @@ class _Place:
     offset: int
     length: int
     sha256: str = ""
-    """Of the whole file, where it was just written."""
+    """Of the whole file, if it was just written."""
     transform_descriptors: None = None
 
 

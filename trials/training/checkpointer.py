@@ -277,7 +277,7 @@ class Checkpoints:
 
     def _newest_whole(self) -> Path | None:
         """Returns the newest checkpoint that is as it was written; a collective. All ranks look for what rank 0
-        sees: where they do not share a disk, they say what is missing."""
+        sees: if they do not share a disk, they say what is missing."""
         while self._folder is not None:
             newest = [float(steps_of(path)) for path in checkpoints_in(self._folder)[:1]]
             (steps,) = as_first(self._ranks, newest or [-1.0])

@@ -1,5 +1,5 @@
-"""Finds out whether compiling a model's repeated layers pays for the steps that are left, and compiles them where
-it does and where they give the same gradients.
+"""Finds out whether compiling a model's repeated layers pays for the steps that are left, and compiles them if
+it does and if they give the same gradients.
 
 Decided after a few steps of the real training, whose time is the one number that cannot be known before. The next
 batch goes through each layer both ways: PyTorch 2.11 compiled layers whose MLPs got no gradients, and the network
@@ -26,7 +26,7 @@ COMPILE_SECONDS_PER_LAYER = 4.0
 layers, which are alike (an H100 beside a Xeon of 16 cores, 2026-11-26)."""
 SPEEDUP = 1.3
 """Ratio of eager to compiled step time on an accelerator, an assumption. PyTorch 2.11, which lost gradients, had
-1.55 to 1.6 with layers of 1,024 and 32,768 examples or more, 0.9 to 1.3 where the host's starting of operations
+1.55 to 1.6 with layers of 1,024 and 32,768 examples or more, 0.9 to 1.3 if the host's starting of operations
 takes longest (an H100, 2026-11-26)."""
 LEAST_COSINE = 0.9
 """Between what comes of a compiled layer and of the layer itself, which rounding tells apart; gradients that go
@@ -75,7 +75,7 @@ class BreakEven:
 
 
 def compile_if_it_pays(model: nn.Module, step_seconds: float, steps_left: int) -> str:
-    """Has the model's layers compiled in place, with the next batch, where that pays; says what was decided and
+    """Has the model's layers compiled in place, with the next batch, if that pays; says what was decided and
     why."""
     if next(model.parameters()).device.type == "cpu":
         return "torch.compile: not on a CPU, where it gained nothing"
@@ -87,7 +87,7 @@ def compile_if_it_pays(model: nn.Module, step_seconds: float, steps_left: int) -
 
 
 def compile_checked(layers: Iterable[nn.Module]) -> None:
-    """Has each layer compiled when its next inputs come, and left as it is where its gradients are others then."""
+    """Has each layer compiled when its next inputs come, and left as it is if its gradients are others then."""
     torch._dynamo.config.suppress_errors = True  # a layer that cannot be compiled goes on eagerly
     for number, layer in enumerate(layers):
         _CompileOnce(layer, number)

@@ -2,7 +2,7 @@
 other ways.
 
 Tables by their engine (`trials.training.embeddings.engine`), the dense part by
-`trials.training.distributed.parallelize`. Each rank trains on its slice of every global batch; where slices
+`trials.training.distributed.parallelize`. Each rank trains on its slice of every global batch; if slices
 differ by an example, losses and gradients are weighted by their share, so that the mean over ranks is the mean
 over the batch. Layers are not compiled here.
 
@@ -398,7 +398,7 @@ def fresh_step(
 
 # Reads from a wrapped model which strategy it is held with: what the engines did, not what was asked of them.
 #
-# Names of `fully_shard` that torch does not promise to keep are used here alone. Where several strategies hold
+# Names of `fully_shard` that torch does not promise to keep are used here alone. If several strategies hold
 # a network alike, the first one of the ladder is read: a network without DHEN layers has nothing that fsdp
 # could free between forward and backward, so that it is held as by shard_grad_op, and a single layer that is
 # recomputed is every second layer as much as every layer.

@@ -37,7 +37,7 @@ def evaluate(
     batch_size: int | None = None,
     keep: Keep | None = None,
 ) -> Metrics:
-    """Returns metrics on a split of the log, corrected for negative sampling where its schema states a rate.
+    """Returns metrics on a split of the log, corrected for negative sampling if its schema states a rate.
 
     `batch_size` rows go forward at a time, `rows_at_once` if not given. The model computes in the
     precision that its dense part has (`trials.optim.adamw.compute_in`).
@@ -58,7 +58,7 @@ def logit_metrics(logit_N: Tensor, split: Split, log: PreparedLog) -> Metrics:
 
 
 def split_logits(model: nn.Module, split: Split, batch_size: int | None = None) -> Tensor:
-    """Returns the logits (N) of all rows of a split, in fp32 in the host's memory, without gradients where the
+    """Returns the logits (N) of all rows of a split, in fp32 in the host's memory, without gradients if the
     caller wants none; `batch_size` rows go forward at a time, `rows_at_once` if not given."""
     device = next(model.parameters()).device
     was_training = model.training
@@ -84,11 +84,11 @@ def logits_over_ranks(
         split: the rows, the same on all ranks.
         ranks: the ranks, with a process group if there are several.
         batch_size: rows of a rank that go forward at a time, at most.
-        data: which part of the rows this rank reads, where several ranks read the same; of these the first ones
+        data: which part of the rows this rank reads, if several ranks read the same; of these the first ones
             of all have the logits.
 
     Raises:
-        UserError: on all ranks, where the split has fewer rows than there are ranks.
+        UserError: on all ranks, if the split has fewer rows than there are ranks.
     """
     data = data or ranks.data_part()
     slices = [rank_slice(split.rows, rank, data.ranks) for rank in range(data.ranks)]

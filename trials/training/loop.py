@@ -1,7 +1,7 @@
 """Trains one model on one log: passes over the data, evaluations on validation, the best weights kept.
 
 Cross-entropy on the log's labels and weights. Validation NE is taken at fixed numbers of examples, the
-same for every model of a study; where it does not improve, learning rates drop (reduce on plateau), and
+same for every model of a study; if it does not improve, learning rates drop (reduce on plateau), and
 after `patience` such evaluations training ends, or as soon as NE is far above its lowest. The test split
 is never touched here. Several ranks run the same loop on slices of each batch, and decide alike because
 they go by the same numbers.
@@ -200,7 +200,7 @@ def train(
         ends_at: Unix time at which training is stopped, with an evaluation; None for no limit.
         servers: those that hold the tables; None if ranks do. Of ranks that train on their own
             (`training.tables.synchrony=async`) the first calls this, as if it were alone, and the others `assist`.
-        resume_from: a folder for checkpoints. Where there is one, training goes on from it, and tells the
+        resume_from: a folder for checkpoints. If there is one, training goes on from it, and tells the
             evaluations it had once more; new ones are made in it, and removed when the training has ended.
         checkpoint_seconds: seconds of training that may be lost.
 
@@ -310,7 +310,7 @@ def _train(run: _Run) -> None:
         )
     for turn in turns:
         rate, checked = _step(run, turn)
-        # what a checkpoint brings about is done also where none follows: one must change nothing
+        # what a checkpoint brings about is done also if none follows: one must change nothing
         if checked:
             step.finish_update()
         run.checks += checked
@@ -388,7 +388,7 @@ def _train(run: _Run) -> None:
 
 
 def _step(run: _Run, turn: Turn) -> tuple[float, bool]:
-    """Runs the step of a turn, where it has one; returns the dense learning rate, and whether losses were
+    """Runs the step of a turn, if it has one; returns the dense learning rate, and whether losses were
     checked."""
     config, state, step = run.job.training, run.state, run.step
     assert config.batch_size is not None

@@ -169,7 +169,7 @@ GROW_BYTES = 64 * 2**20
 
 
 def keep_freed_memory() -> None:
-    """Tells the C library to keep freed memory, where it is glibc; elsewhere nothing happens."""
+    """Tells the C library to keep freed memory, if it is glibc; elsewhere nothing happens."""
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):

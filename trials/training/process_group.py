@@ -30,7 +30,7 @@ MEETING_SECONDS = 600.0
 
 
 def join(ranks: Ranks, folder: Path, address: str | None, *, seconds: float) -> None:
-    """Lets this process, whose CUDA device is set where it has one, join the process group of all ranks; waits for
+    """Lets this process, whose CUDA device is set if it has one, join the process group of all ranks; waits for
     the others.
 
     Args:

@@ -3,7 +3,7 @@ trained on.
 
 A model that goes on learning in production is judged so (Blum, Kalai, Langford, COLT 1999; for click logs McMahan
 et al., KDD 2013, section 5.1): each score is of a row that the model has not seen, and it has seen all rows before
-the row's period. Training goes on from given weights, with their optimizer state where it is
+the row's period. Training goes on from given weights, with their optimizer state if it is
 beside them, as `dhen-search online` does.
 
 Shapes: N rows of a split.

@@ -66,7 +66,7 @@ class Turn(NamedTuple):
     batch: Batch | None
     """The batch to train on, on this process's device; None if others have trained on what is evaluated."""
     following: Batch | None
-    """The batch of the next turn, where it is known."""
+    """The batch of the next turn, if it is known."""
     steps: int
     """Number of steps of the training when the turn is over."""
     evaluates: bool
@@ -112,7 +112,7 @@ class PassBatches:
 
 
 def in_order(batches: Iterator[Batch], batch_size: int, state: TrainingState) -> Iterator[Turn]:
-    """Yields a turn for each batch; it evaluates where so many examples are done then, or it is the last."""
+    """Yields a turn for each batch; it evaluates if so many examples are done then, or it is the last."""
     ahead, steps = itertools.chain(batches, (None,)), state.steps
     current = next(ahead)
     for following in ahead:

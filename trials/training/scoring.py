@@ -52,7 +52,7 @@ from trials.training.servers.client import Servers
 
 # Scores trained weights on a split: as the model was trained, so that what fitted then fits now.
 #
-# Where the job has a `period`, the weights go on learning from the split while they score it
+# If the job has a `period`, the weights go on learning from the split while they score it
 # (`trials.training.progressive`); the file stays as it is.
 
 
@@ -83,7 +83,7 @@ def score(
         evaluation_rows: rows of a rank that are scored at once, by the plan.
         servers: those that hold the tables, with these weights; None if ranks do.
         keep: is given the logits of all rows, on the first rank.
-        goes_on: is called after each step, where periods are trained on once they are scored.
+        goes_on: is called after each step, if periods are trained on once they are scored.
 
     Raises:
         UserError: for weights that are missing, damaged, or of another model.
@@ -128,7 +128,7 @@ REQUESTS = 8
 WARM_UP, FEWEST = 3, 7
 """Number of requests before the clock counts, and the least number that it counts."""
 BUDGET_SECONDS = 0.2
-"""Seconds of counted requests, where the least number takes less."""
+"""Seconds of counted requests, if the least number takes less."""
 
 
 def candidate_time(job: Job, log: PreparedLog, serving: ServingConfig) -> ForwardTime:
@@ -137,7 +137,7 @@ def candidate_time(job: Job, log: PreparedLog, serving: ServingConfig) -> Forwar
 
 
 def forward_time(model: nn.Module, rows: EncodedRows, serving: ServingConfig) -> ForwardTime:
-    """Returns the forward time of a model on these rows, which are repeated where they are fewer than a request
+    """Returns the forward time of a model on these rows, which are repeated if they are fewer than a request
     has.
 
     The model is left in evaluation mode on the device that scores here.

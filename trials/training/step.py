@@ -190,7 +190,7 @@ class TrainStep(Step):
             most = min(config.batch_size or most, most)
         if config.table_precision == "fp16":
             store_tables_in_half(model)
-        on_gpu = next(model.parameters()).device.type != "cpu"  # where layers may be compiled
+        on_gpu = next(model.parameters()).device.type != "cpu"  # if layers may be compiled
         self._engine = DDPEngine(model, PLAIN_DP, config, aligned=on_gpu)
         features = model.features
         assert isinstance(features, FeatureProcessing)

@@ -2,7 +2,7 @@
 
 All others wait for such a rank in every step. What is compared is each rank's own time (`own_time`), over
 stretches of steps: evaluations and checkpoints, in which the first rank has more to do, are left out. A rank
-is slow where it took `TIMES` the median of the others, and half of the clock itself, in `INTERVALS` intervals
+is slow if it took `TIMES` the median of the others, and half of the clock itself, in `INTERVALS` intervals
 in a row: ranks that share cores with other programs, and tables that cannot be cut evenly, come to less.
 """
 

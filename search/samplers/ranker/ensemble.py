@@ -198,7 +198,7 @@ CURVE_SLOPES = (0.0, 2.0)
 
 
 def final_ne(record: TrialRecord) -> float | None:
-    """NE at the end of a training; infinite where it diverged, None if it has not ended so far."""
+    """NE at the end of a training; infinite if it diverged, None if it has not ended so far."""
     if record.result.outcome is Outcome.DIVERGED:
         return math.inf
     if record.result.outcome is not Outcome.COMPLETED or record.result.validation is None:
@@ -238,7 +238,7 @@ class Comparison:
         logit_LR *= self._slope_G.take(common_LR)
         logit_LR /= self._temperature
         weight_LR = self._weight_G.take(common_LR)
-        # nothing is said of a candidate and itself, or where one has shown nothing at what both have reached
+        # nothing is said of a candidate and itself, or if one has shown nothing at what both have reached
         silent_LR = np.isnan(logit_LR) | (left[:, None] == right)
         logit_LR[silent_LR] = weight_LR[silent_LR] = 0.0
         return Pairs(logit_LR, weight_LR)

@@ -50,7 +50,7 @@ def expected_gain(
     gain_N = np.zeros(len(log_flops_N))
     for start, end, level in zip(starts_S, ends_S, levels_S, strict=True):
         width_N = np.clip(end - np.maximum(start, log_flops_N), 0.0, None)
-        # expected distance of a normal NE below the level, counted as 0 where it lies above
+        # expected distance of a normal NE below the level, counted as 0 if it lies above
         z_N = (level - ne_N) / error_N
         density_N = np.exp(-0.5 * z_N**2) / np.sqrt(2.0 * np.pi)
         gain_N += width_N * (error_N * (density_N + z_N * ndtr(z_N)))
@@ -78,7 +78,7 @@ def _stairs(points: Iterable[Corner], reference: Corner) -> tuple[np.ndarray, np
 #
 # The numbers describe the network, not the point: points that decode to the same network have the same features,
 # the order of modules and settings of absent modules have none. Shares (how many attention modules a layer has)
-# are 0 where there is nothing; sizes (heads of attention) are the average of the other candidates where there is
+# are 0 if there is nothing; sizes (heads of attention) are the average of the other candidates if there is
 # nothing.
 
 LOG_FROM_RATIO = 4.0
@@ -218,7 +218,7 @@ not measured."""
 def likely_in_time(
     timed: Sequence[tuple[Description, float]], pool: Sequence[PricedCandidate], max_ms: float | None
 ) -> list[PricedCandidate]:
-    """The candidates of the pool that are expected to take no longer than the limit; all of them where too few are
+    """The candidates of the pool that are expected to take no longer than the limit; all of them if too few are
     timed.
 
     Args:
@@ -296,7 +296,7 @@ class Observations:
     pending: list[KnownPoint] = field(default_factory=list)
     """Candidates that have not ended."""
     timed: list[tuple[KnownPoint, float]] = field(default_factory=list)
-    """Candidates that have ended, with their forward time in milliseconds, where it was measured."""
+    """Candidates that have ended, with their forward time in milliseconds, if it was measured."""
 
     finished: list[tuple[KnownPoint, float]] = field(default_factory=list)
     """Candidates with an NE at their end, and that NE."""
@@ -344,10 +344,10 @@ def observations_of(context: SamplerContext) -> Observations:
 
 
 def _first_that_fits(drawn: Iterable[PricedCandidate], pricer: CandidatePricer, rng: random.Random) -> Point:
-    """The first drawn point that fits. Where none of many does, the first of all, which the plan then refuses or
+    """The first drawn point that fits. If none of many does, the first of all, which the plan then refuses or
     which takes long; if nothing new is drawn, any point: the study counts how often that happens, and ends."""
     first, began = None, time.monotonic()
-    # where an axis is a range new points never end, and of one architecture, which is tuned, none may fit
+    # if an axis is a range new points never end, and of one architecture, which is tuned, none may fit
     for drawn_point in islice(drawn, MOST_TRIED):
         first = first or drawn_point
         if pricer.fits(drawn_point.candidate):

@@ -170,7 +170,7 @@ class StampRange:
 # How many values of a growing table share their 64-bit hash with another value, counted in bounded memory.
 #
 # Values are told apart by a second hash, modulo a prime, so that nothing is kept of them but two numbers. Of at
-# most `MOST` values: where there are more, of those whose hashes are in the lower half of all, then in the lower
+# most `MOST` values: if there are more, of those whose hashes are in the lower half of all, then in the lower
 # quarter, and so on. Two values that share a hash are counted both or neither, so what is found is that of a
 # known share.
 #

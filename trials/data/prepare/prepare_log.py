@@ -331,7 +331,7 @@ def _label_differs(options: ReadOptions, schema: LogSchema, columns: Collection[
 
 def _fitting(schema: LogSchema, log: RawLog) -> tuple[LogSchema, tuple[str, ...]]:
     """Returns the schema of another log for this one, which may lack columns that are no input; and what is said
-    where it lacks what the split lists."""
+    if it lacks what the split lists."""
     columns = {
         name: column
         for name, column in schema.columns.items()

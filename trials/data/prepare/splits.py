@@ -20,7 +20,7 @@ from trials.data.vocabulary import mixed
 
 TRAIN, VALIDATION, TEST = range(3)
 OPEN = 3
-"""The mark of a row that no list names, where a fraction decides about such rows."""
+"""The mark of a row that no list names, if a fraction decides about such rows."""
 LAST = int(np.iinfo(np.int64).max)
 """A position that no row has."""
 DRAW_BITS = 31

@@ -374,7 +374,7 @@ def _ms_of(
 
 
 def _iso_ms(values: pa.Array) -> Stamps:
-    """Reads ISO 8601 with or without zone: in bulk where all values are alike, else one at a time."""
+    """Reads ISO 8601 with or without zone: in bulk if all values are alike, else one at a time."""
     values = pc.replace_substring_regex(values, r"([.]\d{3})\d+", r"\1")  # no finer than a millisecond
     values = pc.replace_substring_regex(values, r"(\d) ?(UTC|GMT|z)$", r"\1Z")
     for kind in (pa.timestamp("ms"), pa.timestamp("ms", "UTC")):
@@ -394,7 +394,7 @@ def _iso_ms(values: pa.Array) -> Stamps:
 
 
 def cycle_of(stamps: Stamps, cycle: str) -> NDArray[np.int32]:
-    """Returns the hour of the day (0 to 23) or the day of the week (Monday is 0), and -1 where the stamp is
+    """Returns the hour of the day (0 to 23) or the day of the week (Monday is 0), and -1 if the stamp is
     missing."""
     days, within = np.divmod(stamps, DAY_MS)
     value = within // HOUR_MS if cycle == "hour_of_day" else (days + 3) % 7  # 1970-01-01 was a Thursday

@@ -68,7 +68,7 @@ class RawFile:
     fields: tuple[str, ...]
     """Names of what a row of the file holds, in its order."""
     folder: Path | None = None
-    """The folder that was named as the log, where the file itself was not."""
+    """The folder that was named as the log, if the file itself was not."""
     dialect: CsvDialect = PLAIN_CSV
     header_bytes: int = 0
     """Bytes of decompressed text before the first row of data."""
@@ -77,7 +77,7 @@ class RawFile:
 
     @property
     def name(self) -> str:
-        """The file's path below the folder that was named; its own name where it was named itself."""
+        """The file's path below the folder that was named; its own name if it was named itself."""
         return self.path.relative_to(self.folder).as_posix() if self.folder else self.path.name
 
     @property

@@ -94,7 +94,7 @@ def canonical(value: str) -> str:
 
 
 def plain_label(value: str) -> int | None:
-    """Returns 0 or 1 where the value says so itself."""
+    """Returns 0 or 1 if the value says so itself."""
     value = canonical(value)
     return 1 if value in _POSITIVE else 0 if value in _NEGATIVE else None
 
@@ -162,7 +162,7 @@ class LabelReader:
         self.missing += int(missing.sum())
         rows = np.bincount(codes[~missing], minlength=len(values))
         for value, count in zip(values, rows.tolist(), strict=True):
-            if count:  # a categorical column has a category also where no row is of it any more
+            if count:  # a categorical column has a category also if no row is of it any more
                 self.counts[canonical(value)] += count
         if len(self.counts) > 2:
             name = self._column
@@ -301,7 +301,7 @@ def typed_columns(
 def type_labelled(
     batch: RawBatch, schema: LogSchema, labels: LabelReader, bad_rows: BadRows, pool: Executor
 ) -> pa.RecordBatch:
-    """Returns all used columns of a batch, typed; where bad rows are skipped, those without label or weight are
+    """Returns all used columns of a batch, typed; if bad rows are skipped, those without label or weight are
     dropped.
 
     Raises:

@@ -172,7 +172,7 @@ UNDECIDED = SplitRule(by="auto")
 MOST_BUCKETS = 256
 ROWS_PER_BUCKET = 100
 MOST_LISTED = 30
-"""Number of columns that are named where one is to be chosen."""
+"""Number of columns that are named if one is to be chosen."""
 MOST_SHOWN = 40
 """Number of characters of a value that are shown."""
 

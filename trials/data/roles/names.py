@@ -1,4 +1,4 @@
-"""Hints from the name of a column on what it is, where its values leave it open."""
+"""Hints from the name of a column on what it is, if its values leave it open."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def words_of(name: str) -> frozenset[str]:
 
 
 def suggests_amount(name: str) -> bool:
-    """Tells whether the name is that of a count, an amount, a duration: numeric even where it takes few values."""
+    """Tells whether the name is that of a count, an amount, a duration: numeric even if it takes few values."""
     words = words_of(name)
     return bool(words & _AMOUNT_WORDS) or words >= {"no", "of"}
 
 
 def suggests_code(name: str) -> bool:
-    """Tells whether the name is that of an id or a code: categorical even where it is a number with many
+    """Tells whether the name is that of an id or a code: categorical even if it is a number with many
     values."""
     words = words_of(name)
     return bool(words & _CODE_WORDS) or any(word.endswith("id") and word not in _NO_IDS for word in words)
@@ -117,13 +117,13 @@ def suggests_outcome(name: str) -> bool:
 
 
 def suggests_time(name: str) -> bool:
-    """Tells whether the name is that of a time stamp, where the values could be one."""
+    """Tells whether the name is that of a time stamp, if the values could be one."""
     words = words_of(name)
     return bool(words & _TIME_WORDS) or any(word.endswith(("time", "date", "timestamp")) for word in words)
 
 
 def suggests_split(name: str) -> bool:
-    """Whether a row is for training or test, where the values could say it."""
+    """Whether a row is for training or test, if the values could say it."""
     return bool(words_of(name) & _SPLIT_WORDS) or plain(name) in _SPLIT_NAMES
 
 

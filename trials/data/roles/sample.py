@@ -328,7 +328,7 @@ def draw_sample(
 
 
 def _joined(name: str, parts: Sequence[pa.Array]) -> pa.Array:
-    """Returns the values of one column one after another. Where types differ, such as whole numbers in one file
+    """Returns the values of one column one after another. If types differ, such as whole numbers in one file
     and numbers in the next, because one is missing there, they are in a common type, else text.
 
     Raises:

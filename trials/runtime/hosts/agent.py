@@ -104,7 +104,7 @@ class Agent:
         )
 
     def get_log(self, study: StudyThere) -> str | None:
-        """Gets the study's log for this host, where it is not in its cache yet; ranks then read this one.
+        """Gets the study's log for this host, if it is not in its cache yet; ranks then read this one.
 
         Returns:
             Why it cannot be had; None if it is there.

@@ -123,7 +123,7 @@ class Member:
         heard()
 
     def call(self, method: str, *arguments: object) -> None:
-        """Has the agent do something; where it is gone, its listener notices."""
+        """Has the agent do something; if it is gone, its listener notices."""
         with contextlib.suppress(Exception):
             getattr(self.agent, method).remote(*arguments)
 
@@ -223,7 +223,7 @@ class Hosts:
         """Takes in what agents have told, which nodes have left, and which are new.
 
         Raises:
-            HeadGoneError: once, where the head of the cluster is gone, and all hosts with it.
+            HeadGoneError: once, if the head of the cluster is gone, and all hosts with it.
         """
         with contextlib.suppress(BlockingIOError):
             self._heard.recv(4096)

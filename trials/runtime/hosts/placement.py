@@ -28,7 +28,7 @@ class Shape(NamedTuple):
     cpus: float
     """Number of CPUs per host, for its ranks."""
     gpus: float
-    """Number of GPUs per host; less than one where candidates share a device."""
+    """Number of GPUs per host; less than one if candidates share a device."""
     servers: int = 0
     """Number of servers of tables, which are on the hosts in turn."""
     server_cpus: float = 0.0

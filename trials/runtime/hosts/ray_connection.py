@@ -95,7 +95,7 @@ class Head:
 
     @contextmanager
     def watched(self, question: Callable[[], object]) -> Iterator[None]:
-        """A context in which the head is asked all the time. Where it is gone and nobody asks anything else, which
+        """A context in which the head is asked all the time. If it is gone and nobody asks anything else, which
         would tell, this process ends with a sentence, before Ray ends it without."""
         ended = threading.Event()
         self._answered = time.monotonic()
@@ -172,7 +172,7 @@ def connected(launcher: str) -> Iterator[Head]:
             `ray://HOST:PORT` for Ray's client; `slurm` for one that is made on the nodes of this Slurm job.
 
     Raises:
-        UserError: without Ray, without a cluster there, or where the cluster takes this process not in (another
+        UserError: without Ray, without a cluster there, or if the cluster takes this process not in (another
             version of Ray or Python, another token).
     """
     if find_spec("ray") is None:

@@ -138,7 +138,7 @@ class HostsRun:
             self._hosts.tell(f"waiting for {self._wanted.words}: {len(ready)} node(s) take part")
 
     def _preferred(self, ready: Mapping[str, Member]) -> Set[str]:
-        """Returns the nodes that are asked for: those on which no rank was slow, where they are enough and have
+        """Returns the nodes that are asked for: those on which no rank was slow, if they are enough and have
         room within a while; else all."""
         fast = {node for node, member in ready.items() if not self._hosts.is_avoided(member)}
         waits = time.monotonic() - self._asked < AVOIDING_SECONDS
@@ -228,7 +228,7 @@ class HostsRun:
         )
 
     def _prepared(self, members: list[Member]) -> Task:
-        """Returns the task with absolute paths, and a port of its own on its first host where it has several."""
+        """Returns the task with absolute paths, and a port of its own on its first host if it has several."""
         paths = {name: getattr(self._task, name) for name in PATHS}
         absolute = {name: str(Path(path).absolute()) for name, path in paths.items() if path is not None}
         task = self._task.replace(**absolute)

@@ -142,7 +142,7 @@ def cluster_of_the_job() -> Iterator[JobCluster]:
     """A Ray cluster on all nodes of this job; the environment of this process names it meanwhile.
 
     Raises:
-        UserError: outside of a job, without the commands of Slurm or Ray, and where the head does not start.
+        UserError: outside of a job, without the commands of Slurm or Ray, and if the head does not start.
     """
     node = os.environ.get(HERE)
     if JOB not in os.environ or node is None:

@@ -68,7 +68,7 @@ def averaged_in(dtype: torch.dtype) -> Hook:
 
 
 def cast_bucket(gradients: Tensor, dtype: torch.dtype) -> Tensor:
-    """Casts a bucket's gradients, each (N), to what they are sent in: in the bucket's own memory where it has
+    """Casts a bucket's gradients, each (N), to what they are sent in: in the bucket's own memory if it has
     room."""
     cast = gradients.to(dtype)
     if cast.element_size() > gradients.element_size():

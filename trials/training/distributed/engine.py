@@ -31,7 +31,7 @@ class DenseInputs(NamedTuple):
 
     embeddings: tuple[Tensor, ...]
     """Embeddings in fp32, as tables put them out (`dhen.inputs.lift.looked_up`): e_BTD of the categorical
-    tables, e_B1D of each multi-hot one; where tables have several lengths, these for each length."""
+    tables, e_B1D of each multi-hot one; if tables have several lengths, these for each length."""
     numeric_BK: Tensor
     """Numeric inputs in float32."""
     share_BN: Tensor | None = None

@@ -100,7 +100,7 @@ class _ContiguousGradient(torch.autograd.Function):
 
 
 def keep_layers(model: DhenModel, stages: Sequence[range]) -> None:
-    """Takes all but these layers out of the model, and what lies below the first and above the last where those
+    """Takes all but these layers out of the model, and what lies below the first and above the last if those
     are not among them. What stays keeps its names."""
     kept = {index for layers in stages for index in layers}
     count = len(model.layers)

@@ -1,6 +1,6 @@
 """Training steps of a DHEN whose layers lie on the ranks of pipelines, by `torch.distributed.pipelining`.
 
-Each pipeline has its part of every batch, and the schedule is torch's. Where modules are split, the ranks of a
+Each pipeline has its part of every batch, and the schedule is torch's. If modules are split, the ranks of a
 tensor group go through it side by side. Micro-batches are equally long, as what is
 received has its place from the start: they are filled up with examples that count nothing.
 

@@ -171,7 +171,7 @@ def lay_gradients_in_buckets(model: DistributedDataParallel) -> None:
     """Has all gradients lie in their buckets before the first step, as zeros; a collective.
 
     DistributedDataParallel puts gradients there when it first reduces them. Those of micro-batches before that
-    would lie beside the buckets, as much memory once more than there is in later steps, also where a training goes
+    would lie beside the buckets, as much memory once more than there is in later steps, also if a training goes
     on from a checkpoint and AdamW's moments are there. In one-bit Adam's second stage nothing is ever reduced. So
     a gradient of ones is reduced once. Buckets are made anew in the next forward, and stay from then on.
     """

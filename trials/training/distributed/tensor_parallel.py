@@ -2,7 +2,7 @@
 same part of the batch (Megatron-LM, arXiv 1909.08053).
 
 What is split, and how, modules say themselves (`dhen.ops.split`); here are the ranks. Ranks r t to r t + t - 1
-are a tensor group of t, in one host where t divides its ranks; ranks with one place in all groups hold the same
+are a tensor group of t, in one host if t divides its ranks; ranks with one place in all groups hold the same
 parts, and train them by data parallelism (`model_mesh`). Each engine of data parallelism, and that of a pipeline's
 stages, takes what is left of a rank's model, and `Layout` puts whole weights together and knows where a rank's
 numbers lie among all.
@@ -36,7 +36,7 @@ def model_mesh(world: int, tensor: int, device_type: str, pipeline: int = 1) -> 
     """Returns all ranks as stages x data ranks x tensor ranks; a collective.
 
     Tensor ranks are neighbours, so that a host has a group; stages are as far apart as can be, so that what they
-    send crosses the network, where it is least; data ranks are between, in a host where groups leave room.
+    send crosses the network, where it is least; data ranks are between, in a host if groups leave room.
     """
     degrees = pipeline, world // (pipeline * tensor), tensor
     return init_device_mesh(device_type, degrees, mesh_dim_names=(STAGES, DATA, TENSOR))

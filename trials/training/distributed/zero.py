@@ -39,7 +39,7 @@ from trials.training.memory_limit import on_host
 #
 # ZeRO's stages 1 and 2 and ZeRO-Offload
 # (`trials.training.distributed.zero_offload`) hold a model in them. The own part has fp32 master weights, which
-# the rank's optimizer updates. Where the model computes in fp32 on the device of the masters, these need no
+# the rank's optimizer updates. If the model computes in fp32 on the device of the masters, these need no
 # memory: they are the part of the weights itself. Else they are tensors of their own, as long as the part.
 
 
@@ -105,7 +105,7 @@ class Bucket:
         self.missing = len(parameters)
         """Number of parameters whose gradient backward has not made yet."""
         self.gradients: Tensor | None = None
-        """Whole gradients, where they stay (stage 1)."""
+        """Whole gradients, if they stay (stage 1)."""
         for parameter, view in zip(parameters, self.views(self.weights), strict=True):
             parameter.data = view
 
@@ -127,7 +127,7 @@ class Bucket:
 
     @torch.no_grad()
     def to_send(self, dtype: torch.dtype) -> Tensor:
-        """Returns the bucket's gradients, padded to equal parts; they are dropped where they do not stay."""
+        """Returns the bucket's gradients, padded to equal parts; they are dropped if they do not stay."""
         if self.gradients is not None:
             return self.gradients.to(dtype)
         sent = self.weights.new_empty(len(self.weights), dtype=dtype)

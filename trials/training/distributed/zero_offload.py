@@ -8,11 +8,11 @@ go back and are gathered. On one rank there is nothing to scatter, and the part 
 
 With `training.delayed_update` the host updates while the device goes on with the next step, which computes
 with the weights of the update before: a gradient is applied one update late. The first `DELAY_AFTER` updates
-are not delayed. What is under way is waited for before weights are read, saved or loaded, and where the
+are not delayed. What is under way is waited for before weights are read, saved or loaded, and if the
 training loop says so (`finish`), so that a training that goes on from a checkpoint delays the same updates.
 
 With `training.clip_norm` the own parts' gradients are clipped on the host before the update, in the calling
-thread also where the update is delayed: the norm is a collective, whose order all ranks share.
+thread also if the update is delayed: the norm is a collective, whose order all ranks share.
 
 Left out of the paper: its own CPU kernel (PyTorch's fused AdamW takes the place of it), and the copy of one
 layer's weights while the host updates the next.
@@ -39,7 +39,7 @@ from trials.training.memory_limit import on_host
 # The optimizer of ZeRO-Offload on the host: gradients that arrive, AdamW, and the weights that go back.
 #
 # Of each own part the host has fp32 masters, AdamW's moments, the updated weights as the model computes with
-# them, and a place for gradients: as they arrive, and in fp32, where micro-batches are added up. What an
+# them, and a place for gradients: as they arrive, and in fp32, if micro-batches are added up. What an
 # accelerator copies from or to is page-locked. An update runs in the calling thread, or in a thread of its own
 # while the next step goes on (the delayed parameter update of arXiv 2101.06840, section 5.2), whose gradients
 # then need a second place. PyTorch's kernels let Python's other threads run meanwhile.

@@ -1,7 +1,7 @@
 """Embedding tables in parts: some columns of all rows of a table, and row-wise Adagrad's sums for them.
 
 A checkpoint of such parts loads into any other way to cut the same tables. A sum adds up a row's mean square
-gradient over the part's columns, so the sum of merged parts is exactly the mean of their sums by width. Where
+gradient over the part's columns, so the sum of merged parts is exactly the mean of their sums by width. If
 a part is cut further, each piece takes its sum, which is then the mean over more columns than the piece has.
 """
 
@@ -77,7 +77,7 @@ def state_of(held_parts: Sequence[HeldBlock]) -> State:
 
 def state_to_load(saved: Iterable[str], held_parts: Sequence[HeldBlock]) -> State:
     """Returns what to load of a checkpoint with the keys `saved`, however its tables are cut: the parts of this
-    rank where they were saved alike, else tensors of their own for all saved parts that share columns with
+    rank if they were saved alike, else tensors of their own for all saved parts that share columns with
     them."""
     own_state, to_load = state_of(held_parts), {}
     for key in saved:

@@ -58,7 +58,7 @@ class TableEngine:
     def update(self, embeddings: tuple[Tensor, ...]) -> None:
         """Runs the optimizer's update, from the gradients on what `lookup` returned last.
 
-        They are averaged over ranks: each is the gradient of the mean over its rank's examples (where ranks
+        They are averaged over ranks: each is the gradient of the mean over its rank's examples (if ranks
         have different numbers of examples, scaled by their share).
         """
         raise NotImplementedError
@@ -95,7 +95,7 @@ class TableEngine:
 
 
 def leaves(looked_up: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """Returns the same values cut off from the lookup; they require gradients where gradients are recorded."""
+    """Returns the same values cut off from the lookup; they require gradients if gradients are recorded."""
     recorded = torch.is_grad_enabled()
     return tuple(e.detach().requires_grad_(recorded) for e in looked_up)
 

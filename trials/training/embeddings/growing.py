@@ -1,7 +1,7 @@
 """Growing tables while they train: keys are admitted, given rows, and give way to others.
 
 A key without a row is counted until it has occurred `admit_after` times within a pass; then it has the free
-row with the lowest number. Where there is none, it may take another's, never one of the batch at hand:
+row with the lowest number. If there is none, it may take another's, never one of the batch at hand:
 
 `lru`: the row of the key that was not seen for longest.
 `lfu`: the row of the key that occurs least often, if the new one surely occurs more often: by more than three
@@ -12,7 +12,7 @@ without rows are halved together, so that they are of late, and comparable: when
 occurred as there are rows, once a table is full.
 
 Which key gives way is found among some rows, four for each that is wanted, that are spread over the table and
-others each time; where that is all rows, it is the least of all.
+others each time; if that is all rows, it is the least of all.
 
 By `ttl` a key gives its row back that was not seen for so many steps, or for so long by the log's time stamps.
 Now is then the newest stamp of the batches so far, so that rows which come late take nothing back; it begins
@@ -46,8 +46,8 @@ from trials.training.process_group import gathered
 # Two rows of small counters, each key's in both; the least of the two is its count (Cormode and Muthukrishnan,
 # J. Algorithms 2005), raised conservatively: a counter rises to the count of the key that raises it and no
 # further (Estan and Varghese, SIGCOMM 2002). A count is never too low, so no key is admitted too late. It is too
-# high where both counters are another key's too: with n keys counted in W counters, with a probability of at
-# most (1 - e^(-n/W))^2, near 6 % where it is `crowded`, with W / 4 keys. Who counts with it halves all counters
+# high if both counters are another key's too: with n keys counted in W counters, with a probability of at
+# most (1 - e^(-n/W))^2, near 6 % if it is `crowded`, with W / 4 keys. Who counts with it halves all counters
 # then, or earlier, as TinyLFU does (arXiv 1512.00727); a key that occurred once is forgotten.
 #
 # Shapes: N keys, W counters of a row.
@@ -258,7 +258,7 @@ class GrowingTables:
         return keys | {f"{PROGRESS}.{name}": tensor for name, tensor in named.items()}
 
     def count_on(self, counted: State, places: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Goes on from what was counted for all keys, where these tables have some of them; counts of occurrences
+        """Goes on from what was counted for all keys, if these tables have some of them; counts of occurrences
         since the last halving begin anew.
 
         Args:
@@ -334,7 +334,7 @@ class GrowingTables:
         return Begun(torch.cat(local), key_N, tables, self._seed)
 
     def _rows_for(self, table: int, key_M: Tensor, times_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns rows of a table, and the keys that have them with their occurrences; where rows are too few, the
+        """Returns rows of a table, and the keys that have them with their occurrences; if rows are too few, the
         keys that occurred most often."""
         wanted = len(key_M) - len(self._free[table])
         if wanted > 0:

@@ -1,7 +1,7 @@
 """A cache on the device of the rows of one matrix, which lie on a level of storage below it.
 
 What is trained is the cache. Rows that a batch reads are brought in before its lookup, with their optimizer
-state, and take the places of those that have occurred least often so far; these are written back, where they
+state, and take the places of those that have occurred least often so far; these are written back, if they
 have changed since. A row keeps the number of times it has occurred while it is not in the cache, so the cache
 comes to hold the rows that occur most (least frequently used, with exact counts).
 
@@ -88,7 +88,7 @@ class RowCache:
         held.slots = self._slot_R
         self._occurred_R = torch.zeros(rows, dtype=torch.int32)
         self.row_C = torch.full((slots,), -1)
-        """Row in each slot of the cache, -1 where it is free."""
+        """Row in each slot of the cache, -1 if it is free."""
         self._changed_C = torch.zeros(slots, dtype=torch.bool)
         self._batch_C = torch.zeros(slots, dtype=torch.int64)
         """Number of the batch that last read the slot."""

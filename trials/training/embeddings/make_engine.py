@@ -1,6 +1,6 @@
 """Which engine holds the tables: one process's own, on its device or below, or TorchRec's over several ranks.
 
-TorchRec is imported only where several ranks train: one rank does without it.
+TorchRec is imported only if several ranks train: one rank does without it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""TorchRec, imported by the fork server where candidates train on several ranks, so that no rank has to import it.
+"""TorchRec, imported by the fork server if candidates train on several ranks, so that no rank has to import it.
 
-Where it is missing or broken nothing happens here; a rank that needs it says so. Nor with CUDA: FBGEMM asks for
+If it is missing or broken nothing happens here; a rank that needs it says so. Nor with CUDA: FBGEMM asks for
 devices as it is imported, and then no process that is forked can use one.
 """
 

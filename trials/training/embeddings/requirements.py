@@ -30,7 +30,7 @@ class UnfitShardError(UserError):
 
 
 def missing_torchrec(reason: str) -> UserError:
-    """Returns the error where TorchRec is needed and cannot be imported."""
+    """Returns the error if TorchRec is needed and cannot be imported."""
     return UserError(
         f"embedding tables over several ranks need TorchRec, which cannot be imported ({reason}). `make setup` "
         f"installs it, or: {INSTALL}    (with a GPU: fbgemm-gpu in place of fbgemm-gpu-cpu). One rank "

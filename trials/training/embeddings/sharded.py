@@ -4,7 +4,7 @@ Decay of whole tables is exact, and touches no row for it: what is held is the w
 shrinks with every step. Embeddings are multiplied by it; as gradients are those of the weights themselves, the
 update is right when its learning rate is divided by it.
 
-Tables in fp16 are rounded stochastically where they are replicated, and by FBGEMM's kernels on GPUs; its
+Tables in fp16 are rounded stochastically if they are replicated, and by FBGEMM's kernels on GPUs; its
 kernels for CPUs round to the nearest.
 """
 
@@ -66,7 +66,7 @@ class CpuRowDecay:
 
 
 def _with_rows(features: Any) -> Any:
-    """Returns the ids with, behind the bags of each key, one bag for every id that they have; empty bags where a
+    """Returns the ids with, behind the bags of each key, one bag for every id that they have; empty bags if a
     key has fewer ids."""
     ids_of = torch.split(features.values(), features.length_per_key())
     rows_of = [torch.unique(ids) for ids in ids_of]
@@ -100,7 +100,7 @@ class _Decayed(torch.autograd.Function):
 # Column shards of embedding tables through TorchRec: lookups by all-to-all, updates fused into backward.
 #
 # An EmbeddingBagCollection with mean pooling, cut as a placement says, with FBGEMM's row-wise Adagrad, whose
-# state is one number per row of each shard. Every table is column-wise to TorchRec, also where it is whole on
+# state is one number per row of each shard. Every table is column-wise to TorchRec, also if it is whole on
 # one rank, so that there is one all-to-all. TorchRec is imported here alone, when it is first needed: that takes
 # seconds, and warns.
 

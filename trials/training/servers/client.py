@@ -1,6 +1,6 @@
 """A worker's side of the servers: requests to all of them at once, in order, from a thread of its own.
 
-What is pushed is on its way while the worker goes on, and so are the next batch's rows where they may be
+What is pushed is on its way while the worker goes on, and so are the next batch's rows if they may be
 pulled ahead. One thread has all links, so that each server gets a worker's messages in their order.
 
 Shapes: R rows, U of them that a batch reads, each once, N that have changed, D columns, K keys.
@@ -233,7 +233,7 @@ class Servers:
         return whole_RD
 
     def keys(self, matrices: int, rows: int) -> Tensor:
-        """Returns the key of each growing row (1 + R), 0 where it is free."""
+        """Returns the key of each growing row (1 + R), 0 if it is free."""
         key_R = torch.zeros(rows, dtype=torch.int64)
         for answer in self._ask_all(Message(Op.FULL, number=matrices)):
             row_K, key_K = answer.tensors

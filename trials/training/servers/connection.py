@@ -2,7 +2,7 @@
 
 A server that is started anew takes over what it last saved, and says that it is ready under the number of its
 restarts. A worker whose link is broken waits for that, calls it, says how far it is, and asks once more what was
-not answered. Where servers do not come back (`TablesConfig.servers_return`) a broken link is an error.
+not answered. If servers do not come back (`TablesConfig.servers_return`) a broken link is an error.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class Connection:
             worker: number of this worker.
             server: number of the server.
             comes_back: whether a server that is killed is started anew.
-            while_waiting: called again and again while an answer is waited for, where servers come back; greets
+            while_waiting: called again and again while an answer is waited for, if servers come back; greets
                 the successors of all servers.
-            watch: called again and again while the server is waited for, where nobody else watches its process and
-                ends this one; raises `LinkBrokenError` where it is gone.
+            watch: called again and again while the server is waited for, if nobody else watches its process and
+                ends this one; raises `LinkBrokenError` if it is gone.
         """
         self._store, self._worker, self._server, self._comes_back = store, worker, server, comes_back
         self._while_waiting, self._watch = while_waiting, watch
@@ -111,7 +111,7 @@ class Connection:
     def _watched(self, call: Callable[[], Said]) -> Said:
         """Returns what a call says that waits for the server.
 
-        Gloo may miss that the other end is gone, where it goes just when this one begins to wait, be it until a
+        Gloo may miss that the other end is gone, if it goes just when this one begins to wait, be it until a
         message is taken or until one comes. The thread that waits for it is left behind then.
 
         Raises:

@@ -78,7 +78,7 @@ class ServerPart:
 
         Args:
             tables: with the server's rows of fresh ones (`dhen.inputs.growing.part_of_tables`); without any
-                where weights are given.
+                if weights are given.
             rows: which keys have which rows so far; None if no table grows.
             schema: the tables', as the model holds them.
             config: resolved.
@@ -205,7 +205,7 @@ class ServerPart:
     def changed(self, matrix: int, most: int) -> tuple[Tensor, Tensor]:
         """Returns rows of a matrix, as all servers' are numbered, that have changed since this returned them last,
         so many at most, and their weights in fp32; for the number behind those of all, growing rows whose keys
-        have changed, and the keys. All have, where they were never asked for, or were read from a folder since.
+        have changed, and the keys. All have, if they were never asked for, or were read from a folder since.
         """
         self._note_changes()
         if matrix < len(self.names):
@@ -248,7 +248,7 @@ class ServerPart:
     def load(self, folder: Path) -> list[Weights]:
         """Takes over what servers have saved in a folder, however many they were; returns their files, in order.
 
-        Where they were as many, growing tables go on to the bit; else they keep rows and sums of all keys, and
+        If they were as many, growing tables go on to the bit; else they keep rows and sums of all keys, and
         count occurrences anew.
 
         Raises:

@@ -180,13 +180,13 @@ class ServerTables(TableEngine):
         self.servers.go_on(step, folder)
 
     def keys(self) -> Tensor | None:
-        """Returns the key of each growing row (1 + R), 0 where it is free; None without growing tables."""
+        """Returns the key of each growing row (1 + R), 0 if it is free; None without growing tables."""
         if self._growing is None:
             return None
         return self.servers.keys(len(self._names), len(self._growing.keys))
 
     def nothing_changed(self) -> None:
-        """Has servers tell later of rows that change from now on; of all where they may have rounded some to fp16
+        """Has servers tell later of rows that change from now on; of all if they may have rounded some to fp16
         when they took the tables over."""
         if not self._half:
             self.servers.all_told()
@@ -220,7 +220,7 @@ class ServerTables(TableEngine):
                 return features, pulled
 
     def _count(self, pulled: Pulled) -> None:
-        """Counts rows to this rank's memory, which the links' thread has made; where the device is an accelerator
+        """Counts rows to this rank's memory, which the links' thread has made; if the device is an accelerator
         they are not on it."""
         if self._where.type == "cpu":
             count_on_device([*pulled.rows, *pulled.weights])
