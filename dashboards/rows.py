@@ -223,7 +223,7 @@ HELP = {
     "ne": "normalized entropy on validation; lower is better",
     "relative": "NE in percent of the tuned baseline's; negative is better",
     "flops": "FLOPs of a forward pass per example",
-    "technique": "memory technique that it was trained with; where it was not trained, the one planned",
+    "technique": "memory technique that it was trained with; if it was not trained, the one planned",
     RANKS: "hosts x ranks per host: the least shape in which a technique fits",
     "memory": "predicted peak of the fullest rank of the cluster",
     "model": "modules, ensemble, length of embeddings",
@@ -237,7 +237,7 @@ HELP = {
     FORWARD: "measured time of a request",
     "speed": "training examples per second, evaluation excluded",
     "measured": (
-        "peak of the fullest rank: of the device's memory, on a CPU of the process where nothing is counted"
+        "peak of the fullest rank: of the device's memory, on a CPU of the process if nothing is counted"
     ),
     "planned": "memory technique for the cluster: the least that fits",
     "executed": "memory technique as the ranks read it from their wrapped modules",

@@ -347,7 +347,7 @@ def sweep_figure(by_depth: Sweep, *, cluster: str, hbm: int, batch_size: int) ->
         title = f"Layers that fit: {', '.join(limits)}"
     subtitle = (
         f"Predicted for {cluster}, a rank having {byte_size(hbm)}; "
-        "throughput only where the memory suffices (above), memory at the peak (below)."
+        "throughput only if the memory suffices (above), memory at the peak (below)."
     )
     figure = drawing([*above, *below], title=title, subtitle=subtitle, height=720)
     figure.update_xaxes(title_text="layers", anchor="y2")

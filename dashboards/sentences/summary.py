@@ -382,7 +382,7 @@ def _predictions(record: StudyRecord) -> str | None:
         many = overall.out_of_memory > 1
         ran = f"{overall.out_of_memory} training{'s' if many else ''} ran out of memory"
         tried = "each tried again" if many else "and was tried again"
-        lines.append(f"{ran}, {tried} one technique up where there was one.")
+        lines.append(f"{ran}, {tried} one technique up if there was one.")
     return " ".join(lines) or None
 
 

@@ -49,7 +49,7 @@ Examples:
 @click.option(
     "--token",
     envvar=TOKEN_VARIABLE,
-    help="What clients must show, as `Authorization: Bearer TOKEN`; with --host one is made where none is given.",
+    help="What clients must show, as `Authorization: Bearer TOKEN`; with --host one is made if none is given.",
 )
 def command(
     bundle: Path,

@@ -23,12 +23,12 @@ Examples:
 )
 @click.argument("words", nargs=-1, metavar="[key=value ...]")
 @click.option("--study", metavar="URL", required=True, help="The study's database, as storage= has it.")
-@click.option("--name", help="The study's name there; needed where the database holds several.")
+@click.option("--name", help="The study's name there; needed if the database holds several.")
 @data_option()
 @click.option(
     "--out",
     type=PATH,
-    help="The run directory (default: the study's own where it is on this machine, else runs/NAME).",
+    help="The run directory (default: the study's own if it is on this machine, else runs/NAME).",
 )
 @json_option("What the study has come to, as JSON.")
 def command(

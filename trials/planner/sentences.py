@@ -181,7 +181,7 @@ def compression_sentences(pricing: Pricing, chosen: PricedStrategy | None) -> tu
     if pricing.one_bit:
         restricted = (
             f"The ladder is restricted to {' and '.join(COMPRESSING)}, under which one-bit Adam can compress "
-            "(training.optimizer=onebit_adam); times and memory are of its second stage where that holds more."
+            "(training.optimizer=onebit_adam); times and memory are of its second stage if that holds more."
         )
         alone = "and compresses as if there were others: AdamW takes less time"
         begins, sends = "After its first stage one-bit Adam sends ", " of gradients in fp32"
@@ -209,7 +209,7 @@ def compression_sentences(pricing: Pricing, chosen: PricedStrategy | None) -> tu
         pays = f"It pays at no bandwidth of the {link}: compression takes longer than what it saves."
     else:
         pays = (
-            f"It pays where the {link} has less than {found.pays_below * 8 / 1e9:.3g} Gb/s for each rank (this "
+            f"It pays if the {link} has less than {found.pays_below * 8 / 1e9:.3g} Gb/s for each rank (this "
             f"one has {found.bandwidth * 8 / 1e9:.3g})."
         )
     return restricted, f"{sent} {pays}"

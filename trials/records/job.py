@@ -394,6 +394,6 @@ def check_order(features: FeatureSchema, training: TrainingConfig) -> None:
         timed = next(table for table in features.growing if table.growing and table.growing.ttl_milliseconds)
         assert timed.growing is not None
         raise UserError(
-            f"the ttl of {timed.name}, {timed.growing.ttl}, is of the log's time, which does not go forward where "
+            f"the ttl of {timed.name}, {timed.growing.ttl}, is of the log's time, which does not go forward if "
             "examples are shuffled: give training.order=log too, or the ttl as a number of training steps."
         )

@@ -52,7 +52,7 @@ TENSOR, PIPELINE, SERVERS = "tensor", "pipeline", "servers"
 TECHNIQUES = (
     f"{', '.join(get_args(Dense))}, with or without +selective_checkpointing or +full_checkpointing, "
     f"+cpu_offload ({', '.join(FULLY_SHARDED)} alone), +host_tables or +ssd_tables (one rank alone), "
-    f"+{SERVERS}N or +{SERVERS}N=ssd (where training.tables.synchrony is not local), "
+    f"+{SERVERS}N or +{SERVERS}N=ssd (if training.tables.synchrony is not local), "
     f"+{TENSOR}N (N ranks split wide modules; {', '.join(MODEL_PARALLEL)} alone), "
     f"+{PIPELINE}N or +{PIPELINE}N=SCHEDULE ({', '.join(MODEL_PARALLEL)} alone; "
     f"{', '.join(get_args(Schedule))}) and "

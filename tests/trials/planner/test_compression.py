@@ -77,7 +77,7 @@ def test_the_step_is_shorter_below_one_bandwidth_alone_and_the_plan_names_it(
         ]
         assert (seconds[0] < seconds[1]) == pays
     said = " ".join(made(training, cluster(100)).notes)
-    stated = re.search(r"1/(\S+) of .* It pays where the network has less than (\S+) Gb/s", said)
+    stated = re.search(r"1/(\S+) of .* It pays if the network has less than (\S+) Gb/s", said)
     assert stated is not None
     sizes = low_rank_of(shapes_of(pricing.segments(1)), 2)
     # PowerSGD's in bf16, beside fp32

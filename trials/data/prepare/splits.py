@@ -223,7 +223,7 @@ def check_names(rule: SplitRule, files: Sequence[str], column: str | None, value
             )
         if column is not None and value not in values:
             unknown = unknown_name(f"value of column {column!r}", name, values)
-            raise UserError(f"split: {unknown} (Files are meant where no column has the role split.)")
+            raise UserError(f"split: {unknown} (Files are meant if no column has the role split.)")
 
 
 def _spelled(names: Collection[str]) -> list[str]:

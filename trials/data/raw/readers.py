@@ -76,9 +76,9 @@ class BadRows:
             text = from_bytes(value) if isinstance(value, bytes) else value
             remedy = (
                 "Mend the row, give the column another role in schema.yaml, or count such values as missing with "
-                "skip_bad_rows, where the command takes it."
+                "skip_bad_rows, if the command takes it."
                 if batch.source
-                else "Mend the value, or leave it out where it is not known."
+                else "Mend the value, or leave it out if it is not known."
             )
             raise UserError(
                 f"{batch.where(row)}: column {name!r} holds {text!r}, which is no {kind}. {remedy}"
@@ -245,7 +245,7 @@ def _read_text(
             row, expected, actual = map(int, found.groups())
             raise UserError(
                 f"{file.where(row - 1)}: expected {expected} fields, found {actual}. "
-                "Mend the row, or leave such rows out with skip_bad_rows, where the command takes it."
+                "Mend the row, or leave such rows out with skip_bad_rows, if the command takes it."
             ) from None
         swallows = "straddl" in str(error) or "out of sync" in str(error)
         remedy = f" Perhaps a quoted field is never closed. {_QUOTES_AS_TEXT}" if swallows else ""

@@ -198,7 +198,7 @@ class LabelReader:
             most = f"from 0 to {weight!r}, which is {weight_N[row]:g}" if counts else "a rate from 0 to 1"
             raise UserError(
                 f"{batch.where(row)}: the label {self._column!r} is {value_N[row]:g}; expected {most}. Mend the "
-                "row, or leave such rows out with skip_bad_rows, where the command takes it."
+                "row, or leave such rows out with skip_bad_rows, if the command takes it."
             )
         self.missing += int(missing_N.sum())
         left_out_N = missing_N | outside_N | ~(weight_N >= 0)
@@ -231,7 +231,7 @@ class LabelReader:
         if self.missing and not skipping:
             raise UserError(
                 f"{self._where}: {self.missing:,} of {rows:,} rows have no label in {self._column!r}. Give them "
-                "one, or leave such rows out with skip_bad_rows, where the command takes it."
+                "one, or leave such rows out with skip_bad_rows, if the command takes it."
             )
         classes = {self._label(value) for value in self.counts}
         if len(classes) < 2:
