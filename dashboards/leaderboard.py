@@ -24,7 +24,7 @@ from dashboards.names import (
 )
 from dashboards.rows import known_ne, marks, relative_percent, winner_reasons
 from dhen.values import Value
-from trials.records.findings import Better
+from trials.records.findings import WinnerVerdict
 from trials.records.study_record import StudyRecord
 from trials.records.trial_record import Outcome, TrialRecord
 
@@ -61,7 +61,7 @@ class LeaderboardRow(Value):
     """Lower end of the 95 % interval of the difference."""
     high_percent: float | None
     """Upper end of that interval."""
-    better: Better | None
+    better: WinnerVerdict | None
     """Whether it is better than the baseline, by that comparison."""
     flops: float | None
     """FLOPs of a forward pass per example."""

@@ -151,7 +151,7 @@ def table_bytes_differ(record: StudyRecord) -> bool:
     return len(sizes - {None}) > 1
 
 
-class Shown(StrEnum):
+class ColumnVisibility(StrEnum):
     """The least window in which a column is in the table; a trial's panel has all columns."""
 
     PHONE = "phone"
@@ -160,12 +160,12 @@ class Shown(StrEnum):
     PANEL = "panel"
 
 
-class Column(NamedTuple):
+class ReportColumn(NamedTuple):
     """A column of numbers, or of words."""
 
     id: str
     title: str
-    shown: Shown
+    shown: ColumnVisibility
     value: Callable[[TrialRow], Any]
     """The number that rows are sorted by, or the word of a column of words."""
     unit: Callable[[float | None], str] | None = None
@@ -185,38 +185,47 @@ class Column(NamedTuple):
 
 
 FORWARD, RANKS, TABLES = "forward", "ranks", "tables"
-PHONE, TABLET, DESK, PANEL = Shown.PHONE, Shown.TABLET, Shown.DESK, Shown.PANEL
+PHONE, TABLET, DESK, PANEL = (
+    ColumnVisibility.PHONE,
+    ColumnVisibility.TABLET,
+    ColumnVisibility.DESK,
+    ColumnVisibility.PANEL,
+)
 # what a study is about comes first, so that it is seen in any window; a model's name may be long
 COLUMNS = (
-    Column("trial", "Trial", PHONE, lambda row: row.trial.number, str),
-    Column("ne", "NE", PHONE, lambda row: row.ne, partial(decimals, digits=5)),
-    Column("relative", "vs baseline", PHONE, lambda row: row.relative_percent, percent),
-    Column("flops", "FLOPs", PHONE, lambda row: row.trial.job.flops, si),
-    Column("technique", "Technique", PHONE, lambda row: row.trial.result.technique or _planned(row.trial)),
-    Column(RANKS, "Ranks", TABLET, lambda row: row.trial.plan.ranks),
-    Column("memory", "Memory", DESK, lambda row: row.trial.plan.peak_bytes, byte_size),
-    Column("model", "Model", TABLET, lambda row: row.name),
-    Column("outcome", "Outcome", TABLET, lambda row: IN_WORDS[row.trial.result.outcome]),
-    Column("time", "Time", DESK, lambda row: row.trial.result.seconds, duration),
-    Column("auc", "AUC", PANEL, lambda row: getattr(row.quality, "auc", None), partial(decimals, digits=4)),
-    Column(
+    ReportColumn("trial", "Trial", PHONE, lambda row: row.trial.number, str),
+    ReportColumn("ne", "NE", PHONE, lambda row: row.ne, partial(decimals, digits=5)),
+    ReportColumn("relative", "vs baseline", PHONE, lambda row: row.relative_percent, percent),
+    ReportColumn("flops", "FLOPs", PHONE, lambda row: row.trial.job.flops, si),
+    ReportColumn(
+        "technique", "Technique", PHONE, lambda row: row.trial.result.technique or _planned(row.trial)
+    ),
+    ReportColumn(RANKS, "Ranks", TABLET, lambda row: row.trial.plan.ranks),
+    ReportColumn("memory", "Memory", DESK, lambda row: row.trial.plan.peak_bytes, byte_size),
+    ReportColumn("model", "Model", TABLET, lambda row: row.name),
+    ReportColumn("outcome", "Outcome", TABLET, lambda row: IN_WORDS[row.trial.result.outcome]),
+    ReportColumn("time", "Time", DESK, lambda row: row.trial.result.seconds, duration),
+    ReportColumn(
+        "auc", "AUC", PANEL, lambda row: getattr(row.quality, "auc", None), partial(decimals, digits=4)
+    ),
+    ReportColumn(
         "calibration",
         "Calibration",
         PANEL,
         lambda row: getattr(row.quality, "calibration", None),
         partial(decimals, digits=3),
     ),
-    Column("parameters", "Dense parameters", PANEL, lambda row: row.trial.job.parameters, si),
-    Column("weights", "Weights", PANEL, lambda row: row.trial.job.weights_bytes, byte_size),
-    Column(TABLES, "Tables", DESK, lambda row: row.trial.job.table_bytes, byte_size),
-    Column(FORWARD, "Forward", DESK, lambda row: row.trial.plan.serving_ms, milliseconds),
-    Column("speed", "Examples/s", PANEL, lambda row: row.trial.result.measured.examples_per_second, si),
-    Column(
+    ReportColumn("parameters", "Dense parameters", PANEL, lambda row: row.trial.job.parameters, si),
+    ReportColumn("weights", "Weights", PANEL, lambda row: row.trial.job.weights_bytes, byte_size),
+    ReportColumn(TABLES, "Tables", DESK, lambda row: row.trial.job.table_bytes, byte_size),
+    ReportColumn(FORWARD, "Forward", DESK, lambda row: row.trial.plan.serving_ms, milliseconds),
+    ReportColumn("speed", "Examples/s", PANEL, lambda row: row.trial.result.measured.examples_per_second, si),
+    ReportColumn(
         "measured", "Measured peak", PANEL, lambda row: row.trial.result.measured.peak_memory_bytes, byte_size
     ),
-    Column("planned", "Planned", PANEL, lambda row: _planned(row.trial)),
-    Column("executed", "Executed", PANEL, lambda row: row.trial.result.technique),
-    Column("remark", "Remark", PANEL, lambda row: row.remark),
+    ReportColumn("planned", "Planned", PANEL, lambda row: _planned(row.trial)),
+    ReportColumn("executed", "Executed", PANEL, lambda row: row.trial.result.technique),
+    ReportColumn("remark", "Remark", PANEL, lambda row: row.remark),
 )
 HELP = {
     "trial": "in the order of starting",
@@ -251,7 +260,7 @@ def _planned(trial: TrialRecord) -> str:
     return trial.plan.technique or ("" if trial.kind is TrialKind.AVERAGE else "nothing fits")
 
 
-def columns_of(record: StudyRecord) -> tuple[Column, ...]:
+def columns_of(record: StudyRecord) -> tuple[ReportColumn, ...]:
     """The columns that say something in this study: forward time if it was measured, bytes of tables if
     candidates differ in them, ranks if they may."""
     left_out = set()

@@ -22,7 +22,7 @@ from dhen.ops.pairwise import PairwiseDots, pairwise_cost, pairwise_tape, pairwi
 from dhen.ops.parts import Widths, mlp, mlp_cost, split_in_turn, tower_tape, undivided
 from dhen.ops.split import RankGroup
 from dhen.schema import FeatureSchema
-from dhen.tape import FP32_BYTES, Setting, Tape, Taped, row_bytes
+from dhen.tape import FP32_BYTES, Tape, TapedSegment, TapeSetting, row_bytes
 
 
 class AdvancedDlrmConfig(ModelConfig):
@@ -51,7 +51,7 @@ class AdvancedDlrm(nn.Module):
         if config.experts > 1:
             self.mlp = MoeMlp(width, config.mlp, config.experts, dropout=config.dropout)
         self.logit = Linear(config.mlp[-1], 1)
-        self.row_bytes = row_bytes(taped_advanced_dlrm(config, schema, Setting(FP32_BYTES, "cpu")))
+        self.row_bytes = row_bytes(taped_advanced_dlrm(config, schema, TapeSetting(FP32_BYTES, "cpu")))
         """Bytes of each example in a forward pass in fp32 without gradients."""
 
     def forward(self, batch: FeatureBatch) -> Tensor:
@@ -71,7 +71,9 @@ def advanced_dlrm_cost(config: AdvancedDlrmConfig, schema: FeatureSchema) -> Cos
     return (*within("features", feature_cost(config, schema)), *_head_cost(config, schema))
 
 
-def taped_advanced_dlrm(config: AdvancedDlrmConfig, schema: FeatureSchema, setting: Setting) -> list[Taped]:
+def taped_advanced_dlrm(
+    config: AdvancedDlrmConfig, schema: FeatureSchema, setting: TapeSetting
+) -> list[TapedSegment]:
     """`AdvancedDlrm` as features and head."""
     width, dim, m = _width(config, schema), config.embedding_dim, num_embeddings(config, schema)
     tape, flops = Tape(*setting), headline_flops(_head_cost(config, schema))
@@ -84,7 +86,7 @@ def taped_advanced_dlrm(config: AdvancedDlrmConfig, schema: FeatureSchema, setti
         why_whole = undivided(config.mlp, setting.ranks)
         logit = tower_tape(tape, x, width, config.mlp, 1, dropout=config.dropout)
     whole = (f"mlp ({why_whole})",) if setting.ranks > 1 and why_whole else ()
-    head = Taped("head", flops - tape.flops_elsewhere, tape, logit, whole=whole)
+    head = TapedSegment("head", flops - tape.flops_elsewhere, tape, logit, whole=whole)
     return [taped_features(config, schema, setting, raw=False), head]
 
 

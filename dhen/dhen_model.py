@@ -47,7 +47,7 @@ from dhen.ops.parts import (
 )
 from dhen.ops.split import RankGroup
 from dhen.schema import FeatureSchema
-from dhen.tape import FP32_BYTES, Setting, Tape, Taped, Undeclared, row_bytes
+from dhen.tape import FP32_BYTES, Tape, TapedSegment, TapeSetting, UntapedSegment, row_bytes
 
 # The DHEN layer: Y = Norm(Ensemble_i(Interaction_i(X)) + ShortCut(X)) (paper, equations 1 and 2).
 #
@@ -159,14 +159,14 @@ def layer_cost(config: LayerConfig, shape: LayerShape) -> Costs:
 
 
 @lru_cache(maxsize=4096)
-def taped_layer(config: LayerConfig, shape: LayerShape, dropout: float, setting: Setting) -> Taped:
+def taped_layer(config: LayerConfig, shape: LayerShape, dropout: float, setting: TapeSetting) -> TapedSegment:
     """`DhenLayer` from x_BMD (and raw_BK, which somebody else counts) to y_BM'D."""
     flops, tape = headline_flops(layer_cost(config, shape)), Tape(*setting)
     try:
         output = _write_layer(tape, config, shape, dropout)
     except NotImplementedError:
         kinds = {block.kind for block in config.modules if type(block).write is BlockConfig.write}
-        undeclared = Undeclared(
+        undeclared = UntapedSegment(
             build=partial(DhenLayer, config, shape, dropout=dropout),
             inputs=((shape.embeddings, shape.dim), (shape.numeric,)),
             kinds=tuple(sorted(kinds)),
@@ -175,12 +175,12 @@ def taped_layer(config: LayerConfig, shape: LayerShape, dropout: float, setting:
         of_all = tuple(
             f"{kind} (it declares no memory, so it is priced as if whole)" for kind in sorted(kinds)
         )
-        return Taped("layer", flops, None, 0, undeclared, whole=of_all if setting.ranks > 1 else ())
+        return TapedSegment("layer", flops, None, 0, undeclared, whole=of_all if setting.ranks > 1 else ())
     whole: tuple[str, ...] = ()
     if setting.ranks > 1:
         reasons = [(block.kind, block.whole(shape.block(config), setting.ranks)) for block in config.modules]
         whole = tuple(f"{kind} ({reason})" for kind, reason in reasons if reason is not None)
-    return Taped("layer", flops - tape.flops_elsewhere, tape, output, whole=whole)
+    return TapedSegment("layer", flops - tape.flops_elsewhere, tape, output, whole=whole)
 
 
 def _write_layer(tape: Tape, config: LayerConfig, shape: LayerShape, dropout: float) -> int:
@@ -228,7 +228,7 @@ class DhenModel(nn.Module):
         else:  # one of both for each member
             self.head = member_mlp(self.members, width, config.head, dropout=p)
             self.logit = MemberLinear(self.members, last, 1)
-        self.row_bytes = row_bytes(taped_dhen(config, schema, Setting(FP32_BYTES, "cpu")))
+        self.row_bytes = row_bytes(taped_dhen(config, schema, TapeSetting(FP32_BYTES, "cpu")))
         """Bytes of each example in a forward pass in fp32 without gradients."""
 
     def forward(self, batch: FeatureBatch) -> Tensor:
@@ -268,7 +268,7 @@ def dhen_cost(config: DhenConfig, schema: FeatureSchema) -> Costs:
     return (*within("features", feature_cost(config, schema)), *layers, *_head_cost(config))
 
 
-def taped_dhen(config: DhenConfig, schema: FeatureSchema, setting: Setting) -> Iterator[Taped]:
+def taped_dhen(config: DhenConfig, schema: FeatureSchema, setting: TapeSetting) -> Iterator[TapedSegment]:
     """Yields `DhenModel` as features, layers and head, each written down when it is asked for."""
     shapes = _shapes(config, schema)
     raw = any(shape.takes_raw(layer) for layer, shape in zip(config.layers, shapes, strict=True))
@@ -285,7 +285,7 @@ def taped_dhen(config: DhenConfig, schema: FeatureSchema, setting: Setting) -> I
         logit = tower_tape(tape, tape.input(width), width, config.head, 1, dropout=p)
     # the map to the logit alone is no loss
     whole = (f"head ({why_whole})",) if setting.ranks > 1 and config.head and why_whole else ()
-    yield Taped("head", flops - tape.flops_elsewhere, tape, logit, whole=whole)
+    yield TapedSegment("head", flops - tape.flops_elsewhere, tape, logit, whole=whole)
 
 
 def _head_cost(config: DhenConfig) -> Costs:

@@ -31,7 +31,7 @@ from dhen.batch import FeatureBatch
 from dhen.cost import CostRow, Costs, elementwise_cost
 from dhen.ops.linear import linear, linear_tape
 from dhen.ops.parts import mlp_cost
-from dhen.tape import Held, Tape
+from dhen.tape import LinearBytes, Tape
 
 MEAN_FLOPS = 10
 """Elementwise operations a member for the mean of probabilities, about."""
@@ -67,7 +67,7 @@ def adapter_tape(tape: Tape, x: int, members: int, embeddings: int, dim: int) ->
     """
     given, tape.rows = tape.sizes[x].each, members
     values = embeddings * dim
-    both = Held(2 * tape.held(values).each - given)
+    both = LinearBytes(2 * tape.held(values).each - given)
     return tape.operation(values, [x], saves=[x], parameters=[(members, values)], backward_running=both)
 
 

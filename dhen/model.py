@@ -15,7 +15,7 @@ from dhen.cost import Costs
 from dhen.dhen_model import DhenModel, dhen_cost, taped_dhen
 from dhen.errors import UserError, unknown_name
 from dhen.schema import FeatureSchema
-from dhen.tape import Setting, Taped
+from dhen.tape import TapedSegment, TapeSetting
 from dhen.values import load_yaml, parse
 
 FAMILIES: dict[str, type[ModelConfig]] = {"dhen": DhenConfig, "advanced_dlrm": AdvancedDlrmConfig}
@@ -37,7 +37,7 @@ def model_cost(config: ModelConfig, schema: FeatureSchema) -> Costs:
     return advanced_dlrm_cost(config, schema)
 
 
-def taped_model(config: ModelConfig, schema: FeatureSchema, setting: Setting) -> Iterator[Taped]:
+def taped_model(config: ModelConfig, schema: FeatureSchema, setting: TapeSetting) -> Iterator[TapedSegment]:
     """Yields the model's segments, first to last, each with its FLOPs and its tape (see `dhen.tape`)."""
     if isinstance(config, DhenConfig):
         return taped_dhen(config, schema, setting)

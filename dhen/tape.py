@@ -20,7 +20,7 @@ FP32_BYTES = 4
 MASK_BYTES = 1
 
 
-class Held(NamedTuple):
+class LinearBytes(NamedTuple):
     """Memory as a function of the batch."""
 
     each: int = 0
@@ -29,7 +29,7 @@ class Held(NamedTuple):
     """Bytes at any batch."""
 
 
-NOTHING = Held()
+NOTHING = LinearBytes()
 Shape = tuple[int, int]
 """Of a parameter: its first dimension, along which it is sharded, and all others together."""
 
@@ -44,9 +44,9 @@ class Operation(NamedTuple):
     """Tensors kept until its backward has run."""
     makes: tuple[int, ...]
     """Its output (not if it is a view), and of what it saves the tensors that were not there before."""
-    running: Held
+    running: LinearBytes
     """Alive only while it runs, beside all it makes."""
-    backward_running: Held
+    backward_running: LinearBytes
     """Alive only while its backward runs, beside the gradients it takes and makes."""
     parameter_bytes: int
     """Of the parameters that it has gradients for."""
@@ -56,11 +56,11 @@ class Operation(NamedTuple):
     """The gradients of its inputs are views of its output's: its backward makes nothing."""
 
 
-class Sent(NamedTuple):
+class SplitTraffic(NamedTuple):
     """What ranks that split a module send each other at once, while nothing else goes on."""
 
     kind: Literal["all_reduce", "all_gather"]
-    size: Held
+    size: LinearBytes
     """Of the whole tensor, after gathering."""
     forward: bool
     """Whether forward sends it, else backward."""
@@ -73,13 +73,13 @@ class Tape:
         """`itemsize`: bytes of a number in the precision that the dense part computes in; `ranks`: over how many
         modules are split."""
         self.itemsize, self.device, self.ranks = itemsize, device, ranks
-        self.sent: list[Sent] = []
+        self.sent: list[SplitTraffic] = []
         self.flops_elsewhere = 0.0
         """FLOPs of an example that other ranks compute."""
         self.rows = 1
         """Of the batch dimension, an example, from here on: members' (`dhen.members`)."""
         self.operations: list[Operation] = []
-        self.sizes: list[Held] = []
+        self.sizes: list[LinearBytes] = []
         """Of all tensors."""
         self.inputs: list[int] = []
         """Tensors that are there before and counted as inputs."""
@@ -99,7 +99,7 @@ class Tape:
 
     def send(self, kind: Literal["all_reduce", "all_gather"], values: int, *, forward: bool = True) -> None:
         """Ranks send each other a tensor of so many numbers per row."""
-        self.sent.append(Sent(kind, self.held(values), forward))
+        self.sent.append(SplitTraffic(kind, self.held(values), forward))
 
     def input(self, values: int, itemsize: int | None = None) -> int:
         """A tensor of so many numbers per example that somebody else has made and holds."""
@@ -119,10 +119,10 @@ class Tape:
         self._itemsizes.append(itemsize or self.itemsize)
         return len(self.sizes) - 1
 
-    def held(self, values: int = 0, *, fixed: int = 0, itemsize: int | None = None) -> Held:
+    def held(self, values: int = 0, *, fixed: int = 0, itemsize: int | None = None) -> LinearBytes:
         """Memory of so many numbers per row, and so many at any batch."""
         size = itemsize or self.itemsize
-        return Held(values * size * self.rows, fixed * size)
+        return LinearBytes(values * size * self.rows, fixed * size)
 
     def values(self, tensor: int) -> int:
         """Numbers per row of a tensor."""
@@ -135,8 +135,8 @@ class Tape:
         *,
         saves: Sequence[int] = (),
         saves_output: bool = False,
-        running: Held = NOTHING,
-        backward_running: Held = NOTHING,
+        running: LinearBytes = NOTHING,
+        backward_running: LinearBytes = NOTHING,
         parameters: Sequence[Shape] = (),
         itemsize: int | None = None,
         passes: bool = False,
@@ -255,17 +255,17 @@ class Footprint(NamedTuple):
     """Bytes that forward reads and writes: each operation's inputs, weights and outputs once."""
 
 
-class Replayed(NamedTuple):
+class FootprintLines(NamedTuple):
     """Memory as a function of the batch: for each field of `Footprint` the lines that it is the top of."""
 
-    lines: tuple[tuple[Held, ...], ...]
+    lines: tuple[tuple[LinearBytes, ...], ...]
 
     def at(self, batch: int) -> Footprint:
         """For so many examples."""
         return Footprint(*[max([each * batch + fixed for each, fixed in lines]) for lines in self.lines])
 
 
-def replay(tape: Tape, output: int) -> Replayed:
+def replay(tape: Tape, output: int) -> FootprintLines:
     """Plays the tape from its inputs to `output` and back."""
     sizes = [_packed(held) for held in tape.sizes]
     saved = {tensor for operation in tape.operations for tensor in operation.saves}
@@ -299,21 +299,21 @@ def replay(tape: Tape, output: int) -> Replayed:
         recomputed.gradients_made,
         [traffic],
     )
-    return Replayed(tuple(map(_top, fields)))
+    return FootprintLines(tuple(map(_top, fields)))
 
 
-def _packed(held: Held) -> int:
+def _packed(held: LinearBytes) -> int:
     return held.each * EACH + held.fixed
 
 
-def _top(moments: Iterable[int]) -> tuple[Held, ...]:
+def _top(moments: Iterable[int]) -> tuple[LinearBytes, ...]:
     """Of all moments those that may be the highest at some batch."""
-    top: list[Held] = []
+    top: list[LinearBytes] = []
     for moment in sorted(set(moments), reverse=True):
         each, fixed = divmod(moment, EACH)
         if not top or fixed > top[-1].fixed:
-            top.append(Held(each, fixed))
-    return tuple(top) or (Held(),)
+            top.append(LinearBytes(each, fixed))
+    return tuple(top) or (LinearBytes(),)
 
 
 def _forward(tape: Tape, sizes: Sequence[int], stay: set[int]) -> list[int]:
@@ -419,7 +419,7 @@ class _Backward:
 # `head` (what stands above the last layer; all of a model that has no layers).
 
 
-class Setting(NamedTuple):
+class TapeSetting(NamedTuple):
     """What a tape depends on beside the model."""
 
     itemsize: int
@@ -429,7 +429,7 @@ class Setting(NamedTuple):
     """Number of ranks over which modules are split (`dhen.ops.split`)."""
 
 
-class Undeclared(NamedTuple):
+class UntapedSegment(NamedTuple):
     """A segment that has no tape: what is needed to run it and look."""
 
     build: Callable[[], nn.Module]
@@ -442,7 +442,7 @@ class Undeclared(NamedTuple):
     """Of the first input, an example."""
 
 
-class Taped(NamedTuple):
+class TapedSegment(NamedTuple):
     """A segment."""
 
     name: str
@@ -452,7 +452,7 @@ class Taped(NamedTuple):
     """None if a module of it declares no memory."""
     output: int
     """Of the tape's tensors, the segment's output."""
-    undeclared: Undeclared | None = None
+    undeclared: UntapedSegment | None = None
     whole: tuple[str, ...] = ()
     """Of a segment that is split over ranks: what each of them has whole, and why."""
 
@@ -467,7 +467,7 @@ PASS_BYTES = 2**29
 """Largest number of bytes that a forward pass holds, if no plan sets its rows."""
 
 
-def row_bytes(segments: Iterable[Taped]) -> int:
+def row_bytes(segments: Iterable[TapedSegment]) -> int:
     """Returns the bytes per row at the peak of a forward pass through a model's segments without gradients.
 
     Segments with a module that declares no memory are left out.

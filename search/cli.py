@@ -65,7 +65,7 @@ REMEDIES = {
 VERBOSE = "verbose"
 
 
-class Terminated(KeyboardInterrupt):
+class TerminationSignal(KeyboardInterrupt):
     """SIGTERM, which clusters and containers send before they kill; it is answered like Ctrl-C."""
 
 
@@ -121,7 +121,7 @@ def main(arguments: list[str] | None = None) -> Any:
         with _interruptible_once(ends_process=arguments is None):
             cli.main(args=arguments, prog_name="dhen-search", standalone_mode=False)
     except click.exceptions.Abort as error:
-        if isinstance(error.__cause__, Terminated):
+        if isinstance(error.__cause__, TerminationSignal):
             click.echo("dhen-search: interrupted by SIGTERM; what was finished is safe.", err=True)
         sys.exit(INTERRUPTED)
     except KeyboardInterrupt:
@@ -196,9 +196,11 @@ def _open_missing_streams() -> None:
 
 @contextlib.contextmanager
 def _interruptible_once(*, ends_process: bool) -> Iterator[None]:
-    """A context in which SIGTERM raises `Terminated`, as Ctrl-C raises `KeyboardInterrupt`, so that processes are
-    ended and trials are committed. What comes after the first of them must not cut that short, and is ignored. It
-    stays ignored while the interpreter ends, if the process ends after this."""
+    """A context in which SIGTERM raises `TerminationSignal`, as Ctrl-C raises `KeyboardInterrupt`.
+
+    So processes are ended and trials are committed. What comes after the first must not cut that short, and
+    is ignored. It stays ignored while the interpreter ends, if the process ends after this.
+    """
     if threading.current_thread() is not threading.main_thread():  # no other thread may set signals
         yield
         return
@@ -216,7 +218,7 @@ def _interruptible_once(*, ends_process: bool) -> Iterator[None]:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, signal.SIG_IGN)
-    raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+    raise TerminationSignal if number == signal.SIGTERM else KeyboardInterrupt
 
 
 def fail(message: str) -> None:

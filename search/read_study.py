@@ -27,7 +27,7 @@ from search.run_directory import (
     trial_folder,
 )
 from search.study_state import StudyState
-from trials.records.events import EVENTS, Evaluated, EventReader, Progress
+from trials.records.events import EVENTS, EvaluationEvent, EventReader, Progress
 from trials.records.study_record import LogSummary, StudyRecord
 from trials.records.trial_record import Outcome, TrialRecord
 from trials.store.database import same_database, sqlite_file
@@ -185,7 +185,7 @@ def _read(
         for index, trial in enumerate(trials):
             if trial.result.outcome is Outcome.RUNNING and directory:
                 for event in EventReader(trial_folder(directory, trial.number) / EVENTS)():
-                    if isinstance(event, Evaluated):
+                    if isinstance(event, EvaluationEvent):
                         trials[index] = reduce_event(trials[index], event)
     else:  # cut short with its driver
         trials = list(map(cut_short, trials))

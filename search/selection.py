@@ -1,7 +1,7 @@
 """What is selected among the completed trials of a study: its fronts, and what is kept beside them.
 
-`judged` works it out of all of them. While a study searches, `Standing` keeps it up with each candidate that
-completes: of thousands only those that stand on a front are looked at again.
+`judged` works it out of all of them. While a study searches, `RunningSelection` keeps it up with each candidate
+that completes: of thousands only those that stand on a front are looked at again.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ def _is_whole(members: Iterable[TrialRecord]) -> bool:
     return all(member.result.outcome is Outcome.COMPLETED for member in members)
 
 
-class Standing:
+class RunningSelection:
     """The selection among the candidates of a search, and the baseline's own trials, as they complete.
 
     It is what `judged` makes of them all, worked out from those that may still count: what is no longer on a front

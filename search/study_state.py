@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from dhen.errors import UserError
-from search.selection import Selection, Standing, eligible, judged
+from search.selection import RunningSelection, Selection, eligible, judged
 from trials.records.events import Progress
 from trials.records.study_record import Comparison, StudyRecord, covered_seconds
 from trials.records.trial_record import MADE_OF_WINNERS, Outcome, TrialKind, TrialRecord
@@ -64,7 +64,7 @@ class StudyState:
         self._made: set[int] = set()
         """Numbers of the trials that are made of winners."""
         self._selection: Selection | None = None
-        self._standing = Standing(averages=averages)
+        self._standing = RunningSelection(averages=averages)
         for trial in trials:
             self.note(trial)
 

@@ -22,11 +22,11 @@ from dashboards.names import duration, si
 from dashboards.rows import LOG_EXPLANATION, log_table
 from dashboards.sentences.summary import ended
 from dashboards.terminal.tables import plain_table, progress_line, trial_line, trial_table
-from search.cli import INTERRUPTED, Terminated
+from search.cli import INTERRUPTED, TerminationSignal
 from search.study_state import StudyState
 from trials.data.remote import COPYING
 from trials.records.events import Progress
-from trials.records.study_record import ColumnFinding, Stage, StudyRecord
+from trials.records.study_record import ColumnFinding, StudyRecord, StudyStage
 from trials.records.trial_record import TrialKind, TrialRecord
 
 REFRESH_SECONDS = 0.25
@@ -43,7 +43,7 @@ class StudyView:
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
         self._drawn = 0.0
         self._said = self._noticed = self._retrained = 0
-        self._stage: Stage | None = None
+        self._stage: StudyStage | None = None
 
     def __enter__(self) -> StudyView:
         if self._live:
@@ -145,7 +145,7 @@ def resumable(console: Console, directory: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        by_signal = " by SIGTERM" if isinstance(error, Terminated) else ""
+        by_signal = " by SIGTERM" if isinstance(error, TerminationSignal) else ""
         console.print(f"\ninterrupted{by_signal}; the same command goes on ({directory}).", soft_wrap=True)
         sys.exit(INTERRUPTED)
 

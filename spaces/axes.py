@@ -34,7 +34,7 @@ class OutsideError(UserError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class ChoiceAxis:
     """One of a few values. In a point a value is represented by its label, so that lists can be chosen among.
 
     To Optuna a choice of ordered values is a whole number: how many values lie between it and the one that is
@@ -107,7 +107,7 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Range:
+class RangeAxis:
     """A number between two bounds, both included."""
 
     name: str
@@ -163,7 +163,7 @@ class Range:
         return number
 
 
-Axis = Choice | Range
+Axis = ChoiceAxis | RangeAxis
 
 
 def read_axis(name: str, spec: Any) -> Axis:
@@ -184,12 +184,12 @@ def read_axis(name: str, spec: Any) -> Axis:
         )
     if len(set(map(label, values))) < len(values):
         raise UserError(f"space: {name} lists a value twice: {spec}.")
-    return Choice(name=name, values=values)
+    return ChoiceAxis(name=name, values=values)
 
 
 def random_value(axis: Axis, rng: random.Random) -> Scalar:
     """A value of the axis, drawn evenly (on the axis's own scale)."""
-    if isinstance(axis, Choice):
+    if isinstance(axis, ChoiceAxis):
         return rng.choice(axis.labels)
     if axis.whole and axis.log:  # each number's share of the scale lies around it
         drawn = math.exp(rng.uniform(math.log(axis.low - 0.5), math.log(axis.high + 0.5)))
@@ -213,7 +213,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
-def _read_range(name: str, spec: dict[str, Any]) -> Range:
+def _read_range(name: str, spec: dict[str, Any]) -> RangeAxis:
     low, high = spec.get("low"), spec.get("high")
     if set(spec) - RANGE_KEYS or not (is_number(low) and is_number(high)):
         raise UserError(
@@ -238,7 +238,7 @@ def _read_range(name: str, spec: dict[str, Any]) -> Range:
             f"space: {name}: `step` is a whole number above 0, for whole `low` and `high` and no logarithmic "
             f"scale; received {spec}."
         )
-    return Range(name=name, low=low, high=high, log=log, step=step, whole=whole)
+    return RangeAxis(name=name, low=low, high=high, log=log, step=step, whole=whole)
 
 
 def _has_label(value: Any) -> bool:
@@ -269,7 +269,7 @@ def value_beyond(axis: Axis, *, highest: bool) -> Any:
     that far apart; real numbers that differ by a factor of two or more go on by that factor, others by the last
     difference. A range becomes longer by half. Whether a model may have the value is not asked here.
     """
-    if isinstance(axis, Range):
+    if isinstance(axis, RangeAxis):
         return _new_end(axis, highest=highest)
     ascending = axis.ascending if highest else axis.ascending[::-1]
     inner, end = ascending[-2:]
@@ -289,7 +289,7 @@ def value_beyond(axis: Axis, *, highest: bool) -> Any:
 
 def first_label_beyond(axis: Axis, value: Any, *, highest: bool) -> Scalar:
     """Where the first candidate beyond an end should be: at the new value, on a range half way to its new end."""
-    if isinstance(axis, Choice):
+    if isinstance(axis, ChoiceAxis):
         return label(value)
     end = axis.high if highest else axis.low
     if axis.whole:
@@ -297,7 +297,7 @@ def first_label_beyond(axis: Axis, value: Any, *, highest: bool) -> Scalar:
     return math.sqrt(end * value) if axis.log else (end + value) / 2
 
 
-def _new_end(axis: Range, *, highest: bool) -> float | None:
+def _new_end(axis: RangeAxis, *, highest: bool) -> float | None:
     low, high = axis.low, axis.high
     if low == high:
         return None

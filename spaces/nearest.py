@@ -21,7 +21,7 @@ from dhen.blocks.mlp import MlpConfig
 from dhen.config import DhenConfig, LayerConfig, ModelConfig
 from dhen.errors import UserError
 from dhen.values import parse
-from spaces.axes import Axis, Choice, Scalar, is_number
+from spaces.axes import Axis, ChoiceAxis, Scalar, is_number
 from spaces.space import LAYER_FIELDS, NONE, Point, Space
 
 
@@ -55,7 +55,7 @@ def first_values(space: Space) -> Point:
 
 def nearest_label(axis: Axis, value: Any) -> Scalar:
     """The axis's value that is nearest to this one, as it stands in a point; the first if none is near."""
-    if not isinstance(axis, Choice):
+    if not isinstance(axis, ChoiceAxis):
         if not is_number(value):
             return axis.low
         inside: float = min(max(value, axis.low), axis.high)
@@ -132,7 +132,7 @@ def _layer(space: Space, axes: Mapping[str, Axis], layer: LayerConfig, dropout: 
     for block in layer.modules:
         for key in space.config.modules[block.kind]:
             axis, value = axes[f"{block.kind}.{key}"], getattr(block, key)
-            has_none = isinstance(axis, Choice) and None in axis.values
+            has_none = isinstance(axis, ChoiceAxis) and None in axis.values
             if key == "dropout" and value is None and not has_none:
                 value = dropout  # which a module does not repeat
             point |= _near(axis, value)
@@ -169,15 +169,15 @@ class SpaceSize:
 def space_size(space: Space) -> SpaceSize:
     """Counts the architectures and the training settings of a space."""
     dropout = space.model_axes.get("dropout")
-    dropouts = dropout.values if isinstance(dropout, Choice) else (0.0,)
+    dropouts = dropout.values if isinstance(dropout, ChoiceAxis) else (0.0,)
     others = {
         name: axis for name, axis in space.model_axes.items() if axis is not dropout or axis.size == math.inf
     }
     training = list(space.training_axes.values())
     # settings outside the layers: one member alone has one place to part
-    constant = Choice(name="members", values=(1,))
+    constant = ChoiceAxis(name="members", values=(1,))
     members, parting = others.pop("members", constant), others.pop("members_from", constant)
-    alone = int((min(members.values) if isinstance(members, Choice) else members.low) == 1)
+    alone = int((min(members.values) if isinstance(members, ChoiceAxis) else members.low) == 1)
     other_settings = math.prod(axis.size for axis in others.values())
     counts = list[tuple[float, float]]()
     for model_dropout in dropouts:
@@ -210,7 +210,7 @@ def _layer_count(space: Space, axes: dict[str, Axis], model_dropout: float) -> f
     )
     others = math.prod(axes[key].size for key in ("out_embeddings", "raw_numeric", "shortcut"))
     norm = axes["norm"]
-    without = int(isinstance(norm, Choice) and NONE in norm.values)  # which has only one placement
+    without = int(isinstance(norm, ChoiceAxis) and NONE in norm.values)  # which has only one placement
     return count * others * ((norm.size - without) * axes["norm_placement"].size + without)
 
 
@@ -221,7 +221,7 @@ def _module_count(kind: str, axes: Mapping[str, Axis], model_dropout: float) -> 
         return math.prod(_setting_count(key, axis, model_dropout) for key, axis in axes.items())
     apart = {key: axis for key, axis in axes.items() if key == "dropout"}
     others = {
-        key: axis.values if isinstance(axis, Choice) else _values(axis)
+        key: axis.values if isinstance(axis, ChoiceAxis) else _values(axis)
         for key, axis in axes.items()
         if key not in apart
     }
@@ -234,12 +234,12 @@ def _module_count(kind: str, axes: Mapping[str, Axis], model_dropout: float) -> 
 
 def _setting_count(key: str, axis: Axis, model_dropout: float) -> float:
     """Number of values of a module's setting; a dropout equal to the model's is the same as none of its own."""
-    if key == "dropout" and isinstance(axis, Choice) and {None, model_dropout} <= set(axis.values):
+    if key == "dropout" and isinstance(axis, ChoiceAxis) and {None, model_dropout} <= set(axis.values):
         return axis.size - 1
     return axis.size
 
 
 def _values(axis: Axis) -> list[int]:
-    if isinstance(axis, Choice):
+    if isinstance(axis, ChoiceAxis):
         return [int(value) for value in axis.values]
     return list(range(int(axis.low), int(axis.high) + 1, axis.step))

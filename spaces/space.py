@@ -26,7 +26,7 @@ from dhen.errors import UserError, unknown_name
 from dhen.model import parse_model
 from dhen.schema import FeatureSchema
 from dhen.values import Value, fingerprint, load_yaml, parse
-from spaces.axes import Axis, Choice, Scalar, random_value, read_axis
+from spaces.axes import Axis, ChoiceAxis, Scalar, random_value, read_axis
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
@@ -130,7 +130,9 @@ class Space:
         config = self.config
         self.depth = read_axis("depth", config.depth)
         _check_layers(self.depth, least=1)
-        self.max_depth = int(max(self.depth.values) if isinstance(self.depth, Choice) else self.depth.high)
+        self.max_depth = int(
+            max(self.depth.values) if isinstance(self.depth, ChoiceAxis) else self.depth.high
+        )
         self.model_axes = {key: read_axis(key, spec) for key, spec in config.model.items()}
         if "members_from" in self.model_axes:
             _check_layers(self.model_axes["members_from"], least=0)
@@ -342,7 +344,7 @@ def _place(setting: str) -> tuple[str, ...]:
 
 def _check_layers(axis: Axis, least: int) -> None:
     """Checks that the axis's values are numbers of layers."""
-    for value in axis.values if isinstance(axis, Choice) else (axis.low, axis.high):
+    for value in axis.values if isinstance(axis, ChoiceAxis) else (axis.low, axis.high):
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_LAYERS:
             raise UserError(
                 f"space: {axis.name} is a whole number of layers, {least} or more, {MOST_LAYERS:,} at most; "
@@ -365,7 +367,7 @@ def _encoded_parting(axis: Axis, model: DhenConfig) -> Point:
     behind = model.members_from == len(model.layers)
     if model.members == 1:
         return {}
-    if behind and isinstance(axis, Choice) and model.members_from not in axis.values:
+    if behind and isinstance(axis, ChoiceAxis) and model.members_from not in axis.values:
         return _encoded(
             axis, next((value for value in axis.values if value > model.members_from), model.members_from)
         )

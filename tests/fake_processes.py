@@ -13,18 +13,18 @@ from trials.data.prepare.prepare_log import prepare
 from trials.data.prepared_log import PreparedLog
 from trials.records.events import (
     WEIGHTS,
-    Diverged,
-    Evaluated,
+    DivergenceEvent,
+    EvaluationEvent,
     Event,
-    Failed,
+    FailureEvent,
     Progress,
-    Scored,
-    Trained,
-    Wrapped,
+    ScoreEvent,
+    TrainingEvent,
+    WrapEvent,
     logits_file,
 )
 from trials.records.task import Task
-from trials.records.trial_record import CurvePoint, Measured, Metrics
+from trials.records.trial_record import CurvePoint, Measurements, Metrics
 
 PLANNED_ELSEWHERE = (
     "threads=1",
@@ -45,7 +45,7 @@ MOST_LOOKS = 1000
 """What goes wrong ends a test that would wait for ever."""
 Look = Sequence[Event]
 """What a run says at one look."""
-SAID_WHILE_TRAINING = (Progress, Evaluated, Trained, Diverged)
+SAID_WHILE_TRAINING = (Progress, EvaluationEvent, TrainingEvent, DivergenceEvent)
 
 
 class FakeRun:
@@ -66,7 +66,7 @@ class FakeRun:
     def wrapped_as(self, strategy: str) -> FakeRun:
         """Where it says anything of a training, it says first how the model is held, as ranks do."""
         if any(isinstance(event, SAID_WHILE_TRAINING) for look in self._looks for event in look):
-            self._looks[0] = [Wrapped(strategy=strategy), *self._looks[0]]
+            self._looks[0] = [WrapEvent(strategy=strategy), *self._looks[0]]
         return self
 
     @property
@@ -78,13 +78,13 @@ class FakeRun:
         assert self._left, "nobody ends a run that goes on in silence"
         events = list(self._looks.pop(0)) if self._looks and not self.kills else []
         self.ended = bool(self.kills) or (self._ends and not self._looks)
-        if self.directory is not None and any(isinstance(event, Trained) for event in events):
+        if self.directory is not None and any(isinstance(event, TrainingEvent) for event in events):
             (self.directory / WEIGHTS).write_bytes(b"weights")
             (self.directory / NE_FILE).write_text(
-                str(next(e.best.ne for e in events if isinstance(e, Trained)))
+                str(next(e.best.ne for e in events if isinstance(e, TrainingEvent)))
             )
         log_is_there = self.scores is not None and PreparedLog.is_prepared(Path(self.scores.log_directory))
-        if self.scores is not None and log_is_there and any(isinstance(e, Scored) for e in events):
+        if self.scores is not None and log_is_there and any(isinstance(e, ScoreEvent) for e in events):
             self._keep_logits(self.scores)
         return events
 
@@ -133,35 +133,35 @@ def progress(examples: int) -> Progress:
     return Progress(examples=examples, total_examples=1000, seconds=0.1)
 
 
-def evaluated(examples: int, ne: float, *, epoch: float = 0.1) -> Evaluated:
+def evaluated(examples: int, ne: float, *, epoch: float = 0.1) -> EvaluationEvent:
     point = CurvePoint(
         examples=examples, epoch=epoch, train_loss=ne, learning_rate=0.1, seconds=0.1, validation=quality(ne)
     )
-    return Evaluated(point=point)
+    return EvaluationEvent(point=point)
 
 
-def trained(ne: float = 0.9) -> Trained:
-    return Trained(best=quality(ne), measured=Measured(step_ms=2.0, peak_memory_bytes=100))
+def trained(ne: float = 0.9) -> TrainingEvent:
+    return TrainingEvent(best=quality(ne), measured=Measurements(step_ms=2.0, peak_memory_bytes=100))
 
 
-def diverged() -> Diverged:
-    return Diverged(step=7, loss="nan")
+def diverged() -> DivergenceEvent:
+    return DivergenceEvent(step=7, loss="nan")
 
 
-def failed(error: str = "an exception") -> Failed:
-    return Failed(error=error)
+def failed(error: str = "an exception") -> FailureEvent:
+    return FailureEvent(error=error)
 
 
-def killed() -> Failed:
-    return Failed(error="killed from outside", killed=True)
+def killed() -> FailureEvent:
+    return FailureEvent(error="killed from outside", killed=True)
 
 
-def out_of_memory(needed: int = 300, limit: int = 200) -> Failed:
-    return Failed(error="out of memory", out_of_memory=True, needed_bytes=needed, limit_bytes=limit)
+def out_of_memory(needed: int = 300, limit: int = 200) -> FailureEvent:
+    return FailureEvent(error="out of memory", out_of_memory=True, needed_bytes=needed, limit_bytes=limit)
 
 
-def scored(split: str, ne: float = 0.95) -> Scored:
-    return Scored(split=split, metrics=quality(ne))
+def scored(split: str, ne: float = 0.95) -> ScoreEvent:
+    return ScoreEvent(split=split, metrics=quality(ne))
 
 
 def well(task: Task) -> FakeRun:

@@ -17,11 +17,11 @@ from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.data.prepare.prepare_log import prepare
 from trials.planner.memory_counter import MemoryLimitError
-from trials.records.events import Event, Progress, Trained
+from trials.records.events import Event, Progress, TrainingEvent
 from trials.records.job import Job, TrainingConfig
 from trials.records.strategy import Ranks
 from trials.records.task import Task
-from trials.records.trial_record import Measured, Metrics
+from trials.records.trial_record import Measurements, Metrics
 from trials.runtime.launcher import Launcher, Run, wait_for
 from trials.runtime.worker import Emit, run_rank
 
@@ -109,10 +109,10 @@ def misbehave(fault: str) -> None:
         os.kill(os.getpid(), signal.Signals[fault])
 
 
-def trained() -> Trained:
-    return Trained(
+def trained() -> TrainingEvent:
+    return TrainingEvent(
         best=Metrics(ne=0.9, log_loss=0.3, auc=0.7, calibration=1.0, examples=10),
-        measured=Measured(
+        measured=Measurements(
             examples_per_second=1.0, step_ms=1.0, peak_memory_bytes=1, train_seconds=1.0, evaluate_seconds=0.0
         ),
     )

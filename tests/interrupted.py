@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trials.data.prepared_log import PreparedLog
-from trials.records.events import Evaluated, Event, Progress, Trained
+from trials.records.events import EvaluationEvent, Event, Progress, TrainingEvent
 from trials.records.job import Job
 from trials.store.weights import Weights
 from trials.training.loop import train
@@ -28,11 +28,11 @@ class Told:
         self._at, self._then = at, then
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Evaluated):
+        if isinstance(event, EvaluationEvent):
             point = event.point.to_dict()
             del point["seconds"]
             self.points.append(point)
-        if isinstance(event, Trained):
+        if isinstance(event, TrainingEvent):
             self.best = event.best.ne
         if isinstance(event, Progress) and event.examples >= self._at:
             if self._then is not None:

@@ -11,7 +11,7 @@ from spaces.space import load_space
 from trials.records.study_record import LogSummary, StudyRecord
 from trials.records.trial_record import (
     CurvePoint,
-    Measured,
+    Measurements,
     Metrics,
     Outcome,
     TrialKind,
@@ -160,7 +160,7 @@ def trial(
         embedding_parameters=2_400_000,
         curve=curve,
         validation=min((point.validation for point in curve), key=lambda m: m.ne) if has_result else None,
-        measured=Measured(
+        measured=Measurements(
             examples_per_second=5e10 / flops if has_result else None,
             step_ms=flops / 3e5 if has_result else None,
             peak_memory_bytes=int(3e8 + flops * 40) if has_result else None,

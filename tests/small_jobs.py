@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dhen.config import ModelConfig
 from dhen.model import build_model
-from trials.data.loader import Batch, train_batches
+from trials.data.loader import LabelledBatch, train_batches
 from trials.data.prepare.prepare_log import prepare
 from trials.data.prepared_log import IdCounts, PreparedLog
 from trials.data.roles.infer import infer_schema
@@ -47,7 +47,7 @@ def log_with_few_buckets(folder: Path, rows: int) -> PreparedLog:
     return prepare([folder / "log.csv"], out=folder / "log", schema=schema)
 
 
-def batches(log: PreparedLog, steps: int, rank: int = 0, ranks: int = 1) -> list[Batch]:
+def batches(log: PreparedLog, steps: int, rank: int = 0, ranks: int = 1) -> list[LabelledBatch]:
     """The first ones of a rank, with the counts of ids that some trainings need."""
     split = log.split("train")
     counts = IdCounts(split, split.rows)

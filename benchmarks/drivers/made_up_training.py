@@ -12,10 +12,10 @@ import threading
 from pathlib import Path
 
 from dhen.config import DhenConfig
-from trials.records.events import EVENTS, WEIGHTS, Evaluated, EventWriter, Trained, Wrapped
+from trials.records.events import EVENTS, WEIGHTS, EvaluationEvent, EventWriter, TrainingEvent, WrapEvent
 from trials.records.job import Job
 from trials.records.task import Task
-from trials.records.trial_record import CurvePoint, Measured, Metrics
+from trials.records.trial_record import CurvePoint, Measurements, Metrics
 from trials.runtime.launcher import Launcher, Run, forget_last_run
 from trials.runtime.rank_process import RankProcess
 
@@ -94,7 +94,7 @@ def write_training(task: Task, directory: Path, seconds: float) -> None:
     """Leaves what a rank leaves: its events, and a file in place of weights."""
     end = made_up_ne(task.job)
     with EventWriter(directory / EVENTS) as say:
-        say(Wrapped(strategy=task.strategy.name))
+        say(WrapEvent(strategy=task.strategy.name))
         for index in range(1, EVALUATIONS + 1):
             best = _metrics(end * (1 + 0.2 / index))
             point = CurvePoint(
@@ -105,9 +105,13 @@ def write_training(task: Task, directory: Path, seconds: float) -> None:
                 seconds=seconds * index / EVALUATIONS,
                 validation=best,
             )
-            say(Evaluated(point=point))
+            say(EvaluationEvent(point=point))
         (directory / WEIGHTS).touch()
-        say(Trained(best=best, measured=Measured(train_seconds=seconds, examples_per_second=EXAMPLES)))
+        say(
+            TrainingEvent(
+                best=best, measured=Measurements(train_seconds=seconds, examples_per_second=EXAMPLES)
+            )
+        )
 
 
 def made_up_ne(job: Job) -> float:

@@ -23,7 +23,7 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.this_machine import load_cluster
 from trials.planner.estimates import PlanOptions, PricedStrategy
 from trials.planner.plan import Plan, plan
-from trials.planner.pricing import Pricing
+from trials.planner.pricing import CostModel
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Prefer
 
@@ -65,7 +65,7 @@ def cell(depth: int, width: int, cluster: Cluster) -> Cell:
     return Cell(
         depth,
         width,
-        Pricing(of_size, SCHEMA, TRAINING, cluster).numbers,
+        CostModel(of_size, SCHEMA, TRAINING, cluster).numbers,
         least.best,
         planned("fastest").best,
         min(cut, key=lambda one: one.time.total, default=None),

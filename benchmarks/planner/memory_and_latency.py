@@ -37,14 +37,14 @@ from spaces.space import catalog, load_space
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import Precision
 from trials.cluster.this_machine import load_cluster, this_machine
-from trials.data.loader import Batch as LoadedBatch
+from trials.data.loader import LabelledBatch
 from trials.planner.choice import PricedLadder
 from trials.planner.ladder import ladder
 from trials.planner.memory import DensePeak, dense_peak, recomputed
 from trials.planner.memory_counter import MemoryCounter
 from trials.planner.plan import plan
 from trials.planner.segments import segments_at, taped
-from trials.planner.zero_memory import Activations, Batch, DenseRank, Itemsizes
+from trials.planner.zero_memory import Activations, DenseRank, Itemsizes, RankInput
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Strategy, data_ranks
 from trials.training.step import TrainStep
@@ -204,7 +204,7 @@ def composed(case: Case) -> DensePeak:
         found,
         Activations(found, recomputed(found, case.strategy)),
         case.strategy,
-        Batch(width * examples, width * micro, 4 * examples * (len(case.inputs.numeric) + 1)),
+        RankInput(width * examples, width * micro, 4 * examples * (len(case.inputs.numeric) + 1)),
         Itemsizes.of(TrainingConfig(precision=case.precision)),
         hosts,
         per_host,
@@ -276,7 +276,7 @@ def step_bytes(model: ModelConfig, inputs: FeatureSchema, training: TrainingConf
         return counter.peak
 
 
-def random_batch(inputs: FeatureSchema, examples: int) -> LoadedBatch:
+def random_batch(inputs: FeatureSchema, examples: int) -> LabelledBatch:
     """Ids drawn evenly; as many in each bag as the table says on average."""
     ids = [torch.randint(table.rows, (examples,), dtype=torch.int32) for table in inputs.categorical]
     bags = tuple(
@@ -289,7 +289,7 @@ def random_batch(inputs: FeatureSchema, examples: int) -> LoadedBatch:
     features = FeatureBatch(
         ids_BT=torch.stack(ids, dim=1), bags=bags, numeric_BK=torch.randn(examples, len(inputs.numeric))
     )
-    return LoadedBatch(features=features, label_B=torch.randint(2, (examples,)).float(), weight_B=None)
+    return LabelledBatch(features=features, label_B=torch.randint(2, (examples,)).float(), weight_B=None)
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from dhen.schema import FeatureSchema, Table
 from trials.cluster.cluster import Cluster, parse_bytes
 from trials.cluster.this_machine import load_cluster
 from trials.planner.estimates import MemoryEstimate
-from trials.planner.pricing import Pricing
+from trials.planner.pricing import CostModel
 from trials.records.job import TrainingConfig
 from trials.records.strategy import named
 
@@ -72,7 +72,7 @@ def deepest(held: str, cluster: Cluster, features: FeatureSchema, width: int, ba
     training = TrainingConfig(epochs=1, batch_size=batch).resolved(10**6, "bf16")
 
     def memory(layers: int) -> MemoryEstimate | None:
-        pricing = Pricing(network(layers, width), features, training, cluster)
+        pricing = CostModel(network(layers, width), features, training, cluster)
         found = pricing.memory(named(held))
         return found if pricing.lacking_bytes(found) == 0 else None
 

@@ -41,7 +41,7 @@ from dhen.values import parse
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import Precision
 from trials.cluster.this_machine import load_cluster
-from trials.planner.pricing import Pricing
+from trials.planner.pricing import CostModel
 from trials.planner.step_time import prepare
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Dense, Strategy
@@ -151,7 +151,7 @@ def schema(setting: Setting) -> FeatureSchema:
 
 
 def point(depth: int, setting: Setting, cluster: Cluster) -> Point:
-    pricing = Pricing(model(depth, setting), schema(setting), setting.training, cluster)
+    pricing = CostModel(model(depth, setting), schema(setting), setting.training, cluster)
     plain = {dense: Strategy(dense=dense) for dense in NAMES}
     return Point(
         depth,
@@ -160,7 +160,7 @@ def point(depth: int, setting: Setting, cluster: Cluster) -> Point:
     )
 
 
-def seconds(pricing: Pricing, strategy: Strategy, stock: Stock | None) -> float:
+def seconds(pricing: CostModel, strategy: Strategy, stock: Stock | None) -> float:
     """Returns the seconds of a step, by the planner or as PyTorch took it then."""
     if stock is None:
         return pricing.time(strategy).total

@@ -17,7 +17,7 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.this_machine import load_cluster
 from trials.planner.choice import MODES, seconds_per_batch
 from trials.planner.plan import plan
-from trials.planner.pricing import Pricing
+from trials.planner.pricing import CostModel
 from trials.records.job import Synchrony, TablesConfig, TrainingConfig
 from trials.records.strategy import Strategy
 
@@ -54,7 +54,7 @@ def row(
         if found is None:
             continue
         chosen[mode] = found if servers is None else found.replace(servers=servers)
-        pricing = Pricing(model, schema, training, cluster)
+        pricing = CostModel(model, schema, training, cluster)
         seconds[mode] = seconds_per_batch(pricing, chosen[mode], mode) / of_step
     best = min(seconds, key=lambda mode: seconds[mode], default=None)
     return (

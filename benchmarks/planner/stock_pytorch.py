@@ -23,8 +23,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from trials.planner.collectives import BUCKET_BYTES, OVERLAP_SLOWDOWN
-from trials.planner.overlap import BACKWARD_PASSES, Passes, Unit, fully_sharded, reduced_in_buckets
-from trials.planner.step_time import UPDATE_MASTERS, UPDATE_MOMENTS, Parts, Step
+from trials.planner.overlap import (
+    BACKWARD_PASSES,
+    PassSeconds,
+    UnitSeconds,
+    fully_sharded,
+    reduced_in_buckets,
+)
+from trials.planner.step_time import UPDATE_MASTERS, UPDATE_MOMENTS, PartSeconds, PlannedStep
 from trials.records.strategy import Dense, shards
 
 FP32, BF16 = 4, 2
@@ -48,7 +54,7 @@ class Stock(NamedTuple):
     sends at a time, once they are bf16."""
 
 
-def step_seconds(step: Step, dense: Dense, stock: Stock) -> float:
+def step_seconds(step: PlannedStep, dense: Dense, stock: Stock) -> float:
     """Returns the seconds of one step of dp, hsdp or fsdp, without other techniques.
 
     Args:
@@ -67,11 +73,11 @@ def step_seconds(step: Step, dense: Dense, stock: Stock) -> float:
     return compute + links - hidden + besides
 
 
-def _state_shards(step: Step, dense: Dense) -> int:
+def _state_shards(step: PlannedStep, dense: Dense) -> int:
     return shards(dense, step.cluster.hosts, step.cluster.gpus_per_host)
 
 
-def _passes(step: Step, dense: Dense, stock: Stock) -> Passes:
+def _passes(step: PlannedStep, dense: Dense, stock: Stock) -> PassSeconds:
     """Returns the planner's seconds of compute, with what casts take of them."""
     cast = CAST if dense == "dp" or stock.sharded == FP32 else 0
     hook = HOOK if dense == "dp" else 0
@@ -82,10 +88,10 @@ def _passes(step: Step, dense: Dense, stock: Stock) -> Passes:
 
     forward, values = step.forward, step.parameters
     layers = [both(*layer) for layer in zip(forward.layers, values.layers, strict=True)]
-    return Passes(both(forward.before, values.before), layers, both(forward.after, values.after))
+    return PassSeconds(both(forward.before, values.before), layers, both(forward.after, values.after))
 
 
-def _replicated(step: Step, _: Dense, passes: Passes, stock: Stock) -> tuple[float, float]:
+def _replicated(step: PlannedStep, _: Dense, passes: PassSeconds, stock: Stock) -> tuple[float, float]:
     """Returns the seconds until compute and all-reduces of dp have ended, and those of the all-reduces."""
     backward = [passes.after[1], *(seconds for _, seconds in reversed(passes.layers)), passes.before[1]]
     before, layers, after = step.parameters
@@ -100,9 +106,9 @@ def _replicated(step: Step, _: Dense, passes: Passes, stock: Stock) -> tuple[flo
     return forward + ended, spent
 
 
-def _sharded(step: Step, dense: Dense, passes: Passes, stock: Stock) -> tuple[float, float]:
+def _sharded(step: PlannedStep, dense: Dense, passes: PassSeconds, stock: Stock) -> tuple[float, float]:
     """Returns the seconds until compute and collectives of hsdp or fsdp have ended, and those of collectives."""
-    padded: Parts = step.padded_in_host if dense == "hsdp" else step.padded
+    padded: PartSeconds = step.padded_in_host if dense == "hsdp" else step.padded
     root = _unit(step, dense, padded.before + padded.after, stock)
     layers = [_unit(step, dense, values, stock) for values in padded.layers]
     if stock.prefetch:
@@ -113,11 +119,11 @@ def _sharded(step: Step, dense: Dense, passes: Passes, stock: Stock) -> tuple[fl
     return elapsed, gathers + sum(unit.copy_in + unit.scatter + unit.reduce for unit in (root, *layers))
 
 
-def _unit(step: Step, dense: Dense, values: float, stock: Stock) -> Unit:
+def _unit(step: PlannedStep, dense: Dense, values: float, stock: Stock) -> UnitSeconds:
     group = step.in_host if dense == "hsdp" else step.everywhere
     shard = values / _state_shards(step, dense)
     across = 2 * CAST * shard / step.bandwidth + step.across.all_reduce(BF16 * shard)
-    return Unit(
+    return UnitSeconds(
         fetch=0.0,
         gather=group.all_gather(stock.sharded * values),
         copy_out=0.0,
@@ -129,7 +135,7 @@ def _unit(step: Step, dense: Dense, values: float, stock: Stock) -> Unit:
     )
 
 
-def _one_after_another(passes: Passes, root: Unit, layers: Sequence[Unit]) -> float:
+def _one_after_another(passes: PassSeconds, root: UnitSeconds, layers: Sequence[UnitSeconds]) -> float:
     """Returns the seconds until compute and collectives have ended where backward does not gather ahead."""
     link = root.gather
     compute = link + passes.before[0]

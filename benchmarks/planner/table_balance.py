@@ -36,8 +36,8 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.this_machine import load_cluster
 from trials.planner.table_placement import (
     ROW_STATE_BYTES,
-    Price,
     Rates,
+    ShardPrice,
     Workload,
     held_bytes,
     narrowest_width,
@@ -112,8 +112,8 @@ def generated(count: int, seed: int) -> tuple[Table, ...]:
 def split_lpt(case: Case, price: Seconds) -> Layout:
     """The planner's algorithm over a cost, with nothing replicated."""
 
-    def both(table: int, columns: int) -> Price:
-        return Price(price(table, columns), case.held_bytes(table, columns))
+    def both(table: int, columns: int) -> ShardPrice:
+        return ShardPrice(price(table, columns), case.held_bytes(table, columns))
 
     found = spread([case.dim] * len(case.tables), case.cluster.ranks, both)
     return [(shard.table, shard.columns, rank) for shard, rank in found]

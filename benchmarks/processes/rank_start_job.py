@@ -20,7 +20,7 @@ from dhen.schema import FeatureSchema
 from trials.records.job import Job, TrainingConfig
 from trials.records.strategy import Ranks, Strategy
 from trials.records.task import Task
-from trials.records.trial_record import Measured, Metrics
+from trials.records.trial_record import Measurements, Metrics
 from trials.runtime.launcher import Launcher
 from trials.runtime.rank_process import LocalRank
 from trials.runtime.worker import Emit, run_rank
@@ -62,14 +62,14 @@ def ours(data: dict[str, object], folder: str, rank: int) -> None:
 
 
 def _body(_: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
-    from trials.records.events import Trained
+    from trials.records.events import TrainingEvent
 
     train(folder)
     quality = Metrics(ne=1.0, log_loss=1.0, auc=0.5, calibration=1.0, examples=1)
     emit(
-        Trained(
+        TrainingEvent(
             best=quality,
-            measured=Measured(
+            measured=Measurements(
                 examples_per_second=1.0,
                 step_ms=1.0,
                 peak_memory_bytes=1,

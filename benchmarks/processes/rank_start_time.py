@@ -22,7 +22,7 @@ from torch.multiprocessing.spawn import spawn
 
 from benchmarks.processes import rank_start_job as rank_job
 from benchmarks.shared.machine_and_tables import machine, markdown
-from trials.records.events import Trained
+from trials.records.events import TrainingEvent
 from trials.records.task import Task
 from trials.runtime.launcher import Launcher, wait_for
 
@@ -36,7 +36,7 @@ def by_launcher(launcher: Launcher, folder: Path) -> None:
     while not run.ended:
         wait_for([run])
         events += run.new_events()
-    assert isinstance(events[-1], Trained), events
+    assert isinstance(events[-1], TrainingEvent), events
 
 
 def by_spawn(folder: Path) -> None:

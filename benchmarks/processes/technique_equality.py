@@ -33,7 +33,7 @@ from trials.cluster.this_machine import this_machine
 from trials.data.prepared_log import PreparedLog
 from trials.planner.ladder import ladder
 from trials.planner.pricing import pricing_of
-from trials.records.events import Trained
+from trials.records.events import TrainingEvent
 from trials.records.job import Job, TrainingConfig
 from trials.records.strategy import Ranks, Strategy
 from trials.records.task import Task
@@ -97,7 +97,7 @@ class Bench:
         while not run.ended:
             wait_for([run])
             events += run.new_events()
-        assert isinstance(events[-1], Trained), events
+        assert isinstance(events[-1], TrainingEvent), events
         answer = equality_job.Answer.model_validate_json((folder / equality_job.ANSWER).read_bytes())
         planned = pricing_of(self._job, cluster).memory(strategy)
         return Finding(ranks, strategy, answer, planned.total)

@@ -14,10 +14,10 @@ from dhen.values import Value
 from trials.cluster.machine import device
 from trials.data.loader import train_batches
 from trials.data.prepared_log import PreparedLog
-from trials.records.events import Trained
+from trials.records.events import TrainingEvent
 from trials.records.strategy import KIB, Ranks, Strategy
 from trials.records.task import Task
-from trials.records.trial_record import Measured
+from trials.records.trial_record import Measurements
 from trials.runtime.worker import Emit, run_rank
 from trials.training.distributed_step import DistributedStep
 from trials.training.memory_limit import limited_memory, on_device_for_good, on_host
@@ -59,9 +59,9 @@ def _body(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
         answer = Answer(losses=tuple(losses), held_bytes=most[0], peak_bytes=most[1])
         (folder / ANSWER).write_text(answer.model_dump_json())
     emit(
-        Trained(
+        TrainingEvent(
             best=best,
-            measured=Measured(
+            measured=Measurements(
                 examples_per_second=0.0,
                 step_ms=0.0,
                 peak_memory_bytes=most[1],

@@ -35,7 +35,7 @@ from search.execution.running import Training
 from search.mlflow.contents import RunContents
 from spaces.space import Candidate
 from trials.planner.plan import Plan
-from trials.records.events import Evaluated, Progress, Trained
+from trials.records.events import EvaluationEvent, Progress, TrainingEvent
 from trials.records.job import Job
 from trials.records.task import Task
 from trials.records.trial_record import Attempt, JobSummary, Result, TrialKind, TrialPlan, TrialRecord
@@ -58,7 +58,7 @@ WORDS = (
 FOLLOWED = 3
 """Number of the trial that is followed: the last candidate. The first ones start from settings that are given."""
 PARTS = (Job, JobSummary, Candidate, Plan, TrialPlan, Task, Training, Run, Result, Attempt, RunContents)
-EVENTS = (Progress, Evaluated, Trained)
+EVENTS = (Progress, EvaluationEvent, TrainingEvent)
 KEEPERS = ("trials/store/ledger.py", "search/study_state.py", "search/mlflow/fill_in.py")
 """Files in which the candidate stays."""
 ASKED, TAKEN_IN, WATCHED, IN_MLFLOW = (

@@ -38,7 +38,7 @@ from search.execution.trainer import Trainer
 from search.log_config import DemoConfig
 from search.run_directory import database_url
 from search.samplers.ask_tell import Proposals
-from search.study.driver import Study
+from search.study.driver import StudyDriver
 from search.study.open_study import open_study
 from search.study.report_writer import ReportWriter
 from search.study.settings import StudySettings
@@ -99,7 +99,7 @@ class Marks:
         print(f"{count:,} candidates ...", file=sys.stderr, flush=True)
 
 
-def run(study: Study) -> StudyRecord:
+def run(study: StudyDriver) -> StudyRecord:
     """A study that is opened, run to its end; of one with a server, this driver then leaves it."""
     try:
         return study.run()

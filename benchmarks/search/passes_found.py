@@ -21,7 +21,7 @@ from benchmarks.shared.machine_and_tables import machine, markdown
 from dhen.model import named_model
 from search.config import read_study_config
 from search.dataset import open_log
-from search.execution.passes import NEARLY, Passes
+from search.execution.passes import NEARLY, PassFinder
 from search.execution.reduce_events import reduce_event
 from search.execution.trainer import job_on, new_record
 from spaces.space import Point
@@ -65,7 +65,7 @@ def main() -> None:
     torch.set_num_threads(1)
     log = open_log(read_study_config(None, options.settings, data=(options.log,)), print)
     print(f"{machine()}; {log.manifest.rows['train']:,} training rows, seed {options.seed}\n")
-    passes, trials = Passes(TrainingConfig(), minutes=None), dict[int, TrialRecord]()
+    passes, trials = PassFinder(TrainingConfig(), minutes=None), dict[int, TrialRecord]()
 
     def train_baseline(points: Mapping[int, Point]) -> None:
         for number, point in points.items():
@@ -88,7 +88,7 @@ def main() -> None:
     print(markdown(heads, [_row(log, network, passes, fixed, options.seed) for network in options.networks]))
 
 
-def _row(log: PreparedLog, network: str, passes: Passes, fixed: list[int], seed: int) -> list[str]:
+def _row(log: PreparedLog, network: str, passes: PassFinder, fixed: list[int], seed: int) -> list[str]:
     """A network's NE with the number that was found and with fixed ones."""
     auto = trained(log, network, passes.applied(passes.decayed(TrainingConfig())), seed)
     one = trained(log, network, TrainingConfig(epochs=1), seed)

@@ -24,8 +24,8 @@ from benchmarks.shared.machine_and_tables import machine, markdown
 from dhen.batch import FeatureBatch
 from dhen.model import build_model
 from dhen.schema import FeatureSchema, Table
-from trials.data.loader import Batch
-from trials.planner.table_servers import Served
+from trials.data.loader import LabelledBatch
+from trials.planner.table_servers import ServedTables
 from trials.records.job import Job, TablesConfig, TrainingConfig
 from trials.training.distributed.engine import take_tables
 from trials.training.embeddings.engine import LocalTables
@@ -81,7 +81,7 @@ def _row(rows: int, size: int, dim: int, counts: Sequence[int], steps: int) -> l
     for count in counts:
         served = statistics.median(_served_ms(job, batches, count, steps))
         cells.append(f"{served:.2f} ({served / statistics.median(here):.1f})")
-    sizes = Served(job.features.tables, (dim,) * COLUMNS, size, 4, 4)
+    sizes = ServedTables(job.features.tables, (dim,) * COLUMNS, size, 4, 4)
     unique = statistics.mean(
         len(torch.unique(batch.features.ids_BT[:, i])) for batch in batches for i in range(COLUMNS)
     )
@@ -89,21 +89,21 @@ def _row(rows: int, size: int, dim: int, counts: Sequence[int], steps: int) -> l
     return [*cells, f"{2 * share * sizes.pulled_bytes / 2**20:.2f}"]
 
 
-def _batches(rows: int, size: int) -> list[Batch]:
+def _batches(rows: int, size: int) -> list[LabelledBatch]:
     rng = np.random.default_rng(0)
     found = []
     for _ in range(8):
         ids = (rng.zipf(EXPONENT, (size, COLUMNS)) - 1) % rows
         features = FeatureBatch(ids_BT=torch.from_numpy(ids), bags=(), numeric_BK=torch.zeros(size, 1))
-        found.append(Batch(features=features, label_B=torch.zeros(size), weight_B=None))
+        found.append(LabelledBatch(features=features, label_B=torch.zeros(size), weight_B=None))
     return found
 
 
-def _turns(batches: Sequence[Batch], steps: int) -> list[Batch]:
+def _turns(batches: Sequence[LabelledBatch], steps: int) -> list[LabelledBatch]:
     return [batches[step % len(batches)] for step in range(steps + WARM_UP)]
 
 
-def _local_ms(tables: LocalTables, batch: Batch) -> float:
+def _local_ms(tables: LocalTables, batch: LabelledBatch) -> float:
     began = time.perf_counter()
     embeddings = tables.lookup(batch.features)
     for embedding in embeddings:
@@ -112,7 +112,7 @@ def _local_ms(tables: LocalTables, batch: Batch) -> float:
     return 1000.0 * (time.perf_counter() - began)
 
 
-def _served_ms(job: Job, batches: Sequence[Batch], count: int, steps: int) -> list[float]:
+def _served_ms(job: Job, batches: Sequence[LabelledBatch], count: int, steps: int) -> list[float]:
     """Milliseconds of each step against so many servers."""
     with tempfile.TemporaryDirectory() as folder:
         started = [start_server(job, Path(folder), number, count) for number in range(count)]

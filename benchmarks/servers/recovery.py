@@ -25,7 +25,7 @@ from benchmarks.shared.machine_and_tables import machine, markdown
 from search.dataset import open_log
 from search.log_config import LogConfig
 from trials.data.prepared_log import PreparedLog
-from trials.records.events import Event, Failed, Progress, Replaced, Trained
+from trials.records.events import Event, FailureEvent, Progress, ReplacementEvent, TrainingEvent
 from trials.records.job import Synchrony, TablesConfig, TrainingConfig
 from trials.records.places import checkpoints_in
 from trials.records.strategy import Strategy
@@ -59,8 +59,10 @@ class Killer:
 
     def __call__(self, run: Run, said: list[Event]) -> bool:
         for event in said:
-            if isinstance(event, (Replaced, Failed)):  # steps that were under way before say nothing
-                self._is_known, self._goes_on = True, isinstance(event, Replaced)
+            if isinstance(
+                event, (ReplacementEvent, FailureEvent)
+            ):  # steps that were under way before say nothing
+                self._is_known, self._goes_on = True, isinstance(event, ReplacementEvent)
             if isinstance(event, Progress):
                 self.lost_steps = event.lost_steps or self.lost_steps
                 self._note(event)
@@ -125,7 +127,7 @@ def _recovered(
         task = task.replace(resume_from=f"{folder}/checkpoints")
         while len(killer.recovered) < kills:
             events = watched(launcher, task, Path(folder), killer, seconds=0.005)
-            if any(isinstance(event, Trained) for event in events):
+            if any(isinstance(event, TrainingEvent) for event in events):
                 break
     return killer.recovered, killer.lost_steps
 

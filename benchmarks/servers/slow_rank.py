@@ -24,7 +24,7 @@ from benchmarks.servers.watched_training import DENSE, served_job, served_task, 
 from benchmarks.shared.machine_and_tables import machine, markdown
 from search.dataset import open_log
 from search.log_config import LogConfig
-from trials.records.events import Event, Trained
+from trials.records.events import Event, TrainingEvent
 from trials.records.job import TablesConfig, TrainingConfig
 from trials.records.strategy import Strategy
 from trials.records.task import Task
@@ -52,7 +52,7 @@ class SlowRank:
         if self._pid is None and any(event.event == "progress" for event in said):
             self._pid = run._processes[self._rank]._process.pid  # type: ignore[attr-defined]
             self._thread.start()
-        if any(isinstance(event, Trained) for event in said):
+        if any(isinstance(event, TrainingEvent) for event in said):
             self._over.set()
         return False
 
@@ -106,7 +106,7 @@ def _pair(launcher: Launcher, task: Task, share: float) -> tuple[float, float]:
     for look in (None, SlowRank(task.gpus_per_host - 1, share)):
         with tempfile.TemporaryDirectory() as folder:
             events = watched(launcher, task, Path(folder), look, seconds=0.01)
-        trained = next(event for event in events if isinstance(event, Trained))
+        trained = next(event for event in events if isinstance(event, TrainingEvent))
         assert trained.measured.examples_per_second is not None
         found.append(trained.measured.examples_per_second)
     return found[0], found[1]

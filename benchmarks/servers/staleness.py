@@ -26,7 +26,7 @@ from benchmarks.shared.kept_trainings import half_interval, keep, kept
 from benchmarks.shared.log_or_demo import log_or_demo
 from benchmarks.shared.machine_and_tables import machine, markdown
 from trials.data.prepared_log import PreparedLog
-from trials.records.events import Trained
+from trials.records.events import TrainingEvent
 from trials.records.job import Job, TablesConfig, TrainingConfig
 from trials.records.strategy import named
 from trials.runtime.launcher import Launcher
@@ -101,7 +101,7 @@ def _trained_once(
     with tempfile.TemporaryDirectory() as folder:
         events = watched(launcher, served_task(log, job, named(strategy), ranks), Path(folder))
     for event in events:
-        if isinstance(event, Trained):
+        if isinstance(event, TrainingEvent):
             lacked = event.measured.numbers["staleness"]
             return {"ne": event.best.ne, "lacked": lacked if event.measured.staleness else 0.0}
     return {"ne": float("nan"), "lacked": float("nan")}

@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.models.one_network import parsed, stacked
 from trials.cluster.machine import preferred_precision
 from trials.data.prepared_log import PreparedLog
-from trials.records.events import Event, Failed
+from trials.records.events import Event, FailureEvent
 from trials.records.job import Job, TablesConfig, TrainingConfig
 from trials.records.strategy import Strategy
 from trials.records.task import Task
@@ -56,6 +56,6 @@ def watched(
             run.kill()
             return events
     for event in events:
-        if isinstance(event, Failed) and not event.killed:
+        if isinstance(event, FailureEvent) and not event.killed:
             raise RuntimeError(event.error)
     return events

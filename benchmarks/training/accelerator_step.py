@@ -37,7 +37,7 @@ from dhen.model import build_model, model_cost, named_model, parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.cluster.cluster import Cluster
 from trials.cluster.this_machine import this_machine
-from trials.data.loader import Batch, on_device
+from trials.data.loader import LabelledBatch, on_device
 from trials.planner.estimates import PricedStrategy
 from trials.planner.plan import plan
 from trials.records.job import Job, TrainingConfig
@@ -140,10 +140,10 @@ def cases(options: argparse.Namespace, features: FeatureSchema, cluster: Cluster
         yield Case(f"{layers}-layer DHEN", model, batch, named("zero_offload"), False, delayed=True)
 
 
-def batches(features: FeatureSchema, size: int) -> Iterator[Batch]:
+def batches(features: FeatureSchema, size: int) -> Iterator[LabelledBatch]:
     """The same few batches again and again, from ordinary memory."""
     kept = [
-        Batch(
+        LabelledBatch(
             features=FeatureBatch(
                 ids_BT=torch.randint(0, features.tables[0].rows, (size, TABLES), dtype=torch.int32),
                 bags=(),

@@ -27,7 +27,7 @@ from dhen.model import parse_model
 from search.execution.trainer import job_on
 from trials.cluster.machine import Precision
 from trials.data.prepared_log import PreparedLog
-from trials.records.events import Diverged, Event, Trained
+from trials.records.events import DivergenceEvent, Event, TrainingEvent
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Strategy
 from trials.training.loop import train
@@ -55,9 +55,9 @@ def trained(
     ends: list[float] = []
 
     def hear(event: Event) -> None:
-        if isinstance(event, Trained):
+        if isinstance(event, TrainingEvent):
             ends.append(event.best.ne)
-        elif isinstance(event, Diverged):
+        elif isinstance(event, DivergenceEvent):
             ends.append(float("inf"))
 
     job = job_on(log, model, training, seed, to)

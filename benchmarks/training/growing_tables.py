@@ -32,7 +32,7 @@ from dhen.batch import FeatureBatch, Keys
 from dhen.inputs.growing import GrowingRows
 from dhen.model import build_model
 from dhen.schema import FeatureSchema, Growing, Table
-from trials.data.loader import Batch
+from trials.data.loader import LabelledBatch
 from trials.data.log_schema import LogSchema
 from trials.data.prepare.prepare_log import prepare
 from trials.data.prepared_log import PreparedLog
@@ -119,7 +119,7 @@ def _step(size: int, rows: int, growing: Growing | None) -> TrainStep:
     return TrainStep(model, TrainingConfig(batch_size=size, precision="fp32", epochs=1))
 
 
-def _batches(size: int, rows: int, count: int) -> Iterator[dict[bool, Batch]]:
+def _batches(size: int, rows: int, count: int) -> Iterator[dict[bool, LabelledBatch]]:
     """Equal batches with ids and with keys."""
     random = np.random.default_rng(0)
     weights = np.arange(1, rows + 1) ** -1.1
@@ -132,7 +132,7 @@ def _batches(size: int, rows: int, count: int) -> Iterator[dict[bool, Batch]]:
         ids, keys = torch.from_numpy(ids_BT.astype(np.int32)), torch.from_numpy(hashes[ids_BT])
         kinds = ((False, ids, None), (True, torch.zeros_like(ids), Keys(keys, ())))
         yield {
-            growing: Batch(
+            growing: LabelledBatch(
                 features=FeatureBatch(ids_BT=ids_BT, bags=(), numeric_BK=numeric, keys=keys_BG),
                 label_B=label,
                 weight_B=None,

@@ -35,7 +35,7 @@ from search.execution.trainer import Trainer, new_record
 from search.log_config import DEMO
 from trials.cluster.this_machine import load_cluster, this_machine
 from trials.data.prepared_log import PreparedLog
-from trials.planner.pricing import Pricing
+from trials.planner.pricing import CostModel
 from trials.planner.sentences import worth
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Strategy
@@ -143,13 +143,13 @@ def links(options: argparse.Namespace) -> None:
     rows, below = [], None
     for gigabits in GIGABITS:
         cluster = given.replace(network=given.network.replace(bandwidth=gigabits * 1e9 / 8))
-        found = worth(Pricing(model, schema, training, cluster), Strategy())
+        found = worth(CostModel(model, schema, training, cluster), Strategy())
         below = found.pays_below
         times = found.adamw_seconds / found.seconds
         rows.append(
             [gigabits, f"{1e3 * found.adamw_seconds:.1f}", f"{1e3 * found.seconds:.1f}", f"{times:.2f}"]
         )
-    numbers = sum(segment.parameters for segment in Pricing(model, schema, training, given).segments(1))
+    numbers = sum(segment.parameters for segment in CostModel(model, schema, training, given).segments(1))
     print(
         f"{options.cluster}, {options.ranks} ranks, {numbers / 1e9:.2f} billion dense parameters, bf16, "
         f"{options.examples} examples per rank"

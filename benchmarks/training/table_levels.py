@@ -29,9 +29,9 @@ from dhen.config import ModelConfig
 from dhen.model import build_model
 from dhen.schema import FeatureSchema, Table
 from trials.cluster.this_machine import this_machine
-from trials.data.loader import Batch
+from trials.data.loader import LabelledBatch
 from trials.data.prepare.fit import repeats_of
-from trials.planner.pricing import Pricing
+from trials.planner.pricing import CostModel
 from trials.planner.table_memory import hits_of
 from trials.records.job import Job, TrainingConfig
 from trials.records.strategy import KIB, Ranks, Strategy
@@ -78,7 +78,7 @@ def level_table(
         training=TrainingConfig(batch_size=size, precision="fp32", epochs=1),
         seed=0,
     )
-    below = Pricing(job.model, schema, job.training, this_machine()).below
+    below = CostModel(job.model, schema, job.training, this_machine()).below
     counted = hits_of(tuple(_counted(job, exponent, sum(steps))))
     header = ["cache", "device, ms", "host, ms", "ratio", "ssd, ms", "ratio"]
     header += ["cold ssd, ms", "ratio", "us a row"] if cold else []
@@ -176,7 +176,7 @@ def _step(job: Job, strategy: Strategy) -> DistributedStep:
     return DistributedStep(build_model(model, job.features).train(), job, strategy, Ranks(), where=CPU)
 
 
-def _batches(job: Job, exponent: float, count: int) -> Iterator[Batch]:
+def _batches(job: Job, exponent: float, count: int) -> Iterator[LabelledBatch]:
     random, size, rows = np.random.default_rng(0), job.training.batch_size, job.features.tables[0].rows
     assert size is not None
     weights = np.arange(1, rows + 1) ** -exponent
@@ -185,7 +185,7 @@ def _batches(job: Job, exponent: float, count: int) -> Iterator[Batch]:
     for _ in range(count):
         drawn = np.minimum(np.searchsorted(ends, random.random((len(places), size))), rows - 1)
         ids_BT = np.stack([place[its] for place, its in zip(places, drawn, strict=True)], axis=1)
-        yield Batch(
+        yield LabelledBatch(
             features=FeatureBatch(
                 ids_BT=torch.from_numpy(ids_BT.astype(np.int32)),
                 bags=(),

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.training.peers.contest import Lap
 from search.execution.train_list import train_one
 from search.execution.trainer import Trainer, new_record
-from trials.records.events import EVENTS, Evaluated, Event, EventReader, Progress
+from trials.records.events import EVENTS, EvaluationEvent, Event, EventReader, Progress
 from trials.records.job import Job
 from trials.records.task import Task
 from trials.records.trial_record import Outcome, TrialKind, TrialRecord
@@ -42,7 +42,7 @@ def laps(events: Iterable[Event]) -> list[list[Lap]]:
         if isinstance(event, Progress):
             stretches[-1].append((event.examples - examples, event.seconds - seconds))
             examples, seconds = event.examples, event.seconds
-        elif isinstance(event, Evaluated):
+        elif isinstance(event, EvaluationEvent):
             seconds = event.point.seconds
             stretches.append([])
     return [stretch for stretch in stretches if stretch]

@@ -26,7 +26,7 @@ from dashboards.figures.style import (
     PURPLE,
     SKY,
     VERMILION,
-    Look,
+    TechniqueStyle,
     drawing,
     empty,
     legend_below,
@@ -64,7 +64,7 @@ OVERLAP_SECONDS = 0.05
 UNTRAINED = "averages, and what was cut short"
 
 
-class Run(NamedTuple):
+class TrainingSpan(NamedTuple):
     """A trial, or a retraining, on the study's clock."""
 
     trial: TrialRecord
@@ -85,7 +85,7 @@ def stage_of(trial: TrialRecord) -> str:
     return StageName.SEARCH if trial.origin.tuned_from is None else StageName.TUNING
 
 
-def runs_of(record: StudyRecord, *, taken_over: bool = False) -> tuple[list[Run], float]:
+def runs_of(record: StudyRecord, *, taken_over: bool = False) -> tuple[list[TrainingSpan], float]:
     """What ran, in the order of starting, and the length of all pauses that the clock leaves out.
 
     A result that was taken over has no time of its own: it is left out, or with `taken_over` those of other
@@ -108,11 +108,11 @@ def runs_of(record: StudyRecord, *, taken_over: bool = False) -> tuple[list[Run]
         if start - covered > PAUSE_SECONDS:
             pauses += start - covered
         covered = max(covered, end)
-        runs.append(Run(trial=trial, start=start - origin - pauses, end=end - origin - pauses))
+        runs.append(TrainingSpan(trial=trial, start=start - origin - pauses, end=end - origin - pauses))
     return runs, pauses
 
 
-def stretches(runs: Iterable[Run]) -> list[tuple[str, float, float]]:
+def stretches(runs: Iterable[TrainingSpan]) -> list[tuple[str, float, float]]:
     """Stages with their start and end, one after another; neighbours of one stage are joined."""
     joined: list[tuple[str, float, float]] = []
     for run in runs:
@@ -246,7 +246,7 @@ def gain_figure(record: StudyRecord) -> go.Figure:
 class Bar(NamedTuple):
     """One attempt of a run; trials that ran side by side are drawn in different places."""
 
-    run: Run
+    run: TrainingSpan
     place: int
     start: float
     seconds: float
@@ -330,7 +330,9 @@ def _left_out(pauses: float) -> str:
     return f" Pauses of {duration(pauses)} in all are left out." if pauses else ""
 
 
-def _bar_trace(name: str, look: Look | None, bars: Sequence[Bar], *, ran_out: bool, shown: bool) -> go.Bar:
+def _bar_trace(
+    name: str, look: TechniqueStyle | None, bars: Sequence[Bar], *, ran_out: bool, shown: bool
+) -> go.Bar:
     hovers = []
     for bar in bars:
         trial, outcome = bar.run.trial, bar.outcome.value.replace("_", " ")

@@ -31,7 +31,7 @@ from dashboards.figures.style import BLUE, GRID, PALE_GREY, PURPLE, VERMILION, d
 from dashboards.figures.worth import Estimate, brought, estimates_figure, interval_trace, judged
 from dashboards.names import counted_from_one, known, percent
 from dashboards.rows import TrialRow, baseline_ne, known_ne, trial_rows
-from trials.records.findings import Better, OrderedAxis, Setting
+from trials.records.findings import OrderedAxis, Setting, WinnerVerdict
 from trials.records.study_record import StudyRecord, relative_ne_percent
 from trials.records.trial_record import Outcome, TrialRecord
 
@@ -129,7 +129,7 @@ def modules_figure(record: StudyRecord) -> go.Figure:
     title = f"No module surely lowers NE, by {count} candidates"
     trust = f"It explains {100 * explained:.0f} % of the differences between candidates that it has not seen."
     if explained <= 0:
-        rows = [row._replace(better=Better.CANNOT_TELL) for row in rows]
+        rows = [row._replace(better=WinnerVerdict.CANNOT_TELL) for row in rows]
         title = f"What each module brings cannot be told from {count} candidates"
         trust = "The model predicts candidates that it has not seen no better than their mean does."
     elif sure:

@@ -47,7 +47,7 @@ WIDE = 8.0
 NOTHING = "Shown as soon as a trial has an NE on validation."
 
 
-class Price(NamedTuple):
+class FrontAxis(NamedTuple):
     """What NE is drawn against."""
 
     of: Callable[[TrialRecord], float | None]
@@ -85,8 +85,8 @@ class Point(NamedTuple):
 
 
 Points = dict[int | None, Point]
-FLOPS = Price(of=lambda trial: trial.job.flops, words=lambda flops: f"{si(flops)} FLOPs")
-TABLE_BYTES = Price(
+FLOPS = FrontAxis(of=lambda trial: trial.job.flops, words=lambda flops: f"{si(flops)} FLOPs")
+TABLE_BYTES = FrontAxis(
     of=lambda trial: trial.job.table_bytes, words=lambda count: f"{byte_size(count)} of embedding tables"
 )
 
@@ -154,7 +154,7 @@ def table_bytes_figure(record: StudyRecord) -> go.Figure | None:
     return figure
 
 
-def _points(record: StudyRecord, price: Price) -> Points:
+def _points(record: StudyRecord, price: FrontAxis) -> Points:
     """Points of all trials that have both coordinates and no longer train, by number."""
     priced = ((row, row.ne, price.of(row.trial)) for row in trial_rows(record))
     return {
@@ -171,7 +171,7 @@ def _candidates(points: Points, record: StudyRecord) -> list[Point]:
 
 
 def _against(
-    price: Price,
+    price: FrontAxis,
     points: Points,
     record: StudyRecord,
     *,
@@ -339,7 +339,7 @@ def _against(
     return figure
 
 
-def _hover(point: Point, price: Price, baseline: Point | None) -> str:
+def _hover(point: Point, price: FrontAxis, baseline: Point | None) -> str:
     row, trial = point.row, point.trial
     relative = (
         f" ({percent(row.relative_percent)} to the baseline)" if row.relative_percent is not None else ""

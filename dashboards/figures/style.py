@@ -130,7 +130,7 @@ def frame(values: Sequence[float], always: Sequence[float] = ()) -> Frame:
     return Frame(low=low - margin, high=top, above=sum(value > top for value in values))
 
 
-class Look(NamedTuple):
+class TechniqueStyle(NamedTuple):
     """Colour and symbol of one technique, the dash of its lines and the pattern of its bars."""
 
     color: str
@@ -140,13 +140,13 @@ class Look(NamedTuple):
 
 
 LOOKS = {
-    "dp": Look(GREY, "circle", "solid"),
-    "zero1": Look(SKY, "square", "dot"),
-    "zero2": Look(GREEN, "triangle-down", "dash"),
-    "zero_offload": Look(YELLOW, "x", "dashdot"),
-    "shard_grad_op": Look(ORANGE, "triangle-right", "longdash"),
-    "hsdp": Look(PURPLE, "diamond", "solid"),
-    "fsdp": Look(BLUE, "cross", "longdashdot"),
+    "dp": TechniqueStyle(GREY, "circle", "solid"),
+    "zero1": TechniqueStyle(SKY, "square", "dot"),
+    "zero2": TechniqueStyle(GREEN, "triangle-down", "dash"),
+    "zero_offload": TechniqueStyle(YELLOW, "x", "dashdot"),
+    "shard_grad_op": TechniqueStyle(ORANGE, "triangle-right", "longdash"),
+    "hsdp": TechniqueStyle(PURPLE, "diamond", "solid"),
+    "fsdp": TechniqueStyle(BLUE, "cross", "longdashdot"),
 }
 """Looks of the ways to hold the dense state by themselves, in the order of the ladder."""
 NAMES = {
@@ -204,9 +204,9 @@ def in_order(techniques: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(techniques), key=rank))
 
 
-def looks(techniques: Iterable[str]) -> dict[str, Look]:
+def looks(techniques: Iterable[str]) -> dict[str, TechniqueStyle]:
     """The look of each technique, in the order of the ladder; no two have the same symbol, up to fifteen."""
-    found: dict[str, Look] = {}
+    found: dict[str, TechniqueStyle] = {}
     combined = 0
     for name in in_order(techniques):
         look = LOOKS[dense_of(name)]

@@ -24,7 +24,7 @@ from dashboards.figures.style import (
 )
 from dashboards.names import counted_from_one, decimals, percent, percent_range, ratio, si, trial_name
 from dashboards.rows import baseline_ne, find, known_ne, relative_percent, winner_reasons
-from trials.records.findings import Better, MeanInterval
+from trials.records.findings import MeanInterval, WinnerVerdict
 from trials.records.study_record import StudyRecord, relative_ne_percent
 from trials.records.trial_record import TrialKind, TrialRecord
 
@@ -33,9 +33,9 @@ ROW_HEIGHT, MARGINS = 24, 210
 MARGIN = 0.05
 """Room left at either end of the axis, as a share of the range."""
 VERDICT_LOOKS = {
-    Better.YES: ("circle", BLUE),
-    Better.NO: ("square", VERMILION),
-    Better.CANNOT_TELL: ("circle-open", GREY),
+    WinnerVerdict.YES: ("circle", BLUE),
+    WinnerVerdict.NO: ("square", VERMILION),
+    WinnerVerdict.CANNOT_TELL: ("circle-open", GREY),
 }
 MOST_AVERAGES = 8
 """Largest number of averages that are drawn: those on the front and the winners come first."""
@@ -51,17 +51,17 @@ class Estimate(NamedTuple):
     low: float | None
     high: float | None
     """Ends of the 95 % interval; None if there is none."""
-    better: Better
+    better: WinnerVerdict
     """Whether NE is lower, beyond doubt."""
     hover: tuple[str, ...] = ()
     """Further lines of the hover box."""
 
 
-def judged(low: float | None, high: float | None) -> Better:
+def judged(low: float | None, high: float | None) -> WinnerVerdict:
     """Whether an interval lies on one side of 0."""
     if low is None or high is None:
-        return Better.CANNOT_TELL
-    return Better.YES if high < 0 else Better.NO if low > 0 else Better.CANNOT_TELL
+        return WinnerVerdict.CANNOT_TELL
+    return WinnerVerdict.YES if high < 0 else WinnerVerdict.NO if low > 0 else WinnerVerdict.CANNOT_TELL
 
 
 def brought(without: MeanInterval, label: str, hover: str) -> Estimate:
@@ -235,8 +235,8 @@ def slices_figure(record: StudyRecord) -> go.Figure:
     )
     if undecided:
         subtitle += f" {undecided} more slices have too few rows for an interval."
-    better = sum(row.better is Better.YES for row in rows)
-    worse = sum(row.better is Better.NO for row in rows)
+    better = sum(row.better is WinnerVerdict.YES for row in rows)
+    worse = sum(row.better is WinnerVerdict.NO for row in rows)
     return estimates_figure(
         rows,
         title=f"Better than the baseline on {better} of {len(rows)} slices, worse on {worse}, for sure",

@@ -12,15 +12,15 @@ from dashboards.rows import TrialRow, find, trial_rows
 from dashboards.sentences.stages import number_of_passes
 from dashboards.sentences.summary import ended
 from dashboards.sentences.winners import confirm_command, interval
-from trials.records.findings import Better
+from trials.records.findings import WinnerVerdict
 from trials.records.study_record import ClusterSummary, Comparison, StudyRecord
 from trials.records.trial_record import TrialRecord
 
 GOOD, BAD, OPEN = "good", "bad", "open"
 VERDICTS = {
-    Better.YES: ("Yes, better", GOOD),
-    Better.NO: ("Yes, worse", BAD),
-    Better.CANNOT_TELL: ("This log cannot tell", OPEN),
+    WinnerVerdict.YES: ("Yes, better", GOOD),
+    WinnerVerdict.NO: ("Yes, worse", BAD),
+    WinnerVerdict.CANNOT_TELL: ("This log cannot tell", OPEN),
 }
 
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from dashboards.names import IN_WORDS, UNNAMED, as_list, byte_size, counted_from_one, duration, known
 from dashboards.plans import held
 from dashboards.report.answers import cluster_words, export_line
-from dashboards.rows import Column, TrialRow, columns_of, trial_rows
+from dashboards.rows import ReportColumn, TrialRow, columns_of, trial_rows
 from dhen.cost import ATTENTION, LOOKUP, MATMUL, CostRow
 from trials.records.study_record import StudyRecord, relative_ne_curve
 from trials.records.trial_record import TrialRecord
@@ -44,7 +44,7 @@ COUNTED = (MATMUL, ATTENTION)
 _NUMBERED = re.compile(r"(.*?)(\d+)")
 
 
-class Shared:
+class SharedValues:
     """Values that several trials have, each once."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Shared:
 
 def study_data(record: StudyRecord) -> dict[str, Any]:
     """Returns all that the scripts of the page know of a study."""
-    columns, costs, grids, axes = columns_of(record), Shared(), Shared(), Shared()
+    columns, costs, grids, axes = columns_of(record), SharedValues(), SharedValues(), SharedValues()
     kept = record.exportable
     trials = [
         _trial(row, record, columns, (costs, grids, axes))
@@ -106,7 +106,10 @@ def as_json(data: Any) -> str:
 
 
 def _trial(
-    row: TrialRow, record: StudyRecord, columns: Sequence[Column], shared: tuple[Shared, Shared, Shared]
+    row: TrialRow,
+    record: StudyRecord,
+    columns: Sequence[ReportColumn],
+    shared: tuple[SharedValues, SharedValues, SharedValues],
 ) -> dict[str, Any]:
     trial, (costs, grids, axes) = row.trial, shared
     cells = [column.cell(row) for column in columns]
@@ -165,7 +168,7 @@ def _module(name: str, rows: Sequence[CostRow]) -> dict[str, Any]:
     }
 
 
-def _curve(trial: TrialRecord, record: StudyRecord, grids: Shared) -> dict[str, Any] | None:
+def _curve(trial: TrialRecord, record: StudyRecord, grids: SharedValues) -> dict[str, Any] | None:
     """Returns the learning curve relative to the baseline's; if there is none to compare with, of NE."""
     baseline = record.baseline_for(trial)
     pairs: Sequence[tuple[int, float]] = ()

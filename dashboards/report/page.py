@@ -44,7 +44,7 @@ FEWEST_EACH = 6
 PLOTLY_CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtons": [["toImage", "resetScale2d"]]}
 
 
-class Live(NamedTuple):
+class LivePage(NamedTuple):
     """What a server says of a page that it serves, so that the page follows the study."""
 
     url: str
@@ -93,7 +93,7 @@ def write_page(path: Path, page: Callable[[], str]) -> None:
     write_atomically(path, page())
 
 
-def render(record: StudyRecord, *, notes: Sequence[str] = (), live: Live | None = None) -> str:
+def render(record: StudyRecord, *, notes: Sequence[str] = (), live: LivePage | None = None) -> str:
     """Returns the page. Everything that comes from data is escaped: by Jinja in HTML, by `as_json` in scripts,
     which put it into the page as text.
 

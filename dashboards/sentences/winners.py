@@ -16,16 +16,16 @@ from dashboards.names import (
     trial_name,
 )
 from dashboards.rows import PlainTable, find, known_ne, winner_reasons
-from trials.records.findings import Better
+from trials.records.findings import WinnerVerdict
 from trials.records.study_record import Comparison, StudyRecord, relative_ne_percent
 from trials.records.trial_record import Outcome, TrialRecord
 
 NO_OPTIMISM_PERCENT = 0.005
 """Percent of NE that are shown as 0.00."""
 VERDICTS = {
-    Better.YES: "it is better than the baseline",
-    Better.NO: "it is worse than the baseline",
-    Better.CANNOT_TELL: "whether it is better than the baseline, this log cannot tell",
+    WinnerVerdict.YES: "it is better than the baseline",
+    WinnerVerdict.NO: "it is worse than the baseline",
+    WinnerVerdict.CANNOT_TELL: "whether it is better than the baseline, this log cannot tell",
 }
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from dashboards.names import IN_WORDS, decimals, duration, milliseconds, percent, si
 from dashboards.rows import baseline_ne, columns_of, find, relative_percent, trial_rows
 from dashboards.sentences.summary import ended
-from trials.records.study_record import Stage, StageName, StudyRecord
+from trials.records.study_record import StageName, StudyRecord, StudyStage
 from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 
 COLUMNS = {
@@ -163,7 +163,7 @@ def progress_line(record: StudyRecord, shares: Shares | None = None) -> Text:
     return Text(", ".join(clauses)).append(best_ne, style="bold")
 
 
-def done_in_stage(record: StudyRecord, stage: Stage) -> int:
+def done_in_stage(record: StudyRecord, stage: StudyStage) -> int:
     """Number of the stage's trainings that have ended, those of earlier sessions included."""
     return stage.done_before + counted(record, stage.name) - stage.counted_before
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import MATMUL, CostRow, Costs, elementwise_cost
 from dhen.ops.parts import EmbeddingProjection, projection_cost, projection_tape
-from dhen.ops.split import RankGroup, Split, keep_part, sums_gradients
+from dhen.ops.split import ParameterSplit, RankGroup, keep_part, sums_gradients
 from dhen.tape import Tape
 
 
@@ -103,7 +103,7 @@ class Conv(nn.Module):
         """Keeps this rank's part of the channels."""
         self.group = group
         for name in ("weight", "bias"):
-            keep_part(self.conv, name, Split(0), group)
+            keep_part(self.conv, name, ParameterSplit(0), group)
 
     def forward(self, x_BMD: Tensor) -> Tensor:
         """The channels one after another along the embeddings."""

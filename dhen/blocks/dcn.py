@@ -22,7 +22,7 @@ from dhen.blocks.base import BlockConfig, BlockShape
 from dhen.cost import Costs, elementwise_cost, linear_cost
 from dhen.ops.linear import linear_tape
 from dhen.ops.parts import VectorToEmbeddings, undivided
-from dhen.ops.split import RankGroup, Split, keep_part, own, summed_both_ways
+from dhen.ops.split import ParameterSplit, RankGroup, keep_part, own, summed_both_ways
 from dhen.tape import Tape
 
 
@@ -108,7 +108,7 @@ class CrossLayers(nn.Module):
         self.group = group
         for vectors in (self.weights, self.biases):
             for place in range(len(vectors)):
-                keep_part(vectors, str(place), Split(0), group)
+                keep_part(vectors, str(place), ParameterSplit(0), group)
 
     def forward(self, x_BMD: Tensor) -> Tensor:
         """x_(l+1) = x_0 (x_l^T w_l) + b_l."""

@@ -32,7 +32,7 @@ class MaskBlockConfig(DropoutBlockConfig):
     def build(self, shape: BlockShape, *, dropout: float) -> nn.Module:
         """x_BMD -> u_BLD."""
         return nn.Sequential(
-            Masked(shape, self, dropout=dropout), VectorToEmbeddings(self.hidden, shape.out, shape.dim)
+            MaskBlock(shape, self, dropout=dropout), VectorToEmbeddings(self.hidden, shape.out, shape.dim)
         )
 
     def cost(self, shape: BlockShape) -> Costs:
@@ -63,7 +63,7 @@ class MaskBlockConfig(DropoutBlockConfig):
         return linear_tape(tape, v, hidden, shape.out_width)
 
 
-class Masked(nn.Module):
+class MaskBlock(nn.Module):
     """x_BMD -> (B, hidden)."""
 
     def __init__(self, shape: BlockShape, config: MaskBlockConfig, *, dropout: float) -> None:

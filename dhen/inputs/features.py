@@ -41,7 +41,7 @@ from dhen.inputs.lift import (
 from dhen.ops.linear import Linear, linear_tape
 from dhen.ops.parts import mlp, mlp_cost, mlp_tape
 from dhen.schema import FeatureSchema
-from dhen.tape import FP32_BYTES, Setting, Tape, Taped
+from dhen.tape import FP32_BYTES, Tape, TapedSegment, TapeSetting
 
 EMBEDDING_BYTES = 4
 
@@ -206,7 +206,9 @@ def feature_cost(config: ModelConfig, schema: FeatureSchema) -> Costs:
     return (*rows, *_dense_cost(config, schema))
 
 
-def taped_features(config: ModelConfig, schema: FeatureSchema, setting: Setting, *, raw: bool) -> Taped:
+def taped_features(
+    config: ModelConfig, schema: FeatureSchema, setting: TapeSetting, *, raw: bool
+) -> TapedSegment:
     """`FeatureProcessing` from looked-up embeddings (fp32, given to the tape) to x_BMD.
 
     `raw`: whether the model keeps the numeric inputs for its layers.
@@ -244,7 +246,7 @@ def taped_features(config: ModelConfig, schema: FeatureSchema, setting: Setting,
     tape.refer(*wholes)
     if raw and casts:
         tape.operation(0, [], saves=[tape.scratch(n)])
-    return Taped("features", flops, tape, x)
+    return TapedSegment("features", flops, tape, x)
 
 
 def _dense_cost(config: ModelConfig, schema: FeatureSchema) -> Costs:

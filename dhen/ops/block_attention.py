@@ -23,7 +23,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from dhen.cost import ATTENTION, SOFTMAX_FLOPS, CostRow, Costs, elementwise_cost
 from dhen.ops.block_layout import BlockLayout
 from dhen.ops.norm import keep_mask, where_kept
-from dhen.tape import FP32_BYTES, MASK_BYTES, Held, Tape
+from dhen.tape import FP32_BYTES, MASK_BYTES, LinearBytes, Tape
 
 # PyTorch's fused attention on accelerators: dense, and over a layout of blocks (FlexAttention, compiled).
 #
@@ -84,7 +84,7 @@ def _block_mask(layout: BlockLayout, device: str) -> BlockMask:
     return create_block_mask(attends, None, len(layout.heads), m, m, device=device)
 
 
-class Together(NamedTuple):
+class QueryGroup(NamedTuple):
     """Blocks of queries that are computed together; blocks are counted over all heads, one after another."""
 
     width: int
@@ -102,15 +102,15 @@ def gathered(blocks: list[int], layout: BlockLayout) -> list[int]:
     return [] if blocks == list(range(len(layout.heads) * layout.blocks)) else blocks
 
 
-def together(layout: BlockLayout) -> list[Together]:
+def together(layout: BlockLayout) -> list[QueryGroup]:
     """Returns the blocks of queries by how many blocks they attend to, and whether padding is among these."""
-    groups: dict[tuple[int, int], Together] = {}
+    groups: dict[tuple[int, int], QueryGroup] = {}
     last = layout.blocks - 1
     for head, rows in enumerate(layout.heads):
         first = head * layout.blocks
         for place, row in enumerate(rows):
             key = len(row), layout.padding if row[-1] == last else 0
-            group = groups.setdefault(key, Together(*key, [], []))
+            group = groups.setdefault(key, QueryGroup(*key, [], []))
             group.rows.append(first + place)
             group.columns.extend(first + column for column in row)
     return list(groups.values())
@@ -163,7 +163,7 @@ class _BlockAttention(torch.autograd.Function):
         qkv_BMV: Tensor,
         p: float,
         layout: BlockLayout,
-        groups: list[Together],
+        groups: list[QueryGroup],
         *indices: Tensor | None,
     ) -> Tensor:
         blocks = _split(qkv_BMV, 3, layout)
@@ -267,7 +267,7 @@ def _joined(blocks: Tensor, layout: BlockLayout) -> Tensor:
     return x_BMV
 
 
-def _weights(blocks: Tensor, group: Together, places: _Places) -> Tensor:
+def _weights(blocks: Tensor, group: QueryGroup, places: _Places) -> Tensor:
     """softmax(q k^T); padding has no weight."""
     q = places.queries(blocks[0])
     scores = torch.bmm(q, places.keys(blocks[1], q.shape[0]).mT)
@@ -350,9 +350,9 @@ def block_attention_tape(tape: Tape, qkv: int, layout: BlockLayout, dim: int, *,
         m * dim,
         [qkv],
         saves=saved,
-        running=Held(tape.rows * (itemsize * split + most)),
+        running=LinearBytes(tape.rows * (itemsize * split + most)),
         # the gradient of queries, keys and values is made last
-        backward_running=Held(tape.rows * itemsize * (4 * split + most_backward)),
+        backward_running=LinearBytes(tape.rows * itemsize * (4 * split + most_backward)),
     )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dhen.ops.norm import dropout_scale, keep_mask, where_kept, where_positive
-from dhen.ops.split import How, RankGroup, Split, apart, gathered, keep_part
+from dhen.ops.split import How, ParameterSplit, RankGroup, apart, gathered, keep_part
 from dhen.tape import MASK_BYTES, NOTHING, Shape, Tape
 
 # Backward in two passes: which gradients an operation of our own has to compute in the running one.
@@ -65,7 +65,7 @@ FUSED_ON_CPU = (
 """Whether oneDNN multiplies in bf16 here: this PyTorch was built with it, and the CPU has AVX-512 or better."""
 
 
-class Over(NamedTuple):
+class LinearSplit(NamedTuple):
     """The ranks over which a linear map is split, and how: one by columns takes whole inputs, one by rows its part
     of them, as the one before put them out."""
 
@@ -81,16 +81,16 @@ class Linear(nn.Linear):
     ) -> None:
         super().__init__(n_in, n_out, bias)
         self.relu, self.p = relu, dropout
-        self.over: Over | None = None
+        self.over: LinearSplit | None = None
 
     def split(self, how: How | None, group: RankGroup, *, blocks: int = 1) -> None:
         """Keeps this rank's part of the map, or all of it (None); of outputs in `blocks` a part of each."""
         if how is None:
             return
-        self.over = Over(group, how)
-        keep_part(self, "weight", Split(1) if how == "rows" else Split(0, blocks), group)
+        self.over = LinearSplit(group, how)
+        keep_part(self, "weight", ParameterSplit(1) if how == "rows" else ParameterSplit(0, blocks), group)
         if how != "rows" and self.bias is not None:
-            keep_part(self, "bias", Split(0, blocks), group)
+            keep_part(self, "bias", ParameterSplit(0, blocks), group)
 
     def forward(self, input: Tensor) -> Tensor:
         """Without dropout in evaluation."""
@@ -109,7 +109,7 @@ def linear(
     *,
     relu: bool = False,
     p: float = 0.0,
-    over: Over | None = None,
+    over: LinearSplit | None = None,
 ) -> Tensor:
     """dropout(act(W x + b)) with dropout probability p: (..., n_in) -> (..., n_out).
 
@@ -132,7 +132,13 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, p: float, over: Over | None
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        relu: bool,
+        p: float,
+        over: LinearSplit | None,
     ) -> Tensor:
         if over is None:
             y, keep = _drop(_product(x, weight, bias, relu), p)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dhen.cost import NORM_FLOPS, RMS_NORM_FLOPS, Costs, elementwise_cost
-from dhen.tape import FP32_BYTES, Held, Tape
+from dhen.tape import FP32_BYTES, LinearBytes, Tape
 
 NormKind = Literal["layer", "rms", "none"]
 RMS_EPS = 1e-5
@@ -124,8 +124,8 @@ def rms_norm_tape(tape: Tape, x: int, embeddings: int, dim: int) -> int:
         [x],
         saves=[x, tape.scratch(embeddings, itemsize=FP32_BYTES)],
         parameters=[(dim, 1)],
-        running=Held(2 * wide if casts else 0),
-        backward_running=Held(beside if tape.device == "cpu" else 0),
+        running=LinearBytes(2 * wide if casts else 0),
+        backward_running=LinearBytes(beside if tape.device == "cpu" else 0),
     )
 
 

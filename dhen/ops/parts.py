@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dhen.cost import CostRow, Costs, elementwise_cost, linear_cost
 from dhen.ops.linear import Linear, linear_tape
-from dhen.ops.split import How, RankGroup, Split, how_split, keep_part, summed
+from dhen.ops.split import How, ParameterSplit, RankGroup, how_split, keep_part, summed
 from dhen.tape import Tape
 
 Widths = tuple[Annotated[int, Field(gt=0, le=65_536)], ...]
@@ -85,7 +85,7 @@ class EmbeddingProjection(nn.Module):
     def split(self, group: RankGroup) -> None:
         """Keeps the map of this rank's part of the M embeddings, which is what comes in from then on."""
         self.group = group
-        keep_part(self.linear, "weight", Split(1), group)
+        keep_part(self.linear, "weight", ParameterSplit(1), group)
 
     def forward(self, x_BMD: Tensor) -> Tensor:
         """u_BLD, each a mix of the M embeddings."""

@@ -36,7 +36,7 @@ class RankGroup(Protocol):
         """Returns all ranks' x, which have one shape, stacked along a new first dimension."""
 
 
-class Split(NamedTuple):
+class ParameterSplit(NamedTuple):
     """How a parameter is split: along a dimension, in which there are `blocks` one after another, each of which is
     cut into as many parts as there are ranks."""
 
@@ -68,7 +68,7 @@ class Split(NamedTuple):
         return torch.cat([part.reshape(count, length) for part in parts], dim=1).reshape(shape)
 
 
-def keep_part(module: nn.Module, name: str, split: Split, group: RankGroup) -> None:
+def keep_part(module: nn.Module, name: str, split: ParameterSplit, group: RankGroup) -> None:
     """Leaves this rank's part of a parameter in its module."""
     whole = getattr(module, name)
     part = split.part(whole.detach(), group.rank, group.size)
@@ -76,7 +76,7 @@ def keep_part(module: nn.Module, name: str, split: Split, group: RankGroup) -> N
     module.__dict__.setdefault("split_parameters", {})[name] = split
 
 
-def split_parameters(model: nn.Module) -> dict[str, Split]:
+def split_parameters(model: nn.Module) -> dict[str, ParameterSplit]:
     """Returns how each parameter of which a part was kept is split, by name."""
     return {
         f"{prefix}.{name}" if prefix else name: split

@@ -26,7 +26,7 @@ from search.analysis.statistics import CONFIDENCE, compared, paired_bootstrap
 from search.execution.retraining import SPLIT, RetrainingRequest, Retrainings
 from search.execution.trainer import trained_job
 from trials.data.prepared_log import PreparedLog
-from trials.records.findings import Ablation, MeanInterval, Part
+from trials.records.findings import AblatedPart, Ablation, MeanInterval
 from trials.records.job import Job
 from trials.records.study_record import StudyRecord
 from trials.records.trial_record import TrialKind, TrialRecord
@@ -102,13 +102,13 @@ def ablate(
     return Ablation(trial=trial.number, seeds=tuple(whole), flops=whole_flops, parts=_sorted(parts))
 
 
-def _part(removed: str, ne_percent: MeanInterval | None, flops: float, whole_flops: float) -> Part:
+def _part(removed: str, ne_percent: MeanInterval | None, flops: float, whole_flops: float) -> AblatedPart:
     """A part with its share of the whole's FLOPs; `flops` are those of the rest."""
     share = 100.0 * (whole_flops - flops) / whole_flops
-    return Part(removed=removed, ne_percent=ne_percent, flops=flops, flops_percent=share)
+    return AblatedPart(removed=removed, ne_percent=ne_percent, flops=flops, flops_percent=share)
 
 
-def _sorted(parts: Iterable[Part]) -> tuple[Part, ...]:
+def _sorted(parts: Iterable[AblatedPart]) -> tuple[AblatedPart, ...]:
     """Parts in order of what NE loses without them; a part whose training failed counts as no loss."""
     return tuple(sorted(parts, key=lambda part: -part.ne_percent.mean if part.ne_percent else 0.0))
 

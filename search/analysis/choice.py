@@ -27,7 +27,7 @@ from search.execution.trainer import trained_job
 from search.selection import knee, pareto_front
 from trials.data.log_views import LogAtOrigin
 from trials.data.prepared_log import PreparedLog
-from trials.records.findings import MOST_WINNERS, Choice, Judged, Winner
+from trials.records.findings import MOST_WINNERS, Choice, JudgedTrial, Winner
 from trials.records.metrics import Floats
 from trials.records.study_record import StudyRecord
 from trials.records.trial_record import TrialKind, TrialRecord
@@ -70,7 +70,7 @@ class Verdict(NamedTuple):
     best: int
     lowest: int
     optimism_percent: float
-    judged: tuple[Judged, ...]
+    judged: tuple[JudgedTrial, ...]
 
 
 def judge(evidence: Evidence, *, optimism: float | None = None) -> Verdict:
@@ -101,7 +101,7 @@ def judge(evidence: Evidence, *, optimism: float | None = None) -> Verdict:
             worse_C += by_period_PC[-1] > standard_errors(period_CK, period_CK[0])
     worse_C[0] = 0  # the baseline is as good as itself, whatever rounding says
     judged = [
-        Judged(
+        JudgedTrial(
             trial=trial.number,
             percent=float(percent_C[index]),
             standard_error=float(error_C[index]),

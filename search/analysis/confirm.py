@@ -18,7 +18,7 @@ from search.analysis.statistics import CONFIDENCE, holm, paired_bootstrap
 from search.execution.retraining import SPLIT, HasTimeFor, RetrainingRequest, Retrainings
 from search.execution.trainer import refit_job, trained_job
 from trials.data.prepared_log import PreparedLog
-from trials.records.findings import Better, Winner
+from trials.records.findings import Winner, WinnerVerdict
 from trials.records.job import Job
 from trials.records.metrics import Floats, entropy, example_weights
 from trials.records.study_record import Comparison, StudyRecord
@@ -240,8 +240,8 @@ def _chosen(study: StudyRecord) -> tuple[Winner, ...]:
     return study.choice.winners if study.choice else winners_of(study, study.best)
 
 
-def better(percent: float, p_adjusted: float) -> Better:
+def better(percent: float, p_adjusted: float) -> WinnerVerdict:
     """Whether a model is better than the reference, by a relative difference that is significant at 5 %."""
     if p_adjusted > 1.0 - CONFIDENCE:
-        return Better.CANNOT_TELL
-    return Better.YES if percent < 0.0 else Better.NO
+        return WinnerVerdict.CANNOT_TELL
+    return WinnerVerdict.YES if percent < 0.0 else WinnerVerdict.NO

@@ -25,7 +25,7 @@ from search.analysis.views import trained
 from search.config import StudyConfig, written_config
 from search.execution.attempts import parallelism
 from search.execution.growth import widen_again
-from search.execution.passes import Passes
+from search.execution.passes import PassFinder
 from search.execution.plan_trial import declared_cluster, plan_of, too_little_memory
 from search.execution.train_list import TrainingList, measured_precision
 from search.execution.trainer import Trainer, candidate_of, job_on, on_all_rows
@@ -149,7 +149,7 @@ def taken(study: AuditedStudy, log: PreparedLog, precision: Precision) -> list[A
             f"{study.record.directory}: {len(trials)} candidates completed, an audit needs {FEWEST} at least."
         )
     # with the passes that the study has found, and how its embeddings decay and its rates fall
-    passes = Passes(config.training, minutes=None, found=study.record.passes)
+    passes = PassFinder(config.training, minutes=None, found=study.record.passes)
     subjects = []
     for trial in trials:
         candidate = candidate_of(trial, space)

@@ -28,7 +28,7 @@ from search.execution.attempts import parallelism
 from search.execution.train_list import TrainingList, measured_precision
 from search.execution.trainer import Trainer
 from search.session import open_session
-from trials.records.findings import Better, MeanInterval
+from trials.records.findings import MeanInterval, WinnerVerdict
 from trials.records.job import Job
 from trials.records.trial_record import TrialRecord
 from trials.runtime.launcher import Launcher
@@ -67,13 +67,13 @@ class RowResult(Value):
         return tuple(curve[-1] for curve in self.ne)
 
 
-class Comparison(Value):
+class RowComparison(Value):
     """One row's NE relative to another's, in percent, at the last milestone."""
 
     row: str
     against: str
     difference: MeanInterval | None
-    verdict: Better
+    verdict: WinnerVerdict
     """Whether the row is better: if the interval excludes zero."""
 
 
@@ -83,9 +83,9 @@ class Finding(Value):
     text: str
     in_paper: bool
     """Whether the paper makes the claim; False for what others ask about the paper."""
-    holds: Better
+    holds: WinnerVerdict
     """Whether the claim holds: yes if all comparisons say so, no if one says the opposite."""
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[RowComparison, ...]
 
 
 class TableResult(Value):
@@ -176,11 +176,11 @@ def finding(claim: Claim, last_ne: Mapping[str, Sequence[float | None]], confide
     comparisons = []
     for row, against in claim.pairs:
         difference = compared(last_ne[row], last_ne[against], confidence)
-        better = judged(difference.low, difference.high) if difference else Better.CANNOT_TELL
-        comparisons.append(Comparison(row=row, against=against, difference=difference, verdict=better))
+        better = judged(difference.low, difference.high) if difference else WinnerVerdict.CANNOT_TELL
+        comparisons.append(RowComparison(row=row, against=against, difference=difference, verdict=better))
     verdicts = {comparison.verdict for comparison in comparisons}
-    all_say_so = Better.YES if verdicts == {Better.YES} else Better.CANNOT_TELL
-    holds = Better.NO if Better.NO in verdicts else all_say_so
+    all_say_so = WinnerVerdict.YES if verdicts == {WinnerVerdict.YES} else WinnerVerdict.CANNOT_TELL
+    holds = WinnerVerdict.NO if WinnerVerdict.NO in verdicts else all_say_so
     return Finding(text=claim.text, in_paper=claim.in_paper, holds=holds, comparisons=tuple(comparisons))
 
 

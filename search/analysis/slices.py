@@ -30,7 +30,7 @@ from search.run_directory import folder_of
 from trials.cluster.machine import device
 from trials.data.prepared_log import PreparedLog
 from trials.records.events import logits_file
-from trials.records.findings import Better, Slice, Slices
+from trials.records.findings import Slice, Slices, WinnerVerdict
 from trials.records.metrics import Floats, entropy, example_weights
 from trials.records.study_record import Comparison, StudyRecord
 from trials.store.weights import read_logits
@@ -190,7 +190,7 @@ def _slices(sums: _Sums, model: _Model, reference: _Model | None) -> tuple[Slice
     adjusted = iter(holm([estimate.p for estimate in estimates if estimate is not None]))
     rows = []
     for group, estimate in enumerate(estimates):
-        difference: dict[str, Any] = {"better": Better.CANNOT_TELL}
+        difference: dict[str, Any] = {"better": WinnerVerdict.CANNOT_TELL}
         if estimate is not None:
             p_adjusted, (low, high) = next(adjusted), estimate.interval()
             difference = {

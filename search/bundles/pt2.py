@@ -49,7 +49,7 @@ Inputs = dict[str, Tensor]
 """Inputs of the package by name, in its order."""
 
 
-class Column(Value):
+class InputColumn(Value):
     """A column of an input."""
 
     name: str
@@ -57,14 +57,14 @@ class Column(Value):
     """Number of ids, which run from 0; None for a number."""
 
 
-class Input(Value):
+class PackageInput(Value):
     """An input or the output of the package."""
 
     name: str
     dtype: str
     shape: tuple[str | int, ...]
     """Sizes; a letter stands for one that is open: B examples, P0, P1 ... ids of the multi-hot columns."""
-    columns: tuple[Column, ...] = ()
+    columns: tuple[InputColumn, ...] = ()
     """What the columns hold, in order; of a multi-hot input its one column."""
 
 
@@ -72,9 +72,9 @@ class PackageInfo(Value):
     """The content of `inputs.json`."""
 
     inputs_version: int = 1
-    inputs: tuple[Input, ...]
+    inputs: tuple[PackageInput, ...]
     """In the order in which the package takes them."""
-    outputs: tuple[Input, ...]
+    outputs: tuple[PackageInput, ...]
     bundle: Version
     """The version of the bundle whose weights the package has."""
     study: str
@@ -146,7 +146,7 @@ def write_pt2(bundle: Bundle, out: Path) -> PackageInfo:
             inputs=tuple(
                 _described(name, tensor, bundle.encoding.features) for name, tensor in inputs.items()
             ),
-            outputs=(Input(name=PROBABILITY, dtype="float64", shape=("B",)),),
+            outputs=(PackageInput(name=PROBABILITY, dtype="float64", shape=("B",)),),
             bundle=bundle.version,
             study=bundle.info.study,
             trial=bundle.info.trial,
@@ -219,19 +219,19 @@ def _compare(package: Package, rows: EncodedRows, path: Path) -> None:
             raise RuntimeError(f"{path.name} gives other probabilities than the bundle, by up to {worst:.2g}")
 
 
-def _described(name: str, tensor: Tensor, features: FeatureSchema) -> Input:
+def _described(name: str, tensor: Tensor, features: FeatureSchema) -> PackageInput:
     """Returns what an input is: the bags' ids and offsets, or a matrix of a column for each table or number."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     if name.startswith("bag"):
         number, _, part = name.removeprefix("bag").partition(".")
         table = features.multi_hot[int(number)]
         size = f"P{number}" if part == "ids" else "B"
-        return Input(
-            name=name, dtype=dtype, shape=(size,), columns=(Column(name=table.name, rows=table.rows),)
+        return PackageInput(
+            name=name, dtype=dtype, shape=(size,), columns=(InputColumn(name=table.name, rows=table.rows),)
         )
     columns = {
-        IDS: [Column(name=table.name, rows=table.rows) for table in features.categorical],
-        NUMERIC: [Column(name=number) for number in features.numeric],
-        SHARE: [Column(name=table.name) for table in features.bucketed],
+        IDS: [InputColumn(name=table.name, rows=table.rows) for table in features.categorical],
+        NUMERIC: [InputColumn(name=number) for number in features.numeric],
+        SHARE: [InputColumn(name=table.name) for table in features.bucketed],
     }[name]
-    return Input(name=name, dtype=dtype, shape=("B", len(columns)), columns=tuple(columns))
+    return PackageInput(name=name, dtype=dtype, shape=("B", len(columns)), columns=tuple(columns))

@@ -25,7 +25,7 @@ from search.execution.admission import Admission
 from search.execution.trainer import new_record
 from search.selection import eligible, front_of, ne_of, own
 from search.study_state import StudyState
-from spaces.axes import Axis, Choice, first_label_beyond, is_number, label, value_beyond
+from spaces.axes import Axis, ChoiceAxis, first_label_beyond, is_number, label, value_beyond
 from spaces.space import MOST_LAYERS, Candidate, Point, Space, load_space
 from trials.records.findings import DEPTH, OrderedAxis
 from trials.records.job import Job, TrainingConfig
@@ -62,13 +62,13 @@ def _read(
     space: Space, axis: Axis, fields: Mapping[str, FieldInfo], kind: str | None, **where: Any
 ) -> Iterator[OrderedAxis]:
     """The axis as an ordered one; nothing if it is none, or has one value."""
-    values = axis.ascending if isinstance(axis, Choice) else ()
-    if axis.size == 1 or (isinstance(axis, Choice) and not values):
+    values = axis.ascending if isinstance(axis, ChoiceAxis) else ()
+    if axis.size == 1 or (isinstance(axis, ChoiceAxis) and not values):
         return
     field = fields.get(where["key"])
     least, most = (1.0, float(MOST_LAYERS)) if field is None else _limits(field)
-    low, high = (values[0], values[-1]) if isinstance(axis, Choice) else (axis.low, axis.high)
-    ends = {} if isinstance(axis, Choice) else {"low": axis.low, "high": axis.high, "log": axis.log}
+    low, high = (values[0], values[-1]) if isinstance(axis, ChoiceAxis) else (axis.low, axis.high)
+    ends = {} if isinstance(axis, ChoiceAxis) else {"low": axis.low, "high": axis.high, "log": axis.log}
     default = None if field is None else field.get_default(call_default_factory=True)
     yield OrderedAxis(
         name=axis.name,

@@ -60,7 +60,7 @@ FEWEST_FALLING = 2
 """Smallest number of passes that such trainings are tried with; one pass is tried by the first trial."""
 
 
-class Passes:
+class PassFinder:
     """How many passes the trainings of one study have."""
 
     def __init__(

@@ -38,7 +38,7 @@ none if it has nothing to propose now."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class ProposalLine:
     """One proposal as it was received."""
 
     number: int
@@ -51,7 +51,7 @@ class Line:
         return fingerprint([self.number, self.text.strip()])
 
 
-Lines = Callable[[Sequence[TrialRecord]], Sequence[Line]]
+Lines = Callable[[Sequence[TrialRecord]], Sequence[ProposalLine]]
 """A function that returns all lines there are so far, given the trials so far."""
 
 
@@ -67,13 +67,13 @@ def lines_of_file(path: Path) -> Lines:
             "may be added while the study runs."
         )
 
-    def read(trials: Sequence[TrialRecord]) -> list[Line]:
+    def read(trials: Sequence[TrialRecord]) -> list[ProposalLine]:
         try:
             text = path.read_text(encoding="utf-8-sig", errors="replace")
             old = time.time() - path.stat().st_mtime > WRITING_SECONDS
         except OSError:  # moved away for a moment, perhaps by an editor that writes it anew
             return []
-        lines = [Line(number=number, text=line) for number, line in enumerate(text.split("\n"), 1)]
+        lines = [ProposalLine(number=number, text=line) for number, line in enumerate(text.split("\n"), 1)]
         # behind the last newline stands nothing, or a line that somebody is writing at this moment
         written = lines if old or _is_json(lines[-1].text) else lines[:-1]
         return [line for line in written if line.text.strip()]
@@ -83,12 +83,12 @@ def lines_of_file(path: Path) -> Lines:
 
 def lines_of_function(propose: Proposer, answered: int) -> Lines:
     """Returns what asks the function; `answered` proposals of it had an answer in earlier sessions."""
-    received: list[Line] = []
+    received: list[ProposalLine] = []
 
-    def ask(trials: Sequence[TrialRecord]) -> list[Line]:
+    def ask(trials: Sequence[TrialRecord]) -> list[ProposalLine]:
         for proposal in propose(trials):
             text = json.dumps(dict(proposal), sort_keys=True)
-            received.append(Line(number=answered + len(received) + 1, text=text))
+            received.append(ProposalLine(number=answered + len(received) + 1, text=text))
         return received
 
     return ask
@@ -118,7 +118,7 @@ class ReadProposal:
     proposal: Proposal
 
 
-def read_line(line: Line, space: Space, proven: Mapping[str, Any]) -> ReadProposal:
+def read_line(line: ProposalLine, space: Space, proven: Mapping[str, Any]) -> ReadProposal:
     """Returns what a line proposes.
 
     Args:
@@ -144,7 +144,7 @@ def read_line(line: Line, space: Space, proven: Mapping[str, Any]) -> ReadPropos
     return _read_model(data, space, proven, proposal)
 
 
-def credit_of(line: Line) -> dict[str, str | None]:
+def credit_of(line: ProposalLine) -> dict[str, str | None]:
     """Returns `by` and `why` of a line, as far as it can be read at all."""
     try:
         data = _mapping(line.text)
@@ -271,7 +271,7 @@ class OutsideProposals:
                 self.state.say(f"proposal {line.number}{refusal.by_words} is not trained: {reason}")
         return None
 
-    def _checked(self, line: Line) -> ReadProposal:
+    def _checked(self, line: ProposalLine) -> ReadProposal:
         """What the line proposes, once everything that is known without training is known to be well.
 
         Raises:

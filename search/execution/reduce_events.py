@@ -5,7 +5,14 @@ from __future__ import annotations
 from types import NoneType
 from typing import NamedTuple
 
-from trials.records.events import Diverged, Evaluated, Event, Failed, Trained, Wrapped
+from trials.records.events import (
+    DivergenceEvent,
+    EvaluationEvent,
+    Event,
+    FailureEvent,
+    TrainingEvent,
+    WrapEvent,
+)
 from trials.records.strategy import Strategy
 from trials.records.trial_record import DRIVER_DIED, Attempt, Outcome, TrialRecord
 
@@ -49,18 +56,18 @@ def without_driver(record: TrialRecord, strategy: Strategy, driver: str) -> Tria
 
 def reduce_event(record: TrialRecord, event: Event) -> TrialRecord:
     """The record after one event; events that say nothing of the result leave it as it is."""
-    if isinstance(event, Wrapped):
+    if isinstance(event, WrapEvent):
         return record.with_result(technique=event.strategy)
     unseen = record.job.refit is None  # else validation was trained on, and says nothing
-    if isinstance(event, Evaluated):
+    if isinstance(event, EvaluationEvent):
         return record.with_result(curve=(*record.result.curve, event.point)) if unseen else record
-    if isinstance(event, Trained):
+    if isinstance(event, TrainingEvent):
         validation = event.best if unseen else None
         return record.with_result(outcome=Outcome.COMPLETED, validation=validation, measured=event.measured)
-    if isinstance(event, Diverged):
+    if isinstance(event, DivergenceEvent):
         error = f"the loss was {event.loss} at step {event.step}"
         return record.with_result(outcome=Outcome.DIVERGED, error=error)
-    if isinstance(event, Failed):
+    if isinstance(event, FailureEvent):
         if event.needed_bytes and event.limit_bytes:
             record = record.with_plan(memory_excess=event.needed_bytes / event.limit_bytes - 1.0)
         return record.with_result(outcome=_outcome_of(event, record), error=event.error)
@@ -81,10 +88,10 @@ def with_attempt(
         seconds: wall clock of the attempt.
         context: what the attempt was asked to be.
     """
-    if not isinstance(event, (Trained, Diverged, Failed, NoneType)):
+    if not isinstance(event, (TrainingEvent, DivergenceEvent, FailureEvent, NoneType)):
         return record
     as_planned = context.planned_here and context.strategy.name == record.plan.technique
-    measured = event.measured if isinstance(event, Trained) else None
+    measured = event.measured if isinstance(event, TrainingEvent) else None
     attempt = Attempt(
         strategy=context.strategy.name,
         executed=record.result.technique,
@@ -94,8 +101,8 @@ def with_attempt(
         measured_bytes=measured.peak_memory_bytes if measured and context.counted else None,
         predicted_step_seconds=record.plan.step_seconds if as_planned else None,
         measured_step_seconds=measured.step_ms / 1000.0 if measured and measured.step_ms else None,
-        needed_bytes=event.needed_bytes if isinstance(event, Failed) else None,
-        limit_bytes=event.limit_bytes if isinstance(event, Failed) else None,
+        needed_bytes=event.needed_bytes if isinstance(event, FailureEvent) else None,
+        limit_bytes=event.limit_bytes if isinstance(event, FailureEvent) else None,
         seconds=seconds,
         evaluations=len(record.result.curve) if record.result.outcome is Outcome.STOPPED else None,
         error=record.result.error,
@@ -105,7 +112,7 @@ def with_attempt(
     return record.replace(attempts=(*record.attempts, attempt))
 
 
-def _outcome_of(event: Failed, record: TrialRecord) -> Outcome:
+def _outcome_of(event: FailureEvent, record: TrialRecord) -> Outcome:
     """The outcome of a failure: an attempt that was killed or stopped from outside is cut short and runs again;
     killed twice, it counts as out of memory. Hosts that leave are another matter, until they do so again and
     again, and so are servers of tables, whose memory no other strategy of the ranks changes.

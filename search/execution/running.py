@@ -10,7 +10,15 @@ from typing import Protocol, TypeVar
 from dhen.errors import UserError
 from search.execution.reduce_events import AttemptContext, reduce_event, with_attempt
 from search.execution.step_correction import StepCorrections
-from trials.records.events import Event, Failed, Progress, Replaced, Scored, SlowRank, Trained
+from trials.records.events import (
+    Event,
+    FailureEvent,
+    Progress,
+    ReplacementEvent,
+    ScoreEvent,
+    SlowRank,
+    TrainingEvent,
+)
 from trials.records.job import Job
 from trials.records.trial_record import Metrics, TrialRecord
 from trials.runtime.launcher import AnyRun, wait_for
@@ -112,7 +120,7 @@ class Training:
         for event in events:
             if isinstance(event, Progress):
                 self.progress = event
-            elif isinstance(event, Replaced):
+            elif isinstance(event, ReplacementEvent):
                 LOG.warning("trial %d: %s", self.record.number, event.words)
                 self._context = self._context._replace(replaced=(*self._context.replaced, event.words))
             elif isinstance(event, SlowRank):
@@ -122,7 +130,7 @@ class Training:
             else:
                 self.record = reduce_event(self.record, event)
                 self.record = with_attempt(self.record, event, self._seconds(), self._context)
-                if isinstance(event, Trained) and self._corrections is not None:
+                if isinstance(event, TrainingEvent) and self._corrections is not None:
                     self._corrections.note(self.record)
         if self.run.ended:
             self.record = self._timed(self.record)
@@ -167,7 +175,7 @@ class Scoring:
     @property
     def killed(self) -> bool:
         """Whether the processes were ended from outside before they said anything."""
-        return any(isinstance(event, Failed) and event.killed for event in self._said)
+        return any(isinstance(event, FailureEvent) and event.killed for event in self._said)
 
     @property
     def metrics(self) -> Metrics:
@@ -177,7 +185,7 @@ class Scoring:
             UserError: if they ended without a result.
         """
         for event in self._said:
-            if isinstance(event, Scored):
+            if isinstance(event, ScoreEvent):
                 return event.metrics
         raise UserError(
             f"trial {self.record.number} could not be scored on {self.split}: {reasons(self._said)}. "
@@ -211,11 +219,11 @@ def new_events(run: AnyRun) -> list[Event]:
     """
     events = run.new_events()
     for event in events:
-        if isinstance(event, Failed) and event.disk_full:
+        if isinstance(event, FailureEvent) and event.disk_full:
             raise DiskFullError(event.error)
     return events
 
 
 def reasons(said: list[Event]) -> str:
     """Why there is no answer."""
-    return "; ".join(event.error for event in said if isinstance(event, Failed))
+    return "; ".join(event.error for event in said if isinstance(event, FailureEvent))

@@ -21,7 +21,7 @@ from search.run_directory import CHECKPOINTS, TEACHERS, folder_of
 from spaces.space import Candidate, Point, Space
 from trials.cluster.machine import Precision, cores, fastest_threads, preferred_precision
 from trials.data.prepared_log import PreparedLog
-from trials.records.events import Event, Timed
+from trials.records.events import Event, TimingEvent
 from trials.records.job import Job, TrainingConfig, check_order
 from trials.records.serving_limits import ServingConfig, weights_bytes
 from trials.records.strategy import named
@@ -257,7 +257,7 @@ class Trainer:
             run.kill()
             raise
         for event in said:
-            if isinstance(event, Timed):
+            if isinstance(event, TimingEvent):
                 return event.forward.ms
         raise UserError(f"its forward time could not be measured: {reasons(said)}")
 

@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dashboards.report.page import Live, render
+from dashboards.report.page import LivePage, render
 from dhen.errors import UserError
 from search.read_study import ledger_of, read_stored_study, read_study
 from search.run_directory import STUDY_FILE, is_driven, trial_folder
-from trials.records.events import EVENTS, Evaluated, EventReader, Progress
+from trials.records.events import EVENTS, EvaluationEvent, EventReader, Progress
 from trials.store.ledger import Studies
 
 LEAST_PAUSE_SECONDS = 1.0
@@ -80,7 +80,7 @@ class StudyPage:
                         record = read_study(self._place)
                     else:
                         record = read_stored_study(*self._place, self._directory)
-                    live = Live(url=f"{self._address}/state", version=version)
+                    live = LivePage(url=f"{self._address}/state", version=version)
                     body, end, tail = render(record, live=live).rpartition("</body>")
                     self._html, self._rendered = f"{body}{STRIP}{end}{tail}", version
                     took = time.thread_time() - began
@@ -141,7 +141,7 @@ class _Events:
             self._read = EventReader(self._path)
         self._inode, self._size = file.st_ino, file.st_size
         for event in self._read():
-            self.evaluations += isinstance(event, Evaluated)
+            self.evaluations += isinstance(event, EvaluationEvent)
             self.latest = event if isinstance(event, Progress) else self.latest
 
 

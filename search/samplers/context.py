@@ -14,7 +14,7 @@ from dhen.model import model_cost
 from dhen.schema import FeatureSchema
 from dhen.values import fingerprint
 from search.selection import log_flops
-from spaces.axes import Axis, Range, Scalar, random_value
+from spaces.axes import Axis, RangeAxis, Scalar, random_value
 from spaces.space import Candidate, Point, Space
 from trials.records.job import TrainingConfig
 from trials.records.serving_limits import Limits, weights_bytes
@@ -187,7 +187,7 @@ def _new(pricer: CandidatePricer, draw: Callable[[], Point], taken: set[str]) ->
 
 
 def _moved(axis: Axis, value: Scalar, rng: random.Random) -> Scalar:
-    if not isinstance(axis, Range) or axis.whole:
+    if not isinstance(axis, RangeAxis) or axis.whole:
         return random_value(axis, rng)
     assert isinstance(value, (int, float))
     if axis.log:

@@ -50,7 +50,7 @@ State = tuple[tuple[str, int, int, int], ...]
 """What tells whether a bundle's files are the same: name, inode, size and time of change of each."""
 
 
-class Served(NamedTuple):
+class ServedVersion(NamedTuple):
     """A version that answers."""
 
     scorer: Scorer
@@ -99,7 +99,7 @@ class LiveModel:
             LOG.warning("version %s answers, in place of %s", served.name, self.served.name)
             self.served = served
 
-    def _read(self, before: Served | None) -> tuple[State, Served]:
+    def _read(self, before: ServedVersion | None) -> tuple[State, ServedVersion]:
         """Returns a whole version and the state of its files; `before` if it is the same still.
 
         If files change while they are read they are read again: hashes of one version say nothing of another's.
@@ -113,7 +113,7 @@ class LiveModel:
                 else:
                     scorer = Scorer(bundle, mapped=self._mapped)
                     bundle.check(scorer.model)
-                    served = Served(scorer, bundle.version)
+                    served = ServedVersion(scorer, bundle.version)
             except (UserError, OSError):
                 if _state(self._directory) == state:
                     raise
@@ -233,7 +233,7 @@ def make_app(model: LiveModel, *, max_body_bytes: int, token: str | None) -> Sta
     return Starlette(routes=routes, exception_handlers={404: no_route, 405: no_route})
 
 
-def _scored(served: Served, body: bytes, content_type: str) -> str:
+def _scored(served: ServedVersion, body: bytes, content_type: str) -> str:
     """Returns the answer to a body, as JSON."""
     rows = rows_of(body, content_type, served.scorer.encoding.schema)
     scores = [] if rows is None else served.scorer.score(rows).tolist()
@@ -285,16 +285,18 @@ class _Bodies:
             self._bytes -= kept
 
 
-def _answer(text: str, served: Served, status: int = 200, media_type: str = "application/json") -> Response:
+def _answer(
+    text: str, served: ServedVersion, status: int = 200, media_type: str = "application/json"
+) -> Response:
     return Response(text, status, headers={VERSION_HEADER: served.name}, media_type=media_type)
 
 
-def _unauthenticated(served: Served) -> Response:
+def _unauthenticated(served: ServedVersion) -> Response:
     answer = _error(401, "show the server's token: `Authorization: Bearer TOKEN`.", served)
     answer.headers["WWW-Authenticate"] = "Bearer"
     return answer
 
 
-def _error(status: int, message: str, served: Served) -> Response:
+def _error(status: int, message: str, served: ServedVersion) -> Response:
     code = {401: UNAUTHENTICATED, 503: BUSY}.get(status, INTERNAL_ERROR if status >= 500 else BAD_REQUEST)
     return _answer(json.dumps({"error_code": code, "message": message}), served, status)

@@ -62,7 +62,7 @@ class ServeSettings(NamedTuple):
     """What clients must show; None if this machine alone is answered."""
 
 
-class Refused(NamedTuple):
+class BundleRefusal(NamedTuple):
     """A worker cannot serve the bundle."""
 
     reason: str
@@ -80,7 +80,7 @@ def main(settings: ServeSettings, listener: socket.socket, parent: Connection) -
     try:
         model = LiveModel(settings.bundle, mapped=settings.mapped)
     except UserError as error:
-        parent.send(Refused(str(error)))
+        parent.send(BundleRefusal(str(error)))
         return
     app = make_app(model, max_body_bytes=settings.max_body_bytes, token=settings.token)
     config = uvicorn.Config(
@@ -179,7 +179,7 @@ RESTART_SECONDS = 1.0
 class _Worker(NamedTuple):
     process: ForkServerProcess
     pipe: Connection
-    """From the worker, once: the version that it serves, or `Refused`."""
+    """From the worker, once: the version that it serves, or `BundleRefusal`."""
 
 
 class Workers:
@@ -215,7 +215,7 @@ class Workers:
                 with contextlib.suppress(EOFError):
                     while worker.pipe.poll():
                         message = worker.pipe.recv()
-                        why = message.reason if isinstance(message, Refused) else why
+                        why = message.reason if isinstance(message, BundleRefusal) else why
                 yield f"worker {worker.process.pid} ended: {why}; another one starts"
                 time.sleep(RESTART_SECONDS)
                 self._start()
@@ -251,6 +251,6 @@ def _heard(worker: _Worker) -> str:
         raise RuntimeError(
             f"a worker ended with exit code {worker.process.exitcode} before it could answer"
         ) from None
-    if isinstance(message, Refused):
+    if isinstance(message, BundleRefusal):
         raise UserError(message.reason)
     return str(message)

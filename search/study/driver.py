@@ -20,9 +20,9 @@ from search.read_study import HEAD
 from search.samplers.stopping import Judge
 from search.study.candidates import CandidateSource
 from search.study.drivers import POLL_SECONDS
-from search.study.finalize import Finals
+from search.study.finalize import Finalizer
 from search.study.parts import StudyParts
-from search.study.trial_runner import Decisions, TrialRunner
+from search.study.trial_runner import SearchPolicy, TrialRunner
 from search.study.tuning import promotions, require_promoted
 from spaces.space import Point
 from trials.records.study_record import StageName, StudyRecord
@@ -46,7 +46,7 @@ SHARED = (
 """Facts of a study's head that any of its drivers may change."""
 
 
-class Study:
+class StudyDriver:
     """The driver of one study in one run directory."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Study:
         parts: StudyParts,
         candidates: CandidateSource,
         runner: TrialRunner,
-        finals: Finals,
+        finals: Finalizer,
         rule: Judge | None,
     ) -> None:
         """A study that is opened; `rule` is its stopping rule."""
@@ -63,7 +63,7 @@ class Study:
         self._parts, self._settings, self._state = parts, parts.settings, parts.state
         self._candidates, self._runner, self._finals = candidates, runner, finals
         self._passes, self._budget = parts.jobs.passes, parts.budget
-        self._decisions = Decisions(parts.proposals, rule, parts.state)
+        self._decisions = SearchPolicy(parts.proposals, rule, parts.state)
 
     def run(self) -> StudyRecord:
         """Trains what is still to be trained, scores the winners on test; the study's record.

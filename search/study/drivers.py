@@ -44,7 +44,7 @@ OWN_KEYS = ("parallel", "threads", "tracking", "optuna")
 """Settings that a further driver may have of its own: what its machine takes, and where other services are."""
 
 
-class Joined(NamedTuple):
+class JoinedStudy(NamedTuple):
     """A study that is joined."""
 
     config: StudyConfig
@@ -65,7 +65,7 @@ def for_other_drivers(config: StudyConfig) -> dict[str, Any]:
 
 def join(
     url: str, name: str | None, out: Path | None, data: Sequence[str], overrides: Iterable[str]
-) -> Joined:
+) -> JoinedStudy:
     """Finds a study that has begun, for one more driver of it.
 
     Args:
@@ -117,7 +117,7 @@ def join(
             )
         set_override(settings, word)
     settings |= {"storage": url, "name": study.name} | ({"data": list(data)} if data else {})
-    return Joined(
+    return JoinedStudy(
         config=parse(StudyConfig, settings, f"the settings of study {study.name}"),
         directory=out or Path("runs") / study.name,
         elsewhere=None if at_home else study.directory,

@@ -55,7 +55,7 @@ from trials.data.log_views import JOINED, origins_of, save_teacher
 from trials.records.events import Progress
 from trials.records.findings import Choice
 from trials.records.job import Job
-from trials.records.study_record import Refitted, StudyRecord
+from trials.records.study_record import RefitResult, StudyRecord
 from trials.records.trial_record import Metrics, Outcome, TrialKind, TrialRecord
 
 SEED_STRIDE = 1000
@@ -67,7 +67,7 @@ SAME_NE = 1e-9
 LOG = logging.getLogger(__name__)
 
 
-class Finals:
+class Finalizer:
     """The end of one study."""
 
     def __init__(self, parts: StudyParts, runner: TrialRunner, *, average_seeds: int) -> None:
@@ -244,7 +244,7 @@ class Finals:
         """Tells whether winners are to be trained once more, on the rows of training and validation together."""
         return self._config.refits and self._state.record().choice is not None
 
-    def refit_winners(self) -> tuple[Refitted, ...]:
+    def refit_winners(self) -> tuple[RefitResult, ...]:
         """Trains the baseline and the winners once more, on the rows of training and validation together, and
         scores them on test: as many of the winners as there is time for, the best first; none if the study is
         not to. What was trained so before stays, whatever there is time for."""
@@ -314,7 +314,7 @@ class Finals:
         shared = best or seconds <= self._later.most_refits
         return self._leave_time(seconds, [] if shared else [self._later.least_confirmation()])
 
-    def _refitted(self, requests: Mapping[int, Sequence[RetrainingRequest]]) -> tuple[Refitted, ...]:
+    def _refitted(self, requests: Mapping[int, Sequence[RetrainingRequest]]) -> tuple[RefitResult, ...]:
         """Returns the trials all of whose networks are trained once more, with their scores on test."""
         done = self.retrainings.completed(itertools.chain.from_iterable(requests.values()), weights=True)
         networks = {
@@ -325,7 +325,7 @@ class Finals:
         self._keep_logits(itertools.chain.from_iterable(networks.values()), "test")
         rows = self._log.manifest.rows
         return tuple(
-            Refitted(
+            RefitResult(
                 trial=number,
                 networks=tuple(network.number for network in some),
                 rows=rows["train"] + rows["validation"],

@@ -19,7 +19,7 @@ from search.execution.growth import Growth, ordered_axes, widen_again, widen_as_
 from search.execution.later_stages import LaterStages
 from search.execution.passes import (
     OF_TABLES,
-    Passes,
+    PassFinder,
     excludes_decay_of_tables,
     known_passes,
     without_tables,
@@ -35,14 +35,14 @@ from search.samplers.ask_tell import Proposals
 from search.samplers.context import CandidatePricer
 from search.samplers.stopping import stopping_rule
 from search.study.candidates import CandidateSource
-from search.study.driver import Study
+from search.study.driver import StudyDriver
 from search.study.drivers import Sharing
-from search.study.finalize import Finals
+from search.study.finalize import Finalizer
 from search.study.parts import StudyParts
 from search.study.reuse import (
     EarlierResults,
-    KeptWeights,
     WarmStart,
+    WinnerWeights,
     earlier_study,
     points_of,
     read_other_study,
@@ -60,7 +60,7 @@ from search.study.tuning import (
     read_baseline,
 )
 from search.study_state import Observer, StudyState
-from spaces.axes import Choice
+from spaces.axes import ChoiceAxis
 from spaces.space import Candidate, Space, load_space
 from trials.data.log_views import check_origins
 from trials.data.periods import check_periods
@@ -84,7 +84,7 @@ def open_study(
     joins: bool = False,
     shares: Parallelism | None = None,
     average_seeds: int = 1,
-) -> Study:
+) -> StudyDriver:
     """The driver of a study, new or resumed, or one more of a study that has drivers.
 
     Args:
@@ -185,7 +185,7 @@ def open_study(
         state.notices += warm_starts(head)
         if head.undecayed_under is not None:
             state.notices.append(decay_left_out(head.undecayed_under))
-        weights = KeptWeights(directory, state, warm_start)
+        weights = WinnerWeights(directory, state, warm_start)
         later = None
         if config.minutes is not None:
             later = LaterStages(config, state, log.manifest.rows, side_by_side=shares.side_by_side)
@@ -254,7 +254,9 @@ def open_study(
                 pricer, settings.clusters[0], lambda candidate: admission.plan(jobs.of_candidate(candidate))
             )
         runner = TrialRunner(parts, sharing)
-        study = Study(parts, candidates, runner, Finals(parts, runner, average_seeds=average_seeds), rule)
+        study = StudyDriver(
+            parts, candidates, runner, Finalizer(parts, runner, average_seeds=average_seeds), rule
+        )
         if sharing is not None:
             ledger.settle(settings.setting)  # what a dead driver has left is written at once
             sharing.begin(
@@ -282,7 +284,7 @@ def _check(config: StudyConfig, space: Space, log: PreparedLog) -> None:
         blocks_of(log, log.split(SPLIT), config.block_by)
 
 
-def _passes(config: StudyConfig, baseline: Baseline, settings: StudySettings) -> Passes:
+def _passes(config: StudyConfig, baseline: Baseline, settings: StudySettings) -> PassFinder:
     """The number of passes as far as it is known: found by an earlier session, given, or that of an earlier
     study."""
     found, of_tables = settings.head.passes, not settings.head.undecayed_under
@@ -297,7 +299,7 @@ def _passes(config: StudyConfig, baseline: Baseline, settings: StudySettings) ->
         found = found.replace(decays=without_tables(found.decays))
     if config.training.epochs == "auto":
         settings.head = settings.head.replace(passes=found)
-    return Passes(training, minutes=config.minutes, found=found, of_tables=of_tables)
+    return PassFinder(training, minutes=config.minutes, found=found, of_tables=of_tables)
 
 
 def _undecayed(
@@ -308,7 +310,7 @@ def _undecayed(
     training, axis = baseline.training, space.model_axes.get("embedding_dim")
     if training.table_decay or (training.epochs != "auto" and OF_TABLES not in space.training_axes):
         return None
-    lengths = () if axis is None else axis.values if isinstance(axis, Choice) else (axis.high,)
+    lengths = () if axis is None else axis.values if isinstance(axis, ChoiceAxis) else (axis.high,)
     own, others = baseline.model.embedding_dim, () if baseline.incumbent else MODEL_AXES["embedding_dim"]
     for length in dict.fromkeys((own, max((own, *lengths, *others)))):
         try:

@@ -24,7 +24,7 @@ from dashboards.rows import shared_with
 from dhen.errors import UserError
 from search.execution.growth import space_of
 from search.study.optuna_storage import WrittenStudy, distributions_of, in_words, open_storage, shown
-from spaces.axes import Axis, Choice, label
+from spaces.axes import Axis, ChoiceAxis, label
 from spaces.space import Space
 from trials.records.study_record import GrownAxis, StudyRecord
 from trials.records.trial_record import Outcome, TrialKind, TrialRecord
@@ -352,7 +352,7 @@ def study_attributes(record: StudyRecord, axes: Sequence[Axis]) -> dict[str, Any
         "values": {
             axis.name: list(map(label, axis.ascending)) or list(axis.labels)
             for axis in axes
-            if isinstance(axis, Choice)
+            if isinstance(axis, ChoiceAxis)
         },
         "constraints": list(CONSTRAINT_NAMES),
         "baseline": _in_short(baseline[0]) if baseline else None,

@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from dhen.errors import UserError
 from dhen.values import Value
-from spaces.axes import Axis, Choice, is_number, label
+from spaces.axes import Axis, ChoiceAxis, is_number, label
 from spaces.space import Space
 from trials.store.database import masked, trouble
 
@@ -165,7 +165,7 @@ def _distribution(axis: Axis) -> BaseDistribution:
     """The distribution of one axis, over the values that stand in a point."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    if not isinstance(axis, Choice):
+    if not isinstance(axis, ChoiceAxis):
         if axis.whole:
             return IntDistribution(int(axis.low), int(axis.high), log=axis.log, step=axis.step)
         return FloatDistribution(axis.low, axis.high, log=axis.log)

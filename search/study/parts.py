@@ -10,7 +10,7 @@ from search.execution.budget import Budget
 from search.execution.later_stages import LaterStages
 from search.execution.trainer import Trainer
 from search.samplers.ask_tell import Proposals
-from search.study.reuse import KeptWeights, WarmStart
+from search.study.reuse import WarmStart, WinnerWeights
 from search.study.settings import StudySettings
 from search.study.tuning import StudyJobs
 from search.study_state import StudyState
@@ -33,7 +33,7 @@ class StudyParts:
     trainer: Trainer
     admission: Admission
     warm_start: WarmStart
-    weights: KeptWeights
+    weights: WinnerWeights
     budget: Budget
     later: LaterStages | None
     """What stages behind the search are expected to take; None without minutes."""

@@ -339,7 +339,7 @@ def _words(value: Any) -> str:
 # Weights in a run directory: of the trials that may be exported, alone or in an average.
 
 
-class KeptWeights:
+class WinnerWeights:
     """The weights of one study's trials."""
 
     def __init__(self, directory: Path, state: StudyState, warm_start: WarmStart) -> None:

@@ -35,7 +35,7 @@ from search.run_directory import BEST, REPORT, STUDY_FILE, database_url, network
 from search.samplers import check_sampler
 from search.samplers.stopping import stopping_rule
 from search.session import Session, open_session
-from search.study.drivers import Joined
+from search.study.drivers import JoinedStudy
 from search.study.open_study import open_study
 from search.study.report_writer import ReportWriter
 from search.study.settings import StudySettings
@@ -142,7 +142,7 @@ def _warn_of_network_file_system(directory: Path, config: StudyConfig, console: 
 
 
 def join_session(
-    joined: Joined, launcher: Launcher, clock: StudyClock, console: Console, *, quiet: bool = False
+    joined: JoinedStudy, launcher: Launcher, clock: StudyClock, console: Console, *, quiet: bool = False
 ) -> StudyRecord:
     """Is one more driver of a study, until it is finished, or Ctrl-C (exit code 130); the other drivers go on.
 
@@ -190,7 +190,7 @@ def _search(
     session: Session,
     console: Console,
     clock: StudyClock,
-    joined: Joined | None = None,
+    joined: JoinedStudy | None = None,
     *,
     average_seeds: int = 1,
 ) -> StudyRecord:

@@ -19,7 +19,7 @@ from search.read_study import HEAD, NOTED_AT, not_begun, run_directory_of
 from search.run_directory import database_url, has_database, has_results
 from search.study.drivers import SETTINGS, WRITTEN, for_other_drivers
 from search.study_state import StudyState
-from spaces.axes import Choice
+from spaces.axes import ChoiceAxis
 from spaces.space import Space
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import Precision, preferred_precision
@@ -27,9 +27,9 @@ from trials.cluster.this_machine import THIS
 from trials.data.prepared_log import PreparedLog
 from trials.records.job import TRAINING_VERSION, TrainingConfig
 from trials.records.places import LOCAL as LAUNCHED_HERE
-from trials.records.study_record import Stage, StageName, StudyRecord
+from trials.records.study_record import StageName, StudyRecord, StudyStage
 from trials.store.database import same_database
-from trials.store.ledger import Ledger, Setting, StoredStudy
+from trials.store.ledger import Ledger, StoredStudy, StudySetting
 
 BUDGET = "budget"
 """Key of the facts under which the study's budget is noted."""
@@ -85,7 +85,7 @@ class StudySettings:
             created_at = float(self._facts["created"])
         self.begun = earlier is not None
         """Whether an earlier session has begun the study."""
-        self.setting = Setting(
+        self.setting = StudySetting(
             directory=(ledger.directory() if joins else None) or str(directory.resolve()),
             log=log.fingerprint,
             features=log.features.to_dict(),
@@ -180,7 +180,7 @@ class StudySettings:
             done_before: number of these that are done; None: all trainings of their kind that the study has.
         """
         before = counted(self.state.record(), name)
-        stage = Stage(
+        stage = StudyStage(
             name=name,
             total=total,
             done_before=before if done_before is None else done_before,
@@ -268,5 +268,5 @@ def check_training_axes(space: Space, training: TrainingConfig) -> None:
             "log do not compare. Give it to the study: training.train_fraction=0.25."
         )
     for key, axis in space.training_axes.items():
-        for value in axis.values if isinstance(axis, Choice) else (axis.low, axis.high):
+        for value in axis.values if isinstance(axis, ChoiceAxis) else (axis.low, axis.high):
             parse(TrainingConfig, training.to_dict() | {key: value}, f"space {space.name!r}: training")

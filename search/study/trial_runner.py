@@ -26,7 +26,7 @@ from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 # What decides while a study searches: the sampler, which learns from candidates, and the stopping rule.
 
 
-class Decisions:
+class SearchPolicy:
     """The sampler and the stopping rule, if there is one, of a study; both see candidates alone."""
 
     def __init__(self, proposals: Proposals, rule: Judge | None, state: StudyState) -> None:
@@ -84,11 +84,11 @@ class TrialRunner:
         """Numbers of the trainings whose processes were ended because their time is over."""
         self._waiting: list[tuple[TrialRecord, Job]] = []
         """Trials that wait for the result of an equal job, which trains now."""
-        self._decisions: Decisions | None = None
+        self._decisions: SearchPolicy | None = None
         self.fruitless = 0
         """Number of trials in a row that needed no training."""
 
-    def train(self, upcoming: Iterator[AdmittedTrial], decisions: Decisions | None = None) -> None:
+    def train(self, upcoming: Iterator[AdmittedTrial], decisions: SearchPolicy | None = None) -> None:
         """Trains the trials that come up; a trial is made when it can start.
 
         `decisions` has the sampler and the stopping rule, while the study searches; without it selection is
@@ -107,7 +107,7 @@ class TrialRunner:
     def train_in_turns(
         self,
         upcoming: Callable[[], Iterator[AdmittedTrial]],
-        decisions: Decisions,
+        decisions: SearchPolicy,
         awaited: Callable[[TrialRecord], bool] = lambda trial: True,
     ) -> None:
         """Trains the trials that come up while the study searches, shared with its other drivers.

@@ -24,7 +24,7 @@ from search.analysis.losses import block_sums, blocks_of
 from search.analysis.statistics import one_seed_difference
 from search.config import CONFIGURATION_KEYS, StudyConfig
 from search.execution.budget import untuned
-from search.execution.passes import Passes
+from search.execution.passes import PassFinder
 from search.execution.retraining import score_networks
 from search.execution.trainer import (
     Trainer,
@@ -35,7 +35,7 @@ from search.execution.trainer import (
     trained_job,
 )
 from search.selection import eligible, knee, ne_of, pareto_front
-from search.study.reuse import KeptWeights
+from search.study.reuse import WinnerWeights
 from search.study_state import StudyState
 from spaces.axes import random_value, read_axis
 from spaces.space import Candidate, Point, Space
@@ -93,7 +93,7 @@ class StudyJobs:
     trainer: Trainer
     space: Space
     baseline: Baseline
-    passes: Passes
+    passes: PassFinder
     """The number of passes that trainings have, or what finds it."""
 
     def of_model(self, model: ModelConfig, training: TrainingConfig) -> Job:
@@ -335,7 +335,7 @@ class SmallestDifference:
     log: PreparedLog
     state: StudyState
     trainer: Trainer
-    weights: KeptWeights
+    weights: WinnerWeights
     known: dict[tuple[int, ...], float] = field(default_factory=dict)
     """What was measured, by the numbers of the two networks."""
 

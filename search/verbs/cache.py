@@ -9,7 +9,7 @@ import json
 import click
 
 from dhen.errors import UserError, unknown_name
-from search.verbs.output import CacheFacts, KeptEntry, json_option, print_json
+from search.verbs.output import CacheFacts, CacheItem, json_option, print_json
 from trials.cluster.cluster import byte_words
 from trials.store.user_cache import LIMIT, cache_limit, entries, remove, user_cache
 
@@ -42,7 +42,7 @@ def command(names: tuple[str, ...], clear: bool, as_json: bool) -> None:
             manifest = json.loads((entry.path / "manifest.json").read_text(encoding="utf-8"))
             what += f" {manifest['name']!r}"
         iso = last_used.isoformat(timespec="seconds")
-        left.append(KeptEntry(name=name, what=what, bytes=entry.bytes, last_used=iso))
+        left.append(CacheItem(name=name, what=what, bytes=entry.bytes, last_used=iso))
     facts = CacheFacts(
         directory=str(user_cache()), limit_bytes=cache_limit(), entries=tuple(left), cleared=cleared
     )

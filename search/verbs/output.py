@@ -231,7 +231,7 @@ class ScoredRows(Value):
     rows: int
 
 
-class KeptEntry(Value):
+class CacheItem(Value):
     """Something that the cache has."""
 
     name: str
@@ -247,7 +247,7 @@ class CacheFacts(Value):
 
     directory: str
     limit_bytes: int
-    entries: tuple[KeptEntry, ...]
+    entries: tuple[CacheItem, ...]
     """The longest unused first."""
     cleared: tuple[str, ...]
     """Names of what `--clear` removed."""

@@ -20,7 +20,7 @@ from search.run_directory import database_url, study_name
 from search.selection import picked
 from search.terminal import print_table
 from search.verbs.output import PATH, json_option
-from trials.records.findings import Better, Slices
+from trials.records.findings import Slices, WinnerVerdict
 from trials.store.ledger import Ledger
 
 OUTPUT = Slices
@@ -37,7 +37,7 @@ COLUMNS = (
 )
 LEFT = ("Value", "Verdict")
 PICK = "best"
-WORDS = {Better.YES: "better", Better.NO: "WORSE", Better.CANNOT_TELL: ""}
+WORDS = {WinnerVerdict.YES: "better", WinnerVerdict.NO: "WORSE", WinnerVerdict.CANNOT_TELL: ""}
 
 
 @click.command(
@@ -126,7 +126,7 @@ def command(
         for each in column_slices.slices
     ]
     print_table(plain_table(COLUMNS, rows, LEFT))
-    worse = [row.value for row in column_slices.slices if row.better is Better.NO]
+    worse = [row.value for row in column_slices.slices if row.better is WinnerVerdict.NO]
     if column_slices.baseline is not None:
         click.echo(
             f"worse than the baseline on: {', '.join(worse)}" if worse else "worse on no slice for sure"

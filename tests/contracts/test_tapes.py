@@ -19,7 +19,7 @@ from dhen.inputs.lift import looked_up
 from dhen.model import build_model, taped_model
 from dhen.ops.norm import pools
 from dhen.schema import FeatureSchema, Table
-from dhen.tape import Footprint, Setting, Taped, replay
+from dhen.tape import Footprint, TapedSegment, TapeSetting, replay
 from trials.planner.memory_counter import MemoryCounter
 
 BATCH = 64
@@ -130,7 +130,7 @@ def allocated(run: Callable[[Tensor], Tensor], given: list[Tensor], leaves: list
     return found
 
 
-def declared(taped: Taped) -> tuple[Footprint, dict[str, int]]:
+def declared(taped: TapedSegment) -> tuple[Footprint, dict[str, int]]:
     """The same from the tape; the output, alive all the time here, where nothing saves it."""
     footprint = replay(taped.tape, taped.output).at(BATCH)
     saved = any(taped.output in operation.saves for operation in taped.tape.operations)
@@ -213,7 +213,7 @@ def assert_declared(layer: LayerConfig, shape: LayerShape, ranks: int = 1) -> No
             x_BMD = _Made.apply(seed, size, raw_BK.dtype)  # type: ignore[no-untyped-call]
             return module(x_BMD, raw_BK)  # type: ignore[no-any-return]
 
-        taped = taped_layer(layer, shape, dropout, Setting(dtype.itemsize, "cpu", ranks))
+        taped = taped_layer(layer, shape, dropout, TapeSetting(dtype.itemsize, "cpu", ranks))
         assert taped.tape is not None
         assert_has_the_shapes_of(module, [taped.tape])
         footprint, found = declared(taped)
@@ -308,7 +308,7 @@ def test_features_and_head_allocate_what_their_tapes_say(
         model.features,
         [*embeddings, *model.parameters()],
     )
-    first, *others = taped_model(config, schema, Setting(dtype.itemsize, "cpu"))
+    first, *others = taped_model(config, schema, TapeSetting(dtype.itemsize, "cpu"))
     of_features = [*embeddings, *features.parameters()]  # type: ignore[union-attr]
     assert_close(declared(first)[1], allocated(lambda _: features(batch, dtype), given, of_features))  # type: ignore[operator]
     kept = sum(declared(taped)[0].kept for taped in (first, *others))
@@ -317,5 +317,5 @@ def test_features_and_head_allocate_what_their_tapes_say(
 
 @pytest.mark.parametrize(("config", "schema"), CASES, ids=[config.family for config, _ in CASES])
 def test_a_tape_has_the_shapes_of_all_parameters(config: ModelConfig, schema: FeatureSchema) -> None:
-    tapes = [taped.tape for taped in taped_model(config, schema, Setting(4, "cpu"))]
+    tapes = [taped.tape for taped in taped_model(config, schema, TapeSetting(4, "cpu"))]
     assert_has_the_shapes_of(build_model(config, schema), tapes)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from dashboards.leaderboard import By, Leaderboard, leaderboard, leaderboard_table
 from trials.records.findings import Choice, Winner
-from trials.records.study_record import Better, StudyRecord
+from trials.records.study_record import StudyRecord, WinnerVerdict
 from trials.records.trial_record import TrialKind
 
 
@@ -50,7 +50,11 @@ def test_winners_come_before_the_front_and_all_others() -> None:
     for group in (some.rows[:3], some.rows[3:]):
         assert [row.ne for row in group] == sorted(row.ne for row in group)  # type: ignore[type-var]
     (compared,) = (row for row in some.rows if row.better is not None)
-    assert (compared.trial, compared.low_percent, compared.better) == (record.front[0], -0.41, Better.YES)
+    assert (compared.trial, compared.low_percent, compared.better) == (
+        record.front[0],
+        -0.41,
+        WinnerVerdict.YES,
+    )
 
 
 @pytest.mark.parametrize(("by", "field"), [("flops", "flops"), ("ms", "forward_ms"), ("test", "test_ne")])

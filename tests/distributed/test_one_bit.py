@@ -29,7 +29,7 @@ from trials.data.prepared_log import PreparedLog
 from trials.optim import one_bit_adam
 from trials.optim.one_bit_adam import BLOCK, LEAST_ROOT, LOOKS, OneBitAdam
 from trials.planner.memory_counter import MemoryCounter
-from trials.planner.pricing import Pricing
+from trials.planner.pricing import CostModel
 from trials.records.job import Job, TrainingConfig
 from trials.records.strategy import Ranks, Strategy, named
 from trials.training.distributed.engine import DenseBatch, DenseInputs
@@ -191,7 +191,7 @@ def held(name: str, precision: str, ranks: int = RANKS) -> list[float]:
             step.update()
     cluster = load_cluster("a100-80gb").with_ranks(f"1x{ranks}").replace(device="cpu")
     at_once = settings.replace(batch_size=len(examples.label_B) * ranks)
-    memory = Pricing(WIDE, SCHEMA, at_once, cluster).memory(strategy)
+    memory = CostModel(WIDE, SCHEMA, at_once, cluster).memory(strategy)
     return [counter.peak, memory.total]
 
 

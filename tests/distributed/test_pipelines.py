@@ -17,7 +17,7 @@ from dhen.config import ModelConfig
 from dhen.model import parse_model
 from trials.cluster.cluster import Cluster
 from trials.cluster.this_machine import load_cluster
-from trials.data.loader import Batch
+from trials.data.loader import LabelledBatch
 from trials.data.prepared_log import PreparedLog
 from trials.planner.pipeline import orders
 from trials.records.job import Job
@@ -60,7 +60,7 @@ def job(log: PreparedLog, model: ModelConfig = MODEL, **training: object) -> Job
     return a_job(log, model, seed=0, **settings | {"clip_norm": CLIP_NORM} | training)
 
 
-def trained(step: DistributedStep, log: PreparedLog, mine: list[Batch], ranks: int) -> dict[str, Any]:
+def trained(step: DistributedStep, log: PreparedLog, mine: list[LabelledBatch], ranks: int) -> dict[str, Any]:
     """With evaluations in between, which must leave no trace."""
     losses, metrics, gradient = [], [], torch.empty(0)
     for number, batch in enumerate(mine):
@@ -117,7 +117,7 @@ def executed(
     return found | {"held": held, "name": name, "passes": scheduled, "whole": len(plain["gradient"])}
 
 
-def passes(step: DistributedStep, batch: Batch) -> list[list[Any]]:
+def passes(step: DistributedStep, batch: LabelledBatch) -> list[list[Any]]:
     """What torch's schedule does in a step on this rank, pass by pass."""
     found: list[list[Any]] = []
     scheduled = step._dense._schedule  # type: ignore[union-attr]

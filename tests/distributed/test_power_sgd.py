@@ -41,7 +41,7 @@ from trials.data.prepare.prepare_log import prepare
 from trials.data.prepared_log import PreparedLog
 from trials.optim.one_bit_adam import LowRank, low_rank_of
 from trials.planner.memory_counter import MemoryCounter
-from trials.planner.pricing import Pricing
+from trials.planner.pricing import CostModel
 from trials.planner.segments import shapes_of
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Ranks, named
@@ -138,7 +138,7 @@ def sent_and_held() -> dict[str, Any]:
     """Bytes of all-reduces in a step, planned and seen; the most that is held over all steps, and planned."""
     settings, strategy = low_rank(), named("dp")
     cluster = load_cluster("a100-80gb").with_ranks(f"1x{RANKS}").replace(device="cpu")
-    pricing = Pricing(WIDE, SCHEMA, settings.replace(batch_size=10 * RANKS), cluster)
+    pricing = CostModel(WIDE, SCHEMA, settings.replace(batch_size=10 * RANKS), cluster)
     sizes = low_rank_of(shapes_of(pricing.segments(1)), RANK)
     assert sizes is not None
     with MemoryCounter() as counter:

@@ -24,7 +24,7 @@ from faulty_ranks import (
     wait_until_it_misbehaves,
 )
 
-from trials.records.events import RENDEZVOUS, Failed, Progress, last_words
+from trials.records.events import RENDEZVOUS, FailureEvent, Progress, last_words
 from trials.runtime.launcher import Launcher
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -71,7 +71,7 @@ def test_one_that_fails_ends_all(launcher: Launcher, tmp_path: Path, fault: str,
     folder = tmp_path / "trial"
     *events, last = everything(start(launcher, folder, fault))
     assert all(isinstance(event, Progress) for event in events)
-    assert isinstance(last, Failed)
+    assert isinstance(last, FailureEvent)
     assert words in last.error
     assert (f"attempt0.rank{BAD_RANK}.log ends:" in last.error) == (fault != "out of memory")
     assert last.out_of_memory == (fault == "out of memory")
@@ -95,7 +95,7 @@ def test_one_that_hangs_ends_all_at_the_deadline(
     run = start(launcher, folder, fault, deadline_seconds=3)
     wait_until_it_misbehaves(folder)
     last = everything(run)[-1]
-    assert isinstance(last, Failed)
+    assert isinstance(last, FailureEvent)
     assert not last.out_of_memory
     assert last.stopped == (fault == "SIGSTOP")
     assert last.error.startswith("no progress for ")
@@ -110,7 +110,7 @@ def test_a_rank_killed_from_outside_is_named(launcher: Launcher, tmp_path: Path)
     found = pids(folder)
     os.kill(found[1], signal.SIGKILL)
     last = everything(run)[-1]
-    assert isinstance(last, Failed)
+    assert isinstance(last, FailureEvent)
     assert "rank 1 was killed by signal 9 (SIGKILL)" in last.error
     assert all_gone(found)
 
@@ -139,7 +139,7 @@ def test_a_killed_fork_server_ends_its_ranks_and_is_replaced_also_while_it_start
     found = pids(tmp_path / "a")
     os.kill(fork_server(), signal.SIGKILL)
     last = everything(run)[-1]
-    assert isinstance(last, Failed)
+    assert isinstance(last, FailureEvent)
     assert "the fork server" in last.error
     assert last.killed
     assert all_gone(found)
@@ -163,7 +163,7 @@ def test_a_host_that_loses_its_peers_ends(launcher: Launcher, tmp_path: Path) ->
     address = f"127.0.0.1:{free_port()}"
     runs = [start(launcher, tmp_path / str(host), "SIGKILL", address=address, host=host) for host in range(2)]
     first, second = everything(runs[0])[-1], everything(runs[1])[-1]
-    assert isinstance(first, Failed)
-    assert isinstance(second, Failed)
+    assert isinstance(first, FailureEvent)
+    assert isinstance(second, FailureEvent)
     assert f"rank {BAD_RANK} was killed by signal 9" in second.error
     assert "rank 0 failed" in first.error or "rank 1 failed" in first.error

@@ -16,7 +16,7 @@ from servers.served_training import a_job, a_task, failure, train_on_servers
 from trials.data.prepare.prepare_log import prepare
 from trials.data.prepared_log import PreparedLog
 from trials.data.read_options import GivenGrowing, ReadOptions
-from trials.records.events import Event, Progress, Replaced
+from trials.records.events import Event, Progress, ReplacementEvent
 from trials.records.places import checkpoints_in
 from trials.records.task import Task
 from trials.runtime.launcher import Run
@@ -58,7 +58,7 @@ class Killer:
         pids = {number: rank._process.pid for number, rank in run._processes.items()}  # type: ignore[attr-defined]
         self.seen.update(pids.values())
         progress = sum(isinstance(event, Progress) for event in events)
-        back = sum(isinstance(event, Replaced) for event in events) == len(self.killed)
+        back = sum(isinstance(event, ReplacementEvent) for event in events) == len(self.killed)
         saved = bool(checkpoints_in(self._out / "checkpoints"))
         if len(self.killed) == self._most or progress < self._next or not (back and saved):
             return
@@ -75,7 +75,7 @@ def test_the_others_go_on_and_another_takes_its_place(
     kills = 2
     killer = Killer(tmp_path, processes, kills)
     served = train_on_servers(long_task(folder, synchrony, tmp_path), tmp_path, killer)
-    replaced = [event for event in served.events if isinstance(event, Replaced)]
+    replaced = [event for event in served.events if isinstance(event, ReplacementEvent)]
     assert [event.process for event in replaced] == [NAMES[number] for number in killer.killed]
     assert len(replaced) == kills
     assert all(event.how == "was killed by signal 9 (SIGKILL)" for event in replaced)
@@ -89,7 +89,7 @@ def test_the_others_go_on_and_another_takes_its_place(
 def test_a_rank_on_its_own_that_is_stopped_is_replaced(folder: Path, tmp_path: Path) -> None:
     task = long_task(folder, "async", tmp_path, SHORTER)
     served = train_on_servers(task, tmp_path, Killer(tmp_path, [1], 1, signal.SIGSTOP))
-    (replaced,) = [event for event in served.events if isinstance(event, Replaced)]
+    (replaced,) = [event for event in served.events if isinstance(event, ReplacementEvent)]
     assert replaced.words.startswith("rank 1 was stopped by a signal, and was ended after")
     assert len(served.ne) == EVALUATIONS
 

@@ -24,12 +24,12 @@ from trials.cluster.this_machine import load_cluster
 from trials.data.prepared_log import MANIFEST
 from trials.planner.plan import plan
 from trials.records.events import EVENTS, RENDEZVOUS, WEIGHTS, Event
-from trials.records.findings import Choice, Judged, Winner
+from trials.records.findings import Choice, JudgedTrial, Winner
 from trials.records.job import TrainingConfig
 from trials.records.serving_limits import ForwardTime, ServingConfig
 from trials.records.study_record import ClusterSummary, StudyRecord
 from trials.records.task import Task
-from trials.records.trial_record import Attempt, CurvePoint, Measured, Metrics, TrialRecord
+from trials.records.trial_record import Attempt, CurvePoint, Measurements, Metrics, TrialRecord
 from trials.runtime.hosts.hosts import MARK
 from trials.store.schema import METADATA
 
@@ -77,7 +77,7 @@ def test_what_stands_on_disk_and_is_answered_is_there() -> None:
     assert missing(of_a_bundle, section("A bundle")) == []
     assert missing({"int8_tables", *bundle.Int8Cost.model_fields}, row(bundle.INFO)) == []
     files = {pt2.MODEL, pt2.INPUTS, f"{bundle.ENCODING}/", pt2.EXAMPLES, bundle.MANIFEST, pt2.PROBABILITY}
-    fields = {*pt2.PackageInfo.model_fields, *pt2.Input.model_fields, *pt2.Column.model_fields}
+    fields = {*pt2.PackageInfo.model_fields, *pt2.PackageInput.model_fields, *pt2.InputColumn.model_fields}
     assert missing(files | fields, section("A package")) == []
     answered = (app.VERSION_HEADER, app.BAD_REQUEST, app.INTERNAL_ERROR)
     assert missing(answered, section("What `serve` answers")) == []
@@ -106,9 +106,9 @@ def test_every_log_of_a_rank_is_there(more: dict[str, typing.Any]) -> None:
 @pytest.mark.parametrize(
     ("part", "heading"),
     [
-        *((part, "Events") for part in (CurvePoint, Measured, Metrics, ForwardTime)),
+        *((part, "Events") for part in (CurvePoint, Measurements, Metrics, ForwardTime)),
         *((part, "`status --json`") for part in (StudyRecord, ClusterSummary, TrialRecord)),
-        *((part, "`status --json`") for part in (Choice, Winner, Judged)),
+        *((part, "`status --json`") for part in (Choice, Winner, JudgedTrial)),
     ],
 )
 def test_a_section_has_the_fields_of_its_values(part: typing.Any, heading: str) -> None:

@@ -23,14 +23,23 @@ from dhen.values import file_hash
 from search.bundles.bundle import read_bundle
 from search.bundles.increments import INCREMENTS, MANIFEST, file_hashes
 from search.config import read_study_config
-from search.execution.proposals import Line, credit_of, read_line
+from search.execution.proposals import ProposalLine, credit_of, read_line
 from search.plan_request import read_request
 from search.serving.requests import CSV, JSON, rows_of
 from spaces.space import load_space
 from trials.cluster.this_machine import load_cluster
 from trials.data.prepare.prepare_log import prepare
 from trials.data.schema_yaml import read_schema
-from trials.records.events import Diverged, Event, EventReader, EventWriter, Failed, Progress, Scored, Wrapped
+from trials.records.events import (
+    DivergenceEvent,
+    Event,
+    EventReader,
+    EventWriter,
+    FailureEvent,
+    Progress,
+    ScoreEvent,
+    WrapEvent,
+)
 from trials.records.job import TrainingConfig
 from trials.records.trial_record import Metrics
 
@@ -40,11 +49,11 @@ MODEL = "model: {family: dhen, embedding_dim: 4, layers: [{modules: [{kind: dlrm
 GROWING = "user: {role: categorical, table: {growing: {capacity: 12, evict: lru}}}"
 METRICS = Metrics(ne=0.9, log_loss=0.5, auc=0.6, calibration=1.0, examples=10)
 EVENTS: tuple[Event, ...] = (
-    Wrapped(strategy="dp"),
+    WrapEvent(strategy="dp"),
     Progress(examples=1, total_examples=2, seconds=0.5),
-    Scored(split="test", metrics=METRICS),
-    Diverged(step=3, loss="nan"),
-    Failed(error="RuntimeError: no", out_of_memory=True, needed_bytes=3, limit_bytes=2),
+    ScoreEvent(split="test", metrics=METRICS),
+    DivergenceEvent(step=3, loss="nan"),
+    FailureEvent(error="RuntimeError: no", out_of_memory=True, needed_bytes=3, limit_bytes=2),
 )
 PLAN = """schema: {tables: [{name: site, rows: 1000000, multi_hot: true, mean_ids: 2.0}], numeric: 13}
 training: {batch_size: 64}
@@ -176,7 +185,7 @@ def _prepared(path: Path) -> None:
 
 
 def _proposed(text: str, space: object) -> None:
-    line = Line(number=1, text=text)
+    line = ProposalLine(number=1, text=text)
     credit_of(line)
     read_line(line, space, dict(TrainingConfig()))
 

@@ -8,7 +8,7 @@ from typing import Any
 from records import judged, trial
 
 from dhen.cost import CostRow
-from trials.records.study_record import Better, ClusterSummary, Comparison, StudyRecord
+from trials.records.study_record import ClusterSummary, Comparison, StudyRecord, WinnerVerdict
 from trials.records.trial_record import (
     Attempt,
     Outcome,
@@ -104,12 +104,12 @@ def planned_study(candidates: int = 12, *, points: int = 10, **changes: Any) -> 
     return judged(trials, cluster=CLUSTER, **changes)
 
 
-def confirmed(record: StudyRecord, better: Better = Better.YES) -> StudyRecord:
+def confirmed(record: StudyRecord, better: WinnerVerdict = WinnerVerdict.YES) -> StudyRecord:
     """The same study, its best compared with the baseline."""
     low, point, high = {
-        Better.YES: (-0.41, -0.3, -0.19),
-        Better.NO: (0.1, 0.2, 0.3),
-        Better.CANNOT_TELL: (-0.5, -0.1, 0.3),
+        WinnerVerdict.YES: (-0.41, -0.3, -0.19),
+        WinnerVerdict.NO: (0.1, 0.2, 0.3),
+        WinnerVerdict.CANNOT_TELL: (-0.5, -0.1, 0.3),
     }[better]
     comparison = Comparison(
         trial=record.best,

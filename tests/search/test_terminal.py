@@ -13,7 +13,7 @@ from rich.console import Console
 
 from search.terminal import StudyView, step_progress
 from trials.records.events import Progress
-from trials.records.study_record import Stage, StageName, StudyRecord
+from trials.records.study_record import StageName, StudyRecord, StudyStage
 from trials.records.trial_record import TrialKind
 
 
@@ -65,7 +65,7 @@ def in_confirmation(ended: int) -> StudyRecord:
         trial(number, Random(number), kind=TrialKind.BASELINE).replace(kind=TrialKind.RETRAINING)
         for number in range(ended)
     ]
-    stage = Stage(name=StageName.CONFIRMATION, total=4, began_seconds=100.0)
+    stage = StudyStage(name=StageName.CONFIRMATION, total=4, began_seconds=100.0)
     record = study(6).replace(finished=False, stage=stage, elapsed_seconds=100.0 + 20.0 * ended)
     return record.replace(retrainings=tuple(one.with_origin(of=3) for one in again))
 

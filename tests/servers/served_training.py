@@ -14,7 +14,7 @@ import small_jobs
 from dhen.config import ModelConfig
 from dhen.model import parse_model
 from trials.data.prepared_log import PreparedLog
-from trials.records.events import Event, Failed, Trained
+from trials.records.events import Event, FailureEvent, TrainingEvent
 from trials.records.job import Job
 from trials.records.strategy import named
 from trials.records.task import Task
@@ -42,8 +42,8 @@ class Served:
         return [event.point.validation.ne for event in self.events if event.event == "evaluated"]
 
     @property
-    def trained(self) -> Trained:
-        return next(event for event in self.events if isinstance(event, Trained))
+    def trained(self) -> TrainingEvent:
+        return next(event for event in self.events if isinstance(event, TrainingEvent))
 
 
 def a_job(
@@ -86,4 +86,4 @@ def train_on_servers(
 
 def failure(served: Served) -> str:
     """Why a training failed."""
-    return next(event.error for event in served.events if isinstance(event, Failed))
+    return next(event.error for event in served.events if isinstance(event, FailureEvent))

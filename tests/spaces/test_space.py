@@ -21,7 +21,7 @@ from dhen.ensembles import ENSEMBLES
 from dhen.errors import UserError
 from dhen.schema import FeatureSchema, Table
 from dhen.values import fingerprint, parse
-from spaces.axes import Choice, random_value, read_axis
+from spaces.axes import ChoiceAxis, random_value, read_axis
 from spaces.nearest import space_size
 from spaces.space import Space, SpaceConfig, catalog, load_space
 
@@ -84,7 +84,7 @@ def test_one_member_parts_nowhere_and_a_modules_own_dropout_is_an_axis() -> None
 
 def assert_counted(data: dict[str, object]) -> None:
     space = Space("test", parse(SpaceConfig, data, "test"))
-    axes = [axis for axis in space.axes if isinstance(axis, Choice)]
+    axes = [axis for axis in space.axes if isinstance(axis, ChoiceAxis)]
     assert len(axes) == len(space.axes)
     points = itertools.product(*(axis.labels for axis in axes))
     names = [axis.name for axis in axes]
@@ -289,7 +289,7 @@ def test_rates_are_numbers_also_without_a_point(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(text)
     axes = {axis.name: axis for axis in load_space(str(tmp_path / "mine.yaml")).axes}
     rates = axes["training.learning_rate"]
-    assert isinstance(rates, Choice)
+    assert isinstance(rates, ChoiceAxis)
     assert rates.values == (0.001, 0.002)
 
 

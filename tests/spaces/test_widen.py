@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dhen.errors import UserError
 from dhen.values import parse
-from spaces.axes import Choice, Range, first_label_beyond, read_axis, value_beyond
+from spaces.axes import ChoiceAxis, RangeAxis, first_label_beyond, read_axis, value_beyond
 from spaces.space import Space, SpaceConfig, catalog, load_space
 
 
@@ -62,7 +62,7 @@ def test_points_of_before_mean_what_they_meant(name: str, seed: int) -> None:
     space, rng = load_space(name), random.Random(seed)
     before, points = load_space(name), [space.random_point(rng) for _ in range(3)]
     first, to_optuna = space.left_for_tuning, [space.for_optuna(point) for point in points]
-    ordered = [axis for axis in space.axes if isinstance(axis, Range) or axis.ascending]
+    ordered = [axis for axis in space.axes if isinstance(axis, RangeAxis) or axis.ascending]
     axis = rng.choice([axis for axis in ordered if (name != "wide" or axis.name != "depth")])
     highest = rng.random() < 0.5
     value = value_beyond(axis, highest=highest)
@@ -76,7 +76,7 @@ def test_points_of_before_mean_what_they_meant(name: str, seed: int) -> None:
         assert axis.name == "depth"
         return
     wider = next(held for held in space.axes if held.name == axis.name)
-    assert wider.size > axis.size or isinstance(wider, Range)
+    assert wider.size > axis.size or isinstance(wider, RangeAxis)
     assert wider.has(value)
     assert not axis.has(value)
     for point, numbers in zip(points, to_optuna, strict=True):
@@ -96,8 +96,8 @@ def test_a_setting_of_layers_is_widened_in_all_of_them_and_what_cannot_be_is_tol
     space.widen("layer.out_embeddings", 16)
     for layer in space.layer_axes.values():
         widths, embeddings = layer["mlp.mlp"], layer["out_embeddings"]
-        assert isinstance(widths, Choice)
-        assert isinstance(embeddings, Choice)
+        assert isinstance(widths, ChoiceAxis)
+        assert isinstance(embeddings, ChoiceAxis)
         assert widths.labels == ("8", "16", "32")
         assert embeddings.values == (4, 8, 16)
     with pytest.raises(UserError, match="each layer has axes of its own, so its depth cannot grow"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trials.records.events import Diverged, EventReader, EventWriter, Failed, Progress
+from trials.records.events import DivergenceEvent, EventReader, EventWriter, FailureEvent, Progress
 
 
 def test_a_reader_sees_each_event_once(tmp_path: Path) -> None:
@@ -16,7 +16,7 @@ def test_a_reader_sees_each_event_once(tmp_path: Path) -> None:
         write(first)
         assert read() == [first]
         assert read() == []
-        more = [Diverged(step=3, loss="nan"), Failed(error="a\nb")]
+        more = [DivergenceEvent(step=3, loss="nan"), FailureEvent(error="a\nb")]
         for event in more:
             write(event)
         assert read() == more
@@ -25,7 +25,7 @@ def test_a_reader_sees_each_event_once(tmp_path: Path) -> None:
 def test_half_a_line_waits_and_does_not_spoil_the_next_event(tmp_path: Path) -> None:
     """A rank whose event found no space says so in another one, should there be some space by then."""
     path = tmp_path / "events.jsonl"
-    told, failed = Progress(examples=10, total_examples=100, seconds=0.5), Failed(error="no space")
+    told, failed = Progress(examples=10, total_examples=100, seconds=0.5), FailureEvent(error="no space")
     line = told.model_dump_json() + "\n"
     path.write_text(line + line[:10])
     read = EventReader(path)

@@ -22,7 +22,7 @@ from trials.records.trial_record import (
     Curve,
     CurvePoint,
     JobSummary,
-    Measured,
+    Measurements,
     Metrics,
     Origin,
     Outcome,
@@ -122,7 +122,7 @@ records = st.builds(
         validation=st.none() | qualities,
         test=st.none() | qualities,
         technique=...,
-        measured=st.builds(Measured, examples_per_second=maybe, step_ms=maybe, peak_memory_bytes=...),
+        measured=st.builds(Measurements, examples_per_second=maybe, step_ms=maybe, peak_memory_bytes=...),
         seconds=maybe,
     ),
     attempts=st.lists(

@@ -70,7 +70,7 @@ def sequential(rows: int) -> Iterator[Rows]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class LabelledBatch:
     """B examples with their labels."""
 
     features: FeatureBatch
@@ -93,15 +93,15 @@ class Batch:
         """Number of examples, B."""
         return len(self.label_B)
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> LabelledBatch:
         """Returns the same batch on a device."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-    def pinned(self) -> Batch:
+    def pinned(self) -> LabelledBatch:
         """Returns the same batch in page-locked memory."""
         return self._each(lambda tensor: tensor.pin_memory())
 
-    def _each(self, function: Callable[[Tensor], Tensor]) -> Batch:
+    def _each(self, function: Callable[[Tensor], Tensor]) -> LabelledBatch:
         weight_B, inverse_BT = self.weight_B, self.inverse_count_BT
         return replace(
             self,
@@ -146,7 +146,7 @@ def train_batches(
     ranks: int = 1,
     counts: IdCounts | None = None,
     timed: bool = False,
-) -> Iterator[Batch]:
+) -> Iterator[LabelledBatch]:
     """Yields batches of one pass over a split; each row at most once.
 
     The order follows from (seed, epoch) alone. A last batch smaller than the others is dropped, unless it is
@@ -188,7 +188,7 @@ class NumberedBatches:
     _place: int = field(default=0, init=False)
     _rows: Iterator[Rows] = field(default=iter(()), init=False)
 
-    def batch(self, number: int) -> Batch:
+    def batch(self, number: int) -> LabelledBatch:
         """Returns the batch of this number, which is higher than the one before."""
         epoch, place = divmod(number, max(1, self.last_rows // self.batch_size))
         if epoch != self._epoch:
@@ -210,7 +210,7 @@ def _order(split: Split, used: int, *, seed: int, epoch: int, shuffle: bool) -> 
 
 def _part(
     split: Split, rows: NDArray[np.int64], rank: int, ranks: int, counts: IdCounts | None, *, timed: bool
-) -> Batch:
+) -> LabelledBatch:
     """Returns a rank's part of a global batch of these rows."""
     mine = rows[rank_slice(len(rows), rank, ranks)]
     return _batch(split, mine, counts, _newest(split, rows) if timed else None)
@@ -225,7 +225,7 @@ def _newest(split: Split, rows: NDArray[np.int64] | slice) -> int | None:
 
 def eval_batches(
     split: Split, *, batch_size: int, rank: int = 0, ranks: int = 1, passes: int | None = None
-) -> Iterator[Batch]:
+) -> Iterator[LabelledBatch]:
     """Yields all rows of a split in their order, so many at a time; of several ranks, each those of its own part.
 
     With `passes` there are as many batches: the last ones have fewer rows if there would be fewer batches.
@@ -241,7 +241,7 @@ def eval_batches(
 
 def even_batches(
     split: Split, *, most: int, rank: int = 0, ranks: int = 1, timed: bool = False
-) -> Iterator[Batch]:
+) -> Iterator[LabelledBatch]:
     """Yields all rows of a split in their order, in as few steps of at most `most` rows as hold them, of equal
     sizes up to one row; of several ranks, each yields its part of each step.
 
@@ -262,9 +262,9 @@ def _batch(
     counts: IdCounts | None = None,
     time: int | None = None,
     of_step: int | None = None,
-) -> Batch:
+) -> LabelledBatch:
     inputs = split.inputs.slice(rows.start, rows.stop) if isinstance(rows, slice) else split.inputs.take(rows)
-    return Batch(
+    return LabelledBatch(
         features=feature_batch(inputs),
         label_B=_tensor(split.labels[rows]),
         weight_B=None if split.weight is None else _tensor(split.weight[rows]),
@@ -280,7 +280,7 @@ AHEAD = 3
 """Number of batches prepared ahead."""
 
 
-def on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+def on_device(batches: Iterator[LabelledBatch], device: torch.device) -> Iterator[LabelledBatch]:
     """Yields the batches on `device`; for the CPU as they are, since there preparing competes with the step.
 
     On CUDA a thread prepares and pins them, and the copy does not wait for the step before it. An error

@@ -127,7 +127,7 @@ def _signs(device: torch.device) -> Tensor:
 # Shapes: N numbers of the vector or of a chunk, R ranks, Z bytes of a chunk's signs, K blocks of it.
 
 
-class Layout(NamedTuple):
+class ChunkLayout(NamedTuple):
     """How a vector is cut into equal chunks of whole blocks, one for each rank; what is beyond its end is
     padding."""
 
@@ -185,7 +185,7 @@ class CompressedAllReduce:
         """
         self._group = group
         rank, ranks = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
-        self.layout = Layout(numbers, ranks)
+        self.layout = ChunkLayout(numbers, ranks)
         self.served = self.layout.served(rank)
         """Where the chunk that this rank serves lies in the vector."""
         self.residue = torch.zeros(self.served.stop - self.served.start, device=device)

@@ -20,10 +20,10 @@ from trials.cluster.cluster import byte_words
 from trials.optim.adamw import MOMENTS
 from trials.planner.estimates import MemoryEstimate, PlanOptions, PricedStrategy, StepTime
 from trials.planner.overlap import BACKWARD_PASSES, from_sizes
-from trials.planner.pricing import Pricing
+from trials.planner.pricing import CostModel
 from trials.planner.segments import Segment
 from trials.planner.sentences import pipeline_words, reason
-from trials.planner.step_time import Step, segment_seconds
+from trials.planner.step_time import PlannedStep, segment_seconds
 from trials.records.job import Synchrony, TablesConfig
 from trials.records.strategy import RECOMPUTED, Prefer, ServerLevel, Strategy
 
@@ -41,7 +41,9 @@ IN_ORDER = ("1f1b", "gpipe")
 """Schedules whose stages go backward in one pass each, so that the first to go back is one of the last stage."""
 
 
-def compute_bounds(step: Step, segments: Sequence[Segment], tensor: int) -> tuple[list[float], list[float]]:
+def compute_bounds(
+    step: PlannedStep, segments: Sequence[Segment], tensor: int
+) -> tuple[list[float], list[float]]:
     """Returns the least seconds of forward and backward of each segment in one micro-batch.
 
     Args:
@@ -76,7 +78,7 @@ LEVELS: tuple[ServerLevel, ...] = get_args(ServerLevel)
 
 
 def with_servers(
-    strategies: tuple[Strategy, ...], options: PlanOptions, pricing: Pricing
+    strategies: tuple[Strategy, ...], options: PlanOptions, pricing: CostModel
 ) -> tuple[Strategy, ...]:
     """Returns the strategies that can train against servers, with as many as were asked for or are needed.
 
@@ -106,7 +108,7 @@ def with_servers(
     )
 
 
-def check_technique(asked: Strategy | None, pricing: Pricing) -> None:
+def check_technique(asked: Strategy | None, pricing: CostModel) -> None:
     """Checks that a technique that is asked for can train with tables where they are."""
     synchrony = pricing.training.tables.synchrony
     if asked is None:
@@ -131,13 +133,13 @@ def check_technique(asked: Strategy | None, pricing: Pricing) -> None:
         )
 
 
-def fewest_servers(pricing: Pricing, level: ServerLevel, rank_bytes: int) -> int | None:
+def fewest_servers(pricing: CostModel, level: ServerLevel, rank_bytes: int) -> int | None:
     """Returns the fewest servers with which a host has room beside its ranks; None if there are none."""
     room = pricing.room_for_servers - rank_bytes
     return pricing.kept.fewest(level, pricing.cluster.hosts, room)
 
 
-def _needed(pricing: Pricing, level: ServerLevel) -> int:
+def _needed(pricing: CostModel, level: ServerLevel) -> int:
     """Returns how many servers are taken on a level; as many as hosts if these have no room."""
     dp, hosts = Strategy(servers=1, server_level=level), pricing.cluster.hosts
     memory = pricing.memory(dp)
@@ -151,7 +153,7 @@ def _needed(pricing: Pricing, level: ServerLevel) -> int:
     return next(count for count, each in seconds.items() if each <= longest)
 
 
-def too_few(pricing: Pricing, strategy: Strategy, rank_bytes: int) -> str:
+def too_few(pricing: CostModel, strategy: Strategy, rank_bytes: int) -> str:
     """Says of servers that have no room what there is, and what would do."""
     level, kept, hosts = strategy.server_level, pricing.kept, pricing.cluster.hosts
     takes = byte_words(kept.of_host(strategy.servers, level, hosts))
@@ -172,7 +174,7 @@ def too_few(pricing: Pricing, strategy: Strategy, rank_bytes: int) -> str:
 MODES: tuple[Synchrony, ...] = ("sync", "semi", "async")
 
 
-def servers_words(strategy: Strategy, pricing: Pricing) -> str:
+def servers_words(strategy: Strategy, pricing: CostModel) -> str:
     """Says what servers have, what a rank pulls and pushes, and what is hidden; nothing without servers."""
     if not strategy.servers:
         return ""
@@ -198,7 +200,7 @@ def servers_words(strategy: Strategy, pricing: Pricing) -> str:
     )
 
 
-def mode_sentences(strategy: Strategy | None, pricing: Pricing) -> tuple[str, ...]:
+def mode_sentences(strategy: Strategy | None, pricing: CostModel) -> tuple[str, ...]:
     """Says how long a batch takes under each synchrony on these servers; nothing if ranks have tables."""
     if strategy is None or not strategy.servers:
         return ()
@@ -216,7 +218,7 @@ def mode_sentences(strategy: Strategy | None, pricing: Pricing) -> tuple[str, ..
     )
 
 
-def seconds_per_batch(pricing: Pricing, strategy: Strategy, mode: Synchrony) -> float:
+def seconds_per_batch(pricing: CostModel, strategy: Strategy, mode: Synchrony) -> float:
     """Returns the predicted seconds of training for a batch under a synchrony, semi with its default staleness
     unless that is what the training has."""
     if mode == pricing.training.tables.synchrony:
@@ -227,7 +229,7 @@ def seconds_per_batch(pricing: Pricing, strategy: Strategy, mode: Synchrony) -> 
     return other.time(strategy).total / (other.cluster.ranks if other.alone else 1)
 
 
-def way_out(pricing: Pricing) -> str:
+def way_out(pricing: CostModel) -> str:
     """Says, if tables fit on no rank, with how many servers they would; nothing if they would not."""
     if pricing.training.weight_average:  # which servers exclude
         return ""
@@ -253,7 +255,7 @@ def _ms(seconds: float) -> str:
 class PricedLadder(Sequence[PricedStrategy]):
     """Strategies, fewer techniques first."""
 
-    def __init__(self, pricing: Pricing, strategies: Sequence[Strategy]) -> None:
+    def __init__(self, pricing: CostModel, strategies: Sequence[Strategy]) -> None:
         self._pricing, self.strategies = pricing, tuple(strategies)
         self._priced: dict[int, PricedStrategy] = {}
         self._memory: dict[int, MemoryEstimate] = {}

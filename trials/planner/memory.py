@@ -11,7 +11,7 @@ and 2, and ZeRO-Offload.
 `fully_shard` holds fp32 shards, gathers a unit's parameters in c and reduces its gradients in r, the precision
 in which gradients are sent. Between CPUs gloo reduces and scatters in a copy of what is sent, which is there until
 the result has arrived; NCCL makes none. Evaluation has no moments of its own: it saves nothing for
-backward, and goes forward with as many rows at a time as fit in a step's peak (`Pricing.evaluation_rows`).
+backward, and goes forward with as many rows at a time as fit in a step's peak (`CostModel.evaluation_rows`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from dhen.tape import FP32_BYTES, Shape
 from trials.optim.adamw import CHUNKS, MOMENTS, WORKSPACE_BYTES
-from trials.optim.one_bit_adam import Layout
+from trials.optim.one_bit_adam import ChunkLayout
 from trials.planner.segments import Segment
 from trials.planner.zero_memory import (
     TABLES_UPDATE,
@@ -73,7 +73,7 @@ class DensePeak(NamedTuple):
         return self.parameters + self.optimizer_state + self.buckets + self.batch + self.moment.total
 
 
-class Unit(NamedTuple):
+class ParameterUnit(NamedTuple):
     """Parameters of a segment, spread over ranks along their first dimension: counts of numbers, not
     bytes."""
 
@@ -85,13 +85,13 @@ class Unit(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def unit(shapes: tuple[Shape, ...], ranks: int) -> Unit:
+def unit(shapes: tuple[Shape, ...], ranks: int) -> ParameterUnit:
     """Returns what `fully_shard` makes of parameters of these shapes."""
     count = shard = 0
     for rows, width in shapes:
         count += rows * width
         shard += -(-rows // ranks) * width
-    return Unit(count, shard * ranks, shard)
+    return ParameterUnit(count, shard * ranks, shard)
 
 
 def recomputed(segments: Sequence[Segment], strategy: Strategy) -> list[bool]:
@@ -175,7 +175,7 @@ def _second_stage(first: DensePeak, rank: DenseRank) -> DensePeak:
     """
     computed, values, ranks = rank.itemsizes.computed, rank.values, rank.ranks
     masters, zero1 = computed != FP32_BYTES, rank.strategy.dense == "zero1"
-    layout, flat, part = Layout(values, ranks), FP32_BYTES * values, FP32_BYTES * -(-values // ranks)
+    layout, flat, part = ChunkLayout(values, ranks), FP32_BYTES * values, FP32_BYTES * -(-values // ranks)
     workspace = layout.workspace_bytes(rank.device)
     uncast = rank._replace(itemsizes=rank.itemsizes._replace(reduced=computed))
     moments = _replicated(uncast, rank.bucket_bytes if ranks > 1 else 0, workspace)

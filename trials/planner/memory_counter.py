@@ -31,7 +31,7 @@ from torch import Tensor, UntypedStorage
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
-from dhen.tape import Footprint, Shape, Undeclared
+from dhen.tape import Footprint, Shape, UntapedSegment
 from trials.cluster.cluster import byte_words
 from trials.cluster.machine import Precision
 from trials.optim.adamw import DTYPES
@@ -233,7 +233,7 @@ THREADS = 2
 
 @lru_cache(maxsize=1024)
 def trace_module(
-    undeclared: Undeclared, precision: Precision, batch: int
+    undeclared: UntapedSegment, precision: Precision, batch: int
 ) -> tuple[Footprint, tuple[Shape, ...], int]:
     """Returns the footprint of a segment that declares no memory, from its forward and backward under fake
     tensors, the shapes of its parameters, and the bytes of its buffers.

@@ -29,7 +29,7 @@ from trials.records.job import TrainingConfig
 from trials.records.strategy import RECOMPUTED, Strategy
 
 
-class Unit(NamedTuple):
+class UnitSeconds(NamedTuple):
     """Seconds for what `fully_shard` gathers and reduces at once: a layer, or the root unit (everything but
     the layers)."""
 
@@ -47,7 +47,7 @@ class Unit(NamedTuple):
     """Copying the shard of the unit's gradients from device to host; 0 but for offload."""
 
 
-class Passes(NamedTuple):
+class PassSeconds(NamedTuple):
     """Seconds of compute of a micro-batch, by segment in forward's order."""
 
     before: tuple[float, float]
@@ -117,7 +117,9 @@ def scattered(backward: Sequence[tuple[float, Reduction | None]]) -> float:
     return max(compute, link)
 
 
-def fully_sharded(passes: Passes, root: Unit, layers: Sequence[Unit], *, keep: bool) -> float:
+def fully_sharded(
+    passes: PassSeconds, root: UnitSeconds, layers: Sequence[UnitSeconds], *, keep: bool
+) -> float:
     """Returns the seconds until compute and all links have ended; `keep`: weights stay gathered until
     backward (shard_grad_op)."""
     link = root.fetch + root.gather
@@ -146,7 +148,7 @@ def fully_sharded(passes: Passes, root: Unit, layers: Sequence[Unit], *, keep: b
     return max(compute, *_reduce(root, compute, link, after))
 
 
-def _reduce(unit: Unit, compute: float, link: float, after: float) -> tuple[float, float]:
+def _reduce(unit: UnitSeconds, compute: float, link: float, after: float) -> tuple[float, float]:
     """Returns when a unit's gradients are scattered, and when what comes after that on other links has
     ended."""
     link = max(link, compute) + unit.scatter
@@ -156,7 +158,7 @@ def _reduce(unit: Unit, compute: float, link: float, after: float) -> tuple[floa
 
 # The seconds that ranks which split modules send each other, while they compute nothing.
 #
-# Sums of outputs and of gradients, and gathered outputs, as tapes have them (`dhen.tape.Sent`), priced by
+# Sums of outputs and of gradients, and gathered outputs, as tapes have them (`dhen.tape.SplitTraffic`), priced by
 # the links of a tensor group: those in a host if the host has all its ranks, else the network too. What is
 # recomputed is sent again. Once a step the group gathers what its ranks looked up.
 

@@ -32,8 +32,8 @@ from trials.planner.memory import DensePeak, recomputed, update_workspace
 from trials.planner.overlap import Seconds
 from trials.planner.segments import Segment
 from trials.planner.step_time import (
-    Parts,
-    Step,
+    PartSeconds,
+    PlannedStep,
     all_reduce_seconds,
     publication_seconds,
     reduction,
@@ -43,9 +43,9 @@ from trials.planner.step_time import (
 from trials.planner.zero_memory import (
     TABLES_UPDATE,
     Activations,
-    Batch,
     Itemsizes,
     LiveMemory,
+    RankInput,
     total,
     zero_state,
     zero_wrapping_bytes,
@@ -226,7 +226,7 @@ class StageMemory(NamedTuple):
 def pipeline_peak(
     stages: Sequence[StageMemory],
     strategy: Strategy,
-    batch: Batch,
+    batch: RankInput,
     looked_up: int,
     gathered: int = 0,
     *,
@@ -361,7 +361,7 @@ class StageSeconds(NamedTuple):
     """Seconds in which the stage's output reaches the next stage, and its gradient comes back."""
 
 
-class Played(NamedTuple):
+class PipelineTimeline(NamedTuple):
     """A step's passes on the clock."""
 
     seconds: float
@@ -371,7 +371,9 @@ class Played(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def played(schedule: Schedule, ranks: int, micro_batches: int, stages: tuple[StageSeconds, ...]) -> Played:
+def played(
+    schedule: Schedule, ranks: int, micro_batches: int, stages: tuple[StageSeconds, ...]
+) -> PipelineTimeline:
     """Plays the passes of all micro-batches; stages are in the model's order, stage s on rank s modulo `ranks`."""
     waiting = [list(reversed(passes)) for passes in orders(schedule, ranks, micro_batches)]
     clocks, busy, last = [0.0] * ranks, [0.0] * ranks, len(stages) - 1
@@ -408,7 +410,7 @@ def played(schedule: Schedule, ranks: int, micro_batches: int, stages: tuple[Sta
                 progress = True
             clocks[rank] = clock
     assert not any(waiting), "no schedule waits for itself"
-    return Played(max(clocks), tuple(busy))
+    return PipelineTimeline(max(clocks), tuple(busy))
 
 
 SPLIT = 0.5
@@ -416,7 +418,7 @@ SPLIT = 0.5
 large."""
 
 
-class Sent(NamedTuple):
+class PipelineTraffic(NamedTuple):
     """What a pipeline's ranks send each other."""
 
     boundaries: tuple[int, ...]
@@ -425,7 +427,9 @@ class Sent(NamedTuple):
     """Bytes of the embeddings of all of a pipeline's examples; of a tensor group's each rank has its own."""
 
 
-def pipeline_time(step: Step, strategy: Strategy, layers_per_stage: Sequence[int], sent: Sent) -> StepTime:
+def pipeline_time(
+    step: PlannedStep, strategy: Strategy, layers_per_stage: Sequence[int], sent: PipelineTraffic
+) -> StepTime:
     """Returns the seconds of a strategy with pipelines, itemised.
 
     Args:
@@ -496,11 +500,11 @@ class _Passes(NamedTuple):
     """The same in which they gather."""
 
 
-def _passes(step: Step, strategy: Strategy, layers: range, count: int) -> _Passes:
+def _passes(step: PlannedStep, strategy: Strategy, layers: range, count: int) -> _Passes:
     recomputed = set(range(count)[RECOMPUTED[strategy.checkpointing]])
     again = [index for index in layers if index in recomputed]
 
-    def of(parts: Parts) -> float:
+    def of(parts: PartSeconds) -> float:
         return (
             parts.before * (layers.start == 0)
             + sum(parts.layers[layers.start : layers.stop])
@@ -523,7 +527,7 @@ def _passes(step: Step, strategy: Strategy, layers: range, count: int) -> _Passe
     )
 
 
-def _link(step: Step, ranks: int, rank: int) -> AlphaBeta:
+def _link(step: PlannedStep, ranks: int, rank: int) -> AlphaBeta:
     """Returns the link from a rank of pipelines to the next, the slowest of all pipelines."""
     per_host, of_stage = step.cluster.gpus_per_host, step.cluster.ranks // ranks
     here, there = rank * of_stage, (rank + 1) % ranks * of_stage
@@ -531,15 +535,15 @@ def _link(step: Step, ranks: int, rank: int) -> AlphaBeta:
     return send(step.cluster, across_hosts=crosses)
 
 
-def _largest(step: Step, strategy: Strategy, stages: Sequence[range], data_ranks: int) -> Step:
+def _largest(step: PlannedStep, strategy: Strategy, stages: Sequence[range], data_ranks: int) -> PlannedStep:
     """Returns the step of the rank that has the most parameters, among the data ranks of its stages."""
     count, ranks, numbers = stages[-1].stop, strategy.pipeline, step.parameters
-    by_rank = list[Parts]()
+    by_rank = list[PartSeconds]()
     for rank in range(ranks):
         own = stages[rank::ranks]
         layers = [numbers.layers[index] for layers in own for index in layers]
         before = numbers.before if own[0].start == 0 else 0.0
-        by_rank.append(Parts(before, layers, numbers.after if own[-1].stop == count else 0.0))
+        by_rank.append(PartSeconds(before, layers, numbers.after if own[-1].stop == count else 0.0))
     per_host = min(data_ranks, max(1, step.cluster.gpus_per_host // strategy.tensor))
     group = collectives(step.cluster, -(-data_ranks // per_host), per_host)
     return step._replace(parameters=max(by_rank, key=lambda parts: parts.total), everywhere=group)

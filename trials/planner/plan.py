@@ -40,7 +40,7 @@ from trials.planner.ladder import (
     staged_ladder,
 )
 from trials.planner.pipeline import wrong_micro_batches
-from trials.planner.pricing import Pricing
+from trials.planner.pricing import CostModel
 from trials.planner.sentences import (
     compression_sentences,
     delay_sentences,
@@ -59,7 +59,7 @@ MOST_HOSTS = 64
 """Largest number of hosts that is tried, as a multiple of the hosts there are."""
 
 
-def nearest_change(pricing: Pricing, strategy: Strategy) -> str:
+def nearest_change(pricing: CostModel, strategy: Strategy) -> str:
     """Returns a sentence with each single change after which `strategy`, which lacks least, would fit."""
     changes_that_fit = []
     for alternatives in (_batches(pricing), _hosts(pricing), _depths(pricing)):
@@ -82,7 +82,7 @@ def nearest_change(pricing: Pricing, strategy: Strategy) -> str:
     return f"It would fit with {', or '.join(changes_that_fit)}."
 
 
-def _batches(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
+def _batches(pricing: CostModel) -> Iterator[tuple[str, CostModel]]:
     """Yields the batch halved again and again."""
     batch = pricing.batch_size // 2
     while batch >= pricing.cluster.ranks:
@@ -90,7 +90,7 @@ def _batches(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
         batch //= 2
 
 
-def _hosts(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
+def _hosts(pricing: CostModel) -> Iterator[tuple[str, CostModel]]:
     """Yields one more host, then two, four ... more, if the cluster has a network."""
     cluster, more = pricing.cluster, 1
     while cluster.network and more <= MOST_HOSTS * cluster.hosts:
@@ -101,7 +101,7 @@ def _hosts(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
         more *= 2
 
 
-def _depths(pricing: Pricing) -> Iterator[tuple[str, Pricing]]:
+def _depths(pricing: CostModel) -> Iterator[tuple[str, CostModel]]:
     """Yields the model with fewer and fewer layers, taken off the end."""
     model = pricing.model
     if isinstance(model, DhenConfig):
@@ -249,7 +249,7 @@ def plan(
         UserError: for a batch smaller than the number of ranks, a technique that these ranks do not have, or
             one that a training setting excludes (`trials.planner.ladder`).
     """
-    pricing = Pricing(model, schema, training, cluster, options=options)
+    pricing = CostModel(model, schema, training, cluster, options=options)
     if pricing.batch_size < cluster.ranks and not pricing.alone:
         raise UserError(
             f"training.batch_size={pricing.batch_size} is less than one example for each of {cluster.ranks} "
@@ -312,7 +312,7 @@ def plan(
     )
 
 
-def _allowed(options: PlanOptions, cluster: Cluster, pricing: Pricing) -> tuple[Strategy, ...]:
+def _allowed(options: PlanOptions, cluster: Cluster, pricing: CostModel) -> tuple[Strategy, ...]:
     """Returns the ladder, or the part of it that it is restricted to."""
     examples_per_rank = pricing.examples_per_rank
     check_technique(options.technique, pricing)
@@ -368,7 +368,7 @@ def _without_pipeline(options: PlanOptions, model: ModelConfig) -> bool:
     )
 
 
-def _check_pipeline(asked: Strategy, cluster: Cluster, pricing: Pricing) -> None:
+def _check_pipeline(asked: Strategy, cluster: Cluster, pricing: CostModel) -> None:
     """Checks that ranks and model can be the pipelines that are asked for.
 
     Raises:
@@ -419,7 +419,7 @@ def _check_pipeline(asked: Strategy, cluster: Cluster, pricing: Pricing) -> None
 
 
 def _with_room_for_tables(
-    strategies: tuple[Strategy, ...], pricing: Pricing
+    strategies: tuple[Strategy, ...], pricing: CostModel
 ) -> tuple[tuple[Strategy, ...], PlacementError | None]:
     """Returns the strategies under which tables fit beside nothing, with the sizes of caches, and why the device
     cannot have the tables, if it cannot."""

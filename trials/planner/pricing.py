@@ -13,7 +13,7 @@ from dhen.inputs.lift import held_schema, table_dims, table_groups
 from dhen.model import taped_model
 from dhen.ops.norm import POOL_WORDS
 from dhen.schema import FeatureSchema
-from dhen.tape import MOST_ROWS, Setting, Taped
+from dhen.tape import MOST_ROWS, TapedSegment, TapeSetting
 from trials.cluster.cluster import CUDA_CONTEXT_BYTES, Cluster, byte_words
 from trials.optim.adamw import ring_bytes
 from trials.optim.one_bit_adam import low_rank_of
@@ -28,7 +28,7 @@ from trials.planner.collectives import (
 from trials.planner.estimates import DEFAULT_OPTIONS, MemoryEstimate, PlanOptions, StepTime
 from trials.planner.memory import DensePeak, dense_peak, recomputed
 from trials.planner.pipeline import (
-    Sent,
+    PipelineTraffic,
     StageMemory,
     layers_per_stage,
     pipeline_peak,
@@ -37,11 +37,11 @@ from trials.planner.pipeline import (
     stages_of,
 )
 from trials.planner.segments import ITEMSIZES, Segment, segments_at, shapes_of, taped
-from trials.planner.step_time import Step, prepare, price, segment_seconds
+from trials.planner.step_time import PlannedStep, prepare, price, segment_seconds
 from trials.planner.table_memory import (
     LEFT_FREE,
-    Below,
     Lookup,
+    OffloadedTables,
     kept_bytes,
     lookup_bytes,
     saved_bytes,
@@ -58,8 +58,15 @@ from trials.planner.table_placement import (
     place,
     table_notes,
 )
-from trials.planner.table_servers import LEFT_TO_SYSTEM, Kept, Served, ServersTime, kept, servers_time
-from trials.planner.zero_memory import Activations, Batch, DenseRank, Itemsizes, LiveMemory, total
+from trials.planner.table_servers import (
+    LEFT_TO_SYSTEM,
+    ServedTables,
+    ServerBytes,
+    ServersTime,
+    kept,
+    servers_time,
+)
+from trials.planner.zero_memory import Activations, DenseRank, Itemsizes, LiveMemory, RankInput, total
 from trials.records.job import Job, TrainingConfig
 from trials.records.strategy import KIB, Checkpointing, Strategy, data_ranks
 
@@ -76,7 +83,7 @@ POOL_BYTES = 2 * POOL_WORDS * 8
 """Random bits that dropout draws on, on a CPU."""
 
 
-class Pricing:
+class CostModel:
     """Prices the strategies of one model, batch and cluster."""
 
     def __init__(
@@ -100,10 +107,10 @@ class Pricing:
         """Whether each rank trains on batches of its own."""
         self._ranks_of_batch = 1 if self.alone else cluster.ranks
         self.examples_per_rank = ceil(self.batch_size / self._ranks_of_batch)
-        self._taped: dict[int, tuple[Taped, ...]] = {}
+        self._taped: dict[int, tuple[TapedSegment, ...]] = {}
         self._segments: dict[tuple[int, int], tuple[Segment, ...]] = {}
         self._activations: dict[tuple[int, int, Checkpointing], Activations] = {}
-        self._steps: dict[tuple[int, int, bool], Step] = {}
+        self._steps: dict[tuple[int, int, bool], PlannedStep] = {}
         self._buckets: dict[tuple[int, int], int] = {}
         self._cuts: dict[tuple[int, int, int], tuple[int, ...]] = {}
         self._stage_memories: dict[tuple[int, int, tuple[int, ...], Checkpointing], list[StageMemory]] = {}
@@ -111,9 +118,9 @@ class Pricing:
 
     def changed(
         self, *, model: ModelConfig | None = None, cluster: Cluster | None = None, **training: Any
-    ) -> Pricing:
+    ) -> CostModel:
         """Returns the prices with another model, another cluster, or other settings of the training."""
-        return Pricing(
+        return CostModel(
             model or self.model,
             self.schema,
             self.training.replace(**training),
@@ -122,15 +129,15 @@ class Pricing:
         )
 
     @cached_property
-    def below(self) -> Below:
+    def below(self) -> OffloadedTables:
         """The tables as they lie below the device, if one rank trains."""
         groups, stored = table_groups(self.model, self.schema), self.training.table_precision
-        return Below(groups, self._tables, self.examples_per_rank, NUMBER_BYTES[stored])
+        return OffloadedTables(groups, self._tables, self.examples_per_rank, NUMBER_BYTES[stored])
 
     @cached_property
-    def served(self) -> Served:
+    def served(self) -> ServedTables:
         """The tables as they lie on servers."""
-        return Served(
+        return ServedTables(
             self._tables,
             self._dims,
             self.examples_per_rank,
@@ -139,7 +146,7 @@ class Pricing:
         )
 
     @cached_property
-    def kept(self) -> Kept:
+    def kept(self) -> ServerBytes:
         """What servers have, whatever their number."""
         dense_numbers = self.numbers if self.alone else 0
         return kept(self.served, decays=self.training.table_decay > 0, dense_numbers=dense_numbers)
@@ -296,14 +303,14 @@ class Pricing:
             self._cuts[key] = layers_per_stage(tuple(map(sum, segment_seconds(step))), stages)
         return self._cuts[key]
 
-    def _sent(self, strategy: Strategy, micro: int) -> Sent:
+    def _sent(self, strategy: Strategy, micro: int) -> PipelineTraffic:
         """Returns what the ranks of a pipeline send each other."""
         segments = self.segments(micro, strategy.tensor)
         stages = stages_of(self.layers_per_stage(strategy))
         boundaries = tuple(segments[layers.stop].footprint.output for layers in stages[:-1])
-        return Sent(boundaries, FP32_BYTES * sum(self._dims) * self._examples_read(strategy))
+        return PipelineTraffic(boundaries, FP32_BYTES * sum(self._dims) * self._examples_read(strategy))
 
-    def step(self, micro: int, *, below: bool, tensor: int = 1) -> Step:
+    def step(self, micro: int, *, below: bool, tensor: int = 1) -> PlannedStep:
         """Returns what all strategies share whose micro-batches have so many examples."""
         key = micro, tensor, below
         if key not in self._steps:
@@ -508,7 +515,7 @@ class Pricing:
             self._segments[micro, tensor] = segments_at(self.taped(tensor), self.precision, micro)
         return self._segments[micro, tensor]
 
-    def taped(self, tensor: int = 1) -> tuple[Taped, ...]:
+    def taped(self, tensor: int = 1) -> tuple[TapedSegment, ...]:
         """Returns the model's segments for any batch."""
         if tensor not in self._taped:
             device = self.cluster.device
@@ -517,7 +524,7 @@ class Pricing:
 
     def splits(self, tensor: int) -> bool:
         """Whether so many ranks can split any module of the model."""
-        setting = Setting(ITEMSIZES[self.precision], self.cluster.device, tensor)
+        setting = TapeSetting(ITEMSIZES[self.precision], self.cluster.device, tensor)
         written = taped_model(self.model, self.schema, setting)
         return any(one.tape is not None and one.tape.flops_elsewhere > 0 for one in written)
 
@@ -542,7 +549,7 @@ class Pricing:
         degrees = (strategy.tensor > 1) + (strategy.pipeline > 1)
         return (degrees + 1) * NCCL_COMMUNICATOR_BYTES if degrees and self.cluster.device != "cpu" else 0
 
-    def _batch(self, strategy: Strategy, micro: int) -> Batch:
+    def _batch(self, strategy: Strategy, micro: int) -> RankInput:
         """Returns a rank's input. Plain DP on one rank looks embeddings up within the step, unless gradients of
         embeddings must be reached (`training.frequency_decay`) or the optimizer is one-bit Adam; other strategies
         look them up once for all micro-batches.
@@ -565,7 +572,7 @@ class Pricing:
         if self.cluster.ranks == 1 and not apart:  # a matrix product saves what it lifts
             shorter = [dim for dim in self._dims if dim < self.model.embedding_dim]
             looked_up = FP32_BYTES * sum(shorter) if self.precision == "fp32" else 0
-        return Batch(
+        return RankInput(
             embeddings=looked_up * examples,
             micro_embeddings=width * micro,
             other=other_bytes + self._saved_of_lookup,
@@ -630,6 +637,6 @@ class Pricing:
         return WORKSPACE_BYTES * min(numbers, AT_ONCE[self.cluster.device])
 
 
-def pricing_of(job: Job, cluster: Cluster) -> Pricing:
+def pricing_of(job: Job, cluster: Cluster) -> CostModel:
     """Returns the prices for a job whose training is resolved."""
-    return Pricing(job.model, job.features, job.training, cluster)
+    return CostModel(job.model, job.features, job.training, cluster)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from dhen.config import ModelConfig
 from dhen.model import taped_model
 from dhen.schema import FeatureSchema
-from dhen.tape import Device, Footprint, Sent, Setting, Shape, Taped, replay
+from dhen.tape import Device, Footprint, Shape, SplitTraffic, TapedSegment, TapeSetting, replay
 from trials.cluster.machine import Precision
 from trials.planner.collectives import OPERATIONS_PER_SEGMENT
 
@@ -39,7 +39,7 @@ class Segment(NamedTuple):
     """Kinds of its modules that declare no memory, so that a trace was taken."""
     operations: int = OPERATIONS_PER_SEGMENT
     """Number of operations of forward, as the segment declares them; an assumption if a trace was taken."""
-    sent: tuple[Sent, ...] = ()
+    sent: tuple[SplitTraffic, ...] = ()
     """What ranks that split it send each other."""
     whole: tuple[str, ...] = ()
     """What each of these ranks has whole all the same, and why."""
@@ -47,12 +47,14 @@ class Segment(NamedTuple):
 
 def taped(
     model: ModelConfig, schema: FeatureSchema, precision: Precision, device: Device, tensor: int = 1
-) -> tuple[Taped, ...]:
+) -> tuple[TapedSegment, ...]:
     """Returns the model's segments for any batch, as a rank of `tensor` has them that split modules."""
-    return tuple(taped_model(model, schema, Setting(ITEMSIZES[precision], device, tensor)))
+    return tuple(taped_model(model, schema, TapeSetting(ITEMSIZES[precision], device, tensor)))
 
 
-def segments_at(taped_segments: tuple[Taped, ...], precision: Precision, batch: int) -> tuple[Segment, ...]:
+def segments_at(
+    taped_segments: tuple[TapedSegment, ...], precision: Precision, batch: int
+) -> tuple[Segment, ...]:
     """Returns the segments for a micro-batch of `batch` examples."""
     found = []
     for taped in taped_segments:

@@ -7,10 +7,10 @@ from operator import lt
 from typing import NamedTuple
 
 from trials.cluster.cluster import byte_words
-from trials.optim.one_bit_adam import Layout, low_rank_of
+from trials.optim.one_bit_adam import ChunkLayout, low_rank_of
 from trials.planner.estimates import MemoryEstimate, PlanOptions, PricedStrategy, StepTime
 from trials.planner.overlap import sent_by_split, split_seconds
-from trials.planner.pricing import Pricing
+from trials.planner.pricing import CostModel
 from trials.planner.segments import ITEMSIZES, shapes_of
 from trials.planner.step_time import prepare, price
 from trials.records.job import DELAY_AFTER, TrainingConfig
@@ -30,7 +30,7 @@ CLOSE = 1.01
 FP32_BYTES = 4
 
 
-class Worth(NamedTuple):
+class CompressionGain(NamedTuple):
     """A step whose gradients or momentum are compressed beside AdamW's."""
 
     seconds: float
@@ -45,7 +45,7 @@ class Worth(NamedTuple):
     """Bytes/s of that link below which the compressed step is shorter; None if it never is."""
 
 
-def worth(pricing: Pricing, strategy: Strategy) -> Worth:
+def worth(pricing: CostModel, strategy: Strategy) -> CompressionGain:
     """Returns what compression is worth for a job on a cluster of several ranks.
 
     Args:
@@ -54,7 +54,7 @@ def worth(pricing: Pricing, strategy: Strategy) -> Worth:
     """
     micro = pricing.micro_batch(strategy)
     segments, cluster = pricing.segments(micro), pricing.cluster
-    layout = Layout(sum(segment.parameters for segment in segments), cluster.ranks)
+    layout = ChunkLayout(sum(segment.parameters for segment in segments), cluster.ranks)
     passes = 2 * (cluster.ranks - 1) / cluster.ranks
     ring = passes * FP32_BYTES * layout.numbers
     sent_bytes: float = layout.sent_bytes
@@ -79,7 +79,7 @@ def worth(pricing: Pricing, strategy: Strategy) -> Worth:
             middle = sqrt(low * high)
             low, high = (middle, high) if lt(*seconds(middle)) else (low, middle)
         pays_below = low
-    return Worth(*seconds(link.bandwidth), ring / sent_bytes, link.bandwidth, pays_below)
+    return CompressionGain(*seconds(link.bandwidth), ring / sent_bytes, link.bandwidth, pays_below)
 
 
 PARTS = {
@@ -98,7 +98,7 @@ LARGEST = 2
 """Number of items that a reason names."""
 
 
-def reason(strategy: Strategy, memory: MemoryEstimate, pricing: Pricing) -> str:
+def reason(strategy: Strategy, memory: MemoryEstimate, pricing: CostModel) -> str:
     """Says what a strategy needs, whether that fits, and what takes most."""
     available = pricing.cluster.hbm
     host, host_available = pricing.host_bytes(memory), pricing.host_available(memory)
@@ -120,7 +120,7 @@ def reason(strategy: Strategy, memory: MemoryEstimate, pricing: Pricing) -> str:
     return f"{fits} About {found:.0%} of the ids looked up find their row in the cache."
 
 
-def pipeline_words(strategy: Strategy, time: StepTime, pricing: Pricing) -> str:
+def pipeline_words(strategy: Strategy, time: StepTime, pricing: CostModel) -> str:
     """Says where a model is cut into stages, and how long ranks wait for others; nothing without a pipeline."""
     if strategy.pipeline == 1:
         return ""
@@ -129,7 +129,7 @@ def pipeline_words(strategy: Strategy, time: StepTime, pricing: Pricing) -> str:
     return f" Its stages have {layers} layers; the busiest rank waits for {share:.0%} of a step."
 
 
-def lacking_sentence(closest: PricedStrategy, pricing: Pricing) -> str:
+def lacking_sentence(closest: PricedStrategy, pricing: CostModel) -> str:
     """Says how far off every strategy is."""
     available, name = byte_words(pricing.cluster.hbm), closest.strategy.name
     lacking = byte_words(closest.lacking_bytes)
@@ -174,7 +174,7 @@ def delay_sentences(training: TrainingConfig) -> tuple[str, ...]:
     )
 
 
-def compression_sentences(pricing: Pricing, chosen: PricedStrategy | None) -> tuple[str, ...]:
+def compression_sentences(pricing: CostModel, chosen: PricedStrategy | None) -> tuple[str, ...]:
     """Says of a job whose optimizer is one-bit Adam, or whose gradients PowerSGD compresses, to what the ladder is
     restricted, what is sent, and on which links that makes a step shorter."""
     rank = pricing.training.power_sgd_rank
@@ -216,7 +216,7 @@ def compression_sentences(pricing: Pricing, chosen: PricedStrategy | None) -> tu
 
 
 def split_sentences(
-    chosen: PricedStrategy | None, closest: PricedStrategy | None, pricing: Pricing
+    chosen: PricedStrategy | None, closest: PricedStrategy | None, pricing: CostModel
 ) -> tuple[str, ...]:
     """Says of a strategy that splits modules why it is taken, what all ranks of a tensor group have whole, and
     what it costs if a group has ranks of several hosts. It speaks of the chosen strategy, or if nothing

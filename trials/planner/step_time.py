@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from trials.cluster.cluster import Cluster
 from trials.optim.adamw import CHUNKS
-from trials.optim.one_bit_adam import AT_ONCE, Layout, LowRankSizes, low_rank_of
+from trials.optim.one_bit_adam import AT_ONCE, ChunkLayout, LowRankSizes, low_rank_of
 from trials.planner.collectives import (
     HOST_MEMORY_BANDWIDTH,
     HOST_STEP_SECONDS,
@@ -35,10 +35,10 @@ from trials.planner.memory import unit
 from trials.planner.overlap import (
     BACKWARD_PASSES,
     FREQUENCY_DECAY_PASSES,
-    Passes,
+    PassSeconds,
     Reduction,
     SentBySplit,
-    Unit,
+    UnitSeconds,
     fully_sharded,
     reduced_in_buckets,
     scattered,
@@ -80,7 +80,7 @@ ROUNDING = 1e-9
 """Share of a step below which what overlaps is a rounding error."""
 
 
-class Parts(NamedTuple):
+class PartSeconds(NamedTuple):
     """A number for each part of the model."""
 
     before: float
@@ -101,22 +101,22 @@ class Parts(NamedTuple):
         return [self.before, *self.layers, self.after]
 
 
-class Step(NamedTuple):
+class PlannedStep(NamedTuple):
     """A model's step on a cluster: what all strategies with the same number of micro-batches share."""
 
     cluster: Cluster
-    forward: Parts
+    forward: PartSeconds
     """Seconds of a micro-batch's forward pass."""
-    backward: Parts
+    backward: PartSeconds
     """Seconds of a micro-batch's backward pass, without recomputation."""
-    starts: Parts
+    starts: PartSeconds
     """Seconds of `forward` that operations take however small they are; 0 on a GPU, which computes meanwhile."""
-    parameters: Parts
+    parameters: PartSeconds
     """Numbers of dense parameters."""
-    padded: Parts
+    padded: PartSeconds
     """Numbers of dense parameters as all ranks gather them: `fully_shard` pads each parameter to equal
     shards."""
-    padded_in_host: Parts
+    padded_in_host: PartSeconds
     """Numbers of dense parameters as the ranks of a host gather them (HSDP)."""
     itemsizes: Itemsizes
     """Bytes per number of the dense part."""
@@ -175,7 +175,7 @@ def prepare(
     examples: int,
     training: TrainingConfig,
     tensor: int = 1,
-) -> Step:
+) -> PlannedStep:
     """Returns what all strategies share whose micro-batches have so many examples, over so many tensor ranks."""
     # a CPU's ranks share it; what was measured needs no share of what a data sheet promises
     ranks = cluster.gpus_per_host if cluster.device == "cpu" else 1
@@ -187,7 +187,7 @@ def prepare(
     sent, ids = max(placement.all_to_all_bytes_per_rank), max(placement.id_bytes_per_rank)
     replicated = placement.replicated_gradient_bytes
     lookups = 1 + (FREQUENCY_DECAY_PASSES if training.frequency_decay else 0)
-    return Step(
+    return PlannedStep(
         cluster=cluster,
         forward=_parts(segments, [forward for forward, _ in passes]),
         backward=_parts(segments, [backward for _, backward in passes]),
@@ -215,7 +215,7 @@ def prepare(
     )
 
 
-def segment_seconds(step: Step) -> list[tuple[float, float]]:
+def segment_seconds(step: PlannedStep) -> list[tuple[float, float]]:
     """Returns the seconds of forward and backward of features, each layer and the head, with those in which tensor
     groups send."""
     forward, backward = step.forward.each, step.backward.each
@@ -225,7 +225,7 @@ def segment_seconds(step: Step) -> list[tuple[float, float]]:
     return list(zip(forward, backward, strict=True))
 
 
-def price(step: Step, strategy: Strategy) -> StepTime:
+def price(step: PlannedStep, strategy: Strategy) -> StepTime:
     """Returns the seconds of a strategy, itemised."""
     micro_batches, again = strategy.micro_batches, RECOMPUTED[strategy.checkpointing]
     forward = micro_batches * step.forward.total
@@ -268,12 +268,12 @@ def price(step: Step, strategy: Strategy) -> StepTime:
     return StepTime(**items, hidden=hidden, total=sum(items.values()) - hidden)
 
 
-def _parts(segments: Sequence[Segment], numbers: Sequence[float]) -> Parts:
+def _parts(segments: Sequence[Segment], numbers: Sequence[float]) -> PartSeconds:
     """Sorts numbers of segments into parts: layers by name; of the rest, what comes before the first layer is
     `features`."""
     layers = [n for segment, n in zip(segments, numbers, strict=True) if segment.name.startswith("layer")]
     before = sum(n for segment, n in zip(segments, numbers, strict=True) if segment.name == "features")
-    return Parts(before, layers, sum(numbers) - sum(layers) - before)
+    return PartSeconds(before, layers, sum(numbers) - sum(layers) - before)
 
 
 def _padded(segment: Segment, ranks: int) -> float:
@@ -282,16 +282,16 @@ def _padded(segment: Segment, ranks: int) -> float:
     return unit(segment.shapes, ranks).padded if segment.shapes else segment.parameters
 
 
-def _passes(step: Step, strategy: Strategy) -> Passes:
+def _passes(step: PlannedStep, strategy: Strategy) -> PassSeconds:
     """Returns the seconds of a micro-batch's passes, with recomputation in backward."""
     forward, backward = step.forward, step.backward
     layers = [*zip(forward.layers, backward.layers, strict=True)]
     again = RECOMPUTED[strategy.checkpointing]
     layers[again] = [(once, back + once) for once, back in layers[again]]
-    return Passes((forward.before, backward.before), layers, (forward.after, backward.after))
+    return PassSeconds((forward.before, backward.before), layers, (forward.after, backward.after))
 
 
-def _replicated(step: Step, strategy: Strategy) -> tuple[float, Communication]:
+def _replicated(step: PlannedStep, strategy: Strategy) -> tuple[float, Communication]:
     """Prices dp: gradients are all-reduced behind the last micro-batch's backward, or momentum after it by one-bit
     Adam; returns seconds until both end."""
     passes = _passes(step, strategy)
@@ -309,7 +309,7 @@ def _replicated(step: Step, strategy: Strategy) -> tuple[float, Communication]:
     return earlier + step.forward.total + ended, Communication(all_reduce=spent)
 
 
-def _averaged_seconds(step: Step, size: float) -> float:
+def _averaged_seconds(step: PlannedStep, size: float) -> float:
     """Returns the seconds in which so many bytes of gradients are averaged; with PowerSGD what is sent as it is, P
     and Q go one after another, and gradients pass through memory around them."""
     if step.low_rank is None:
@@ -321,13 +321,13 @@ def _averaged_seconds(step: Step, size: float) -> float:
     return sum(map(step.everywhere.all_reduce, sent)) + compression
 
 
-def one_bit_all_reduce(step: Step) -> float:
+def one_bit_all_reduce(step: PlannedStep) -> float:
     """Returns the seconds in which one-bit Adam's compressed momentum is sent both ways; 0 on one rank."""
-    size = Layout(round(step.parameters.total), step.cluster.ranks).vector_bytes
+    size = ChunkLayout(round(step.parameters.total), step.cluster.ranks).vector_bytes
     return step.everywhere.all_to_all(size) + step.everywhere.all_gather(size)
 
 
-def _zero(step: Step, strategy: Strategy) -> tuple[float, Communication]:
+def _zero(step: PlannedStep, strategy: Strategy) -> tuple[float, Communication]:
     """Prices zero1, zero2 and zero_offload: buckets of gradients are scattered behind backward, in the last
     micro-batch alone or in each; `publication_seconds` has what is gathered after the update."""
     passes = _passes(step, strategy)
@@ -349,7 +349,7 @@ def _zero(step: Step, strategy: Strategy) -> tuple[float, Communication]:
     )
 
 
-def unit_buckets(step: Step, strategy: Strategy) -> list[range]:
+def unit_buckets(step: PlannedStep, strategy: Strategy) -> list[range]:
     """Returns the buckets of ZeRO, by the places of features, layers and head in them."""
     smallest = step.bucket_bytes if strategy.dense == "zero1" else 0
     return zero_buckets(
@@ -357,7 +357,7 @@ def unit_buckets(step: Step, strategy: Strategy) -> list[range]:
     )
 
 
-def reduction(step: Step, strategy: Strategy, values: float) -> Reduction:
+def reduction(step: PlannedStep, strategy: Strategy, values: float) -> Reduction:
     """Returns what a bucket of so many gradients costs. Those that stay are sent as they lie, but for a cast."""
     computed, reduced, _ = step.itemsizes
     copied = 0 if strategy.dense == "zero1" and computed == reduced else computed + reduced
@@ -369,7 +369,7 @@ def reduction(step: Step, strategy: Strategy, values: float) -> Reduction:
     )
 
 
-def all_reduce_seconds(step: Step, size: float) -> float:
+def all_reduce_seconds(step: PlannedStep, size: float) -> float:
     """Returns the seconds to all-reduce so many bytes of gradients, with the passes over memory that cast
     them to what is sent, and back.
 
@@ -382,7 +382,7 @@ def all_reduce_seconds(step: Step, size: float) -> float:
     return casts + step.everywhere.all_reduce(size * reduced / computed)
 
 
-def _fully_sharded(step: Step, strategy: Strategy) -> tuple[float, Communication]:
+def _fully_sharded(step: PlannedStep, strategy: Strategy) -> tuple[float, Communication]:
     """Prices shard_grad_op, fsdp and hsdp: in each micro-batch layers are gathered when needed, and their
     gradients scattered."""
     keep, micro_batches = strategy.dense == "shard_grad_op", strategy.micro_batches
@@ -409,14 +409,14 @@ def _fully_sharded(step: Step, strategy: Strategy) -> tuple[float, Communication
     )
 
 
-def _before_the_last(strategy: Strategy, unit: Unit) -> Unit:
+def _before_the_last(strategy: Strategy, unit: UnitSeconds) -> UnitSeconds:
     """Returns what a unit costs in a micro-batch that another one follows: what waits for the last is left out."""
     if strategy.no_sync:
         return unit._replace(copy_in=0.0, scatter=0.0, reduce=0.0, give_back=0.0)
     return unit._replace(reduce=0.0, give_back=0.0) if strategy.dense == "hsdp" else unit
 
 
-def _unit(step: Step, strategy: Strategy, values: float) -> Unit:
+def _unit(step: PlannedStep, strategy: Strategy, values: float) -> UnitSeconds:
     """Returns what a unit of so many parameters costs, padding included."""
     computed, reduced, _ = step.itemsizes
     group = step.in_host if strategy.dense == "hsdp" else step.everywhere
@@ -424,7 +424,7 @@ def _unit(step: Step, strategy: Strategy, values: float) -> Unit:
     over_host_link = 0.0
     if strategy.offload:
         over_host_link = values * MASTER_BYTES / state_shards / step.cluster.host_link_bandwidth
-    return Unit(
+    return UnitSeconds(
         fetch=over_host_link,
         gather=group.all_gather(computed * values),
         copy_out=2 * computed * values / step.bandwidth,  # read and written
@@ -435,12 +435,12 @@ def _unit(step: Step, strategy: Strategy, values: float) -> Unit:
     )
 
 
-def update_seconds(step: Step, strategy: Strategy) -> float:
+def update_seconds(step: PlannedStep, strategy: Strategy) -> float:
     """Returns the seconds of the dense part's update."""
     return _adamw(step, strategy) + _clipping(step, strategy)
 
 
-def _clipping(step: Step, strategy: Strategy) -> float:
+def _clipping(step: PlannedStep, strategy: Strategy) -> float:
     """Returns the seconds in which a rank's gradients are clipped by their norm (`trials.optim.adamw`), with the
     all-reduce of one number among the ranks that hold parts."""
     if not step.clips:
@@ -463,7 +463,7 @@ def _host_bandwidth(cluster: Cluster) -> float:
     return cluster.memory_bandwidth if cluster.device == "cpu" else HOST_MEMORY_BANDWIDTH
 
 
-def _adamw(step: Step, strategy: Strategy) -> float:
+def _adamw(step: PlannedStep, strategy: Strategy) -> float:
     """Returns the seconds of AdamW on a rank's share of the state, on the device or, if offloaded, on the
     host's CPUs; of one-bit Adam's second stage, which every rank makes for all weights, without what is sent."""
     cluster, (computed, reduced, moment) = step.cluster, step.itemsizes
@@ -493,13 +493,13 @@ def _adamw(step: Step, strategy: Strategy) -> float:
     return kernels + (state_bytes + around) / step.bandwidth
 
 
-def _state_shards(step: Step, strategy: Strategy) -> int:
+def _state_shards(step: PlannedStep, strategy: Strategy) -> int:
     """Returns over how many ranks the optimizer's state is spread."""
     ranks = shards(strategy.dense, step.data_hosts, step.data_per_host)
     return max(1, ranks // strategy.pipeline)
 
 
-def publication_seconds(step: Step, strategy: Strategy) -> float:
+def publication_seconds(step: PlannedStep, strategy: Strategy) -> float:
     """Returns the seconds in which zero1, zero2 and zero_offload gather, bucket by bucket, the weights that
     each rank has updated, as the model computes with them."""
     if strategy.dense not in ("zero1", "zero2", "zero_offload") or step.one_bit:

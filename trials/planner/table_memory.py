@@ -199,7 +199,7 @@ not be. A row that has to be read from a cold file took 33e-6 to 105e-6 (docs/be
 have to be is not known to a plan."""
 
 
-class Hits(NamedTuple):
+class HitRates(NamedTuple):
     """How often a cache that has the most frequent rows of some tables has the row of an id; straight lines
     between the sizes that are given."""
 
@@ -225,11 +225,11 @@ class Matrix(NamedTuple):
     """Bytes of a row below the device."""
     ids: float
     """Number of ids that a batch looks up."""
-    hits: Hits
+    hits: HitRates
     """How often a cache has the row of an id."""
 
 
-class Below:
+class OffloadedTables:
     """The tables of one rank as they lie below its device."""
 
     def __init__(
@@ -290,7 +290,7 @@ class Below:
 
 
 @lru_cache(maxsize=64)
-def hits_of(tables: tuple[Table, ...]) -> Hits:
+def hits_of(tables: tuple[Table, ...]) -> HitRates:
     """Returns how often a cache of the rows that occur most, of all these tables together, has the row of an id.
 
     Rows of a table between two numbers that are known are taken to occur equally often. Then the stretches of all
@@ -300,7 +300,7 @@ def hits_of(tables: tuple[Table, ...]) -> Hits:
     rows, found = (np.concatenate(parts) for parts in zip(*of_tables, strict=True))
     order = np.argsort(-found / rows, kind="stable")
     share_S = np.append(0.0, np.cumsum(found[order])) / max(sum(table.mean_ids for table in tables), 1e-9)
-    return Hits(np.append(0.0, np.cumsum(rows[order])), share_S)
+    return HitRates(np.append(0.0, np.cumsum(rows[order])), share_S)
 
 
 def stretches(table: Table) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

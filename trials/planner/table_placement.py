@@ -47,7 +47,7 @@ go in the first round. Of 0.25, 0.5 and 1 this one balanced both best, on genera
 Zipf-distributed sizes."""
 
 
-class Price(NamedTuple):
+class ShardPrice(NamedTuple):
     """What a shard adds to a rank."""
 
     load: float
@@ -55,7 +55,7 @@ class Price(NamedTuple):
     held_bytes: int
 
 
-Pricing = Callable[[int, int], Price]
+Pricing = Callable[[int, int], ShardPrice]
 """A function from a table's place in the list and a number of its columns to their price."""
 
 
@@ -68,7 +68,7 @@ class Shard(NamedTuple):
     table: int
     first_column: int
     columns: int
-    price: Price
+    price: ShardPrice
 
 
 def spread(
@@ -88,7 +88,7 @@ def spread(
     waiting: list[Shard] = []
     parts, total_load, total_bytes = [0] * len(dims), 0.0, [0, 0]
 
-    def share(price: Price) -> float:
+    def share(price: ShardPrice) -> float:
         return max(price.load / mean_load, price.held_bytes / mean_bytes)
 
     def add(table: int, first_column: int, widths: list[int]) -> None:
@@ -431,9 +431,9 @@ def _by_cost(
     sharded = [table for table in tables if table not in replicated]
 
     @cache
-    def price(table: int, columns: int) -> Price:
+    def price(table: int, columns: int) -> ShardPrice:
         cost = sharded_cost(sharded[table].table, columns, work, speed)
-        return Price(cost.seconds, cost.held_bytes)
+        return ShardPrice(cost.seconds, cost.held_bytes)
 
     copied = sum(held_bytes(*table, work) for table in replicated)
     dims = [table.dim for table in sharded]
@@ -448,9 +448,9 @@ def _compact(tables: tuple[SizedTable, ...], work: Workload, cluster: Cluster) -
         return _by_cost(tables, work, cluster, math.inf)
 
     @cache
-    def price(table: int, columns: int) -> Price:
+    def price(table: int, columns: int) -> ShardPrice:
         size = held_bytes(tables[table].table, columns, work)
-        return Price(size, size)
+        return ShardPrice(size, size)
 
     shards = spread([table.dim for table in tables], cluster.ranks, price)
     return _placement([], list(tables), shards, work, cluster)

@@ -44,7 +44,7 @@ SUM_BYTES = 4
 """Bytes of row-wise Adagrad's sum of a row."""
 
 
-class Served(NamedTuple):
+class ServedTables(NamedTuple):
     """The tables of a model on servers, for ranks that look so many examples up in a step."""
 
     tables: tuple[Table, ...]
@@ -151,7 +151,7 @@ DENSE_BYTES = (2 + len(MOMENTS)) * FP32_BYTES
 """Bytes of a dense weight on servers that have the dense part too: itself, its gradient, AdamW's moments."""
 
 
-class Kept(NamedTuple):
+class ServerBytes(NamedTuple):
     """All that servers have, whatever their number, in bytes."""
 
     rows: int
@@ -174,7 +174,7 @@ class Kept(NamedTuple):
         return next(fitting, None)
 
 
-def kept(served: Served, *, decays: bool, dense_numbers: int) -> Kept:
+def kept(served: ServedTables, *, decays: bool, dense_numbers: int) -> ServerBytes:
     """Returns what servers have of a model's tables.
 
     Args:
@@ -190,7 +190,7 @@ def kept(served: Served, *, decays: bool, dense_numbers: int) -> Kept:
         beside += table.rows * (KEY_BYTES + timed) + PLACE_BYTES * _power_of_two(PLACES * table.rows)
         if rule.admit_after > 1 or rule.evict == "lfu":  # keys wait to be admitted
             beside += _power_of_two(COUNTERS * table.rows)
-    return Kept(served.row_bytes, beside)
+    return ServerBytes(served.row_bytes, beside)
 
 
 def _power_of_two(count: int) -> int:
@@ -236,8 +236,8 @@ class ServersTime(NamedTuple):
 
 
 def servers_time(
-    served: Served,
-    kept: Kept,
+    served: ServedTables,
+    kept: ServerBytes,
     cluster: Cluster,
     strategy: Strategy,
     tables: TablesConfig,
@@ -269,7 +269,7 @@ def servers_time(
         through_servers = ranks * crossing * on_one / (cluster.gpus_per_host * link.bandwidth)
         return max(crossing / link.bandwidth, through_servers)
 
-    def update(updated: Served) -> float:
+    def update(updated: ServedTables) -> float:
         """Returns the seconds in which each server updates rows."""
         copies = UPDATE_COPIES * (updated.weight_bytes * updated.numbers_pulled) / CORE_BANDWIDTH
         return (UPDATE_ROW_SECONDS * updated.rows_pulled + copies) / servers

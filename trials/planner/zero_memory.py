@@ -46,7 +46,7 @@ class Itemsizes(NamedTuple):
         return cls(*(ITEMSIZES[name] for name in (training.precision, reduced, training.optimizer_precision)))
 
 
-class Batch(NamedTuple):
+class RankInput(NamedTuple):
     """A rank's input, in bytes."""
 
     embeddings: int
@@ -123,7 +123,7 @@ class DenseRank(NamedTuple):
     activations: Activations
     """What these segments hold, with the strategy's checkpointing."""
     strategy: Strategy
-    batch: Batch
+    batch: RankInput
     itemsizes: Itemsizes
     hosts: int
     gpus_per_host: int

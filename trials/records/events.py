@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from dhen.errors import UserError
 from dhen.values import Value, omitted
 from trials.records.serving_limits import ForwardTime
-from trials.records.trial_record import CurvePoint, Measured, Metrics
+from trials.records.trial_record import CurvePoint, Measurements, Metrics
 
 EVENTS, WEIGHTS = "events.jsonl", "weights.safetensors"
 """Name of the file of events that a training process leaves in its trial's directory."""
@@ -62,7 +62,7 @@ def last_words(rank: int) -> str:
     return f"rank{rank}.failed.json"
 
 
-class Wrapped(Value):
+class WrapEvent(Value):
     """The model is wrapped and training begins."""
 
     event: Literal["wrapped"] = "wrapped"
@@ -84,10 +84,10 @@ class Progress(Value):
     """Number of steps since the newest checkpoint, or since the beginning, whose updates would be lost with a
     server of tables; None if no servers hold them."""
     lost_steps: int | None = omitted(None)
-    """Number of steps whose updates were lost so far, see `Measured.lost_steps`; None if none were."""
+    """Number of steps whose updates were lost so far, see `Measurements.lost_steps`; None if none were."""
 
 
-class Replaced(Value):
+class ReplacementEvent(Value):
     """A process was killed and started anew, while the others went on; told by who watches them."""
 
     event: Literal["replaced"] = "replaced"
@@ -133,24 +133,24 @@ class SlowRank(Value):
         )
 
 
-class Evaluated(Value):
+class EvaluationEvent(Value):
     """An evaluation on validation."""
 
     event: Literal["evaluated"] = "evaluated"
     point: CurvePoint
 
 
-class Trained(Value):
+class TrainingEvent(Value):
     """Training ended well; the best weights are on disk."""
 
     event: Literal["trained"] = "trained"
     best: Metrics
     """Validation metrics of the weights that were kept."""
-    measured: Measured
+    measured: Measurements
     """What the training measured of itself."""
 
 
-class Diverged(Value):
+class DivergenceEvent(Value):
     """The loss was no longer finite."""
 
     event: Literal["diverged"] = "diverged"
@@ -159,7 +159,7 @@ class Diverged(Value):
     loss: str
 
 
-class Scored(Value):
+class ScoreEvent(Value):
     """A model's metrics on a split."""
 
     event: Literal["scored"] = "scored"
@@ -167,14 +167,14 @@ class Scored(Value):
     metrics: Metrics
 
 
-class Timed(Value):
+class TimingEvent(Value):
     """How long a model's forward pass takes."""
 
     event: Literal["timed"] = "timed"
     forward: ForwardTime
 
 
-class Failed(Value):
+class FailureEvent(Value):
     """An exception ended the run."""
 
     event: Literal["failed"] = "failed"
@@ -203,7 +203,7 @@ class Failed(Value):
 class LastWords(Value):
     """One of several ranks says why it ends, before its peers can notice."""
 
-    failed: Failed
+    failed: FailureEvent
     unix_seconds: float
     """Time of the failure: the first rank to fail is the cause, the others have lost a peer."""
 
@@ -213,7 +213,16 @@ class LastWords(Value):
 
 
 Event = Annotated[
-    Wrapped | Progress | Replaced | SlowRank | Evaluated | Trained | Diverged | Scored | Timed | Failed,
+    WrapEvent
+    | Progress
+    | ReplacementEvent
+    | SlowRank
+    | EvaluationEvent
+    | TrainingEvent
+    | DivergenceEvent
+    | ScoreEvent
+    | TimingEvent
+    | FailureEvent,
     Field(discriminator="event"),
 ]
 _ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)

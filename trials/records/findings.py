@@ -14,7 +14,7 @@ from trials.records.trial_record import TrialRecord
 # they are better than the baseline; plain values, made by `search.analysis` and kept by the ledger.
 
 
-class Better(StrEnum):
+class WinnerVerdict(StrEnum):
     """Whether a winner is better than the baseline."""
 
     YES = "yes"
@@ -36,7 +36,7 @@ class MeanInterval(Value):
         return None if self.high is None else self.high - self.mean
 
 
-class Part(Value):
+class AblatedPart(Value):
     """A module or a layer, and what the network is without it."""
 
     removed: str
@@ -61,7 +61,7 @@ class Ablation(Value):
     """What the test rows of a block have in common, for an average; intervals are over blocks too."""
     flops: float
     """FLOPs of the whole network or average."""
-    parts: tuple[Part, ...]
+    parts: tuple[AblatedPart, ...]
 
 
 class Slice(Value):
@@ -82,7 +82,7 @@ class Slice(Value):
     """Lower end of the 95 % interval."""
     high_percent: float | None = None
     p_adjusted: float | None = None
-    better: Better
+    better: WinnerVerdict
     """Whether the winner is better than the baseline on this slice."""
 
 
@@ -115,7 +115,7 @@ class Winner(Value):
     """What the trial is chosen as: `best`, `knee`, `best network` and so on."""
 
 
-class Judged(Value):
+class JudgedTrial(Value):
     """How a trial compares with the lowest NE of all that were judged, on the same rows."""
 
     trial: int
@@ -154,10 +154,10 @@ class Choice(Value):
     """Number of periods that were judged, one after another in time."""
     origins: int = 0
     """Number of periods before validation among them, for which networks were trained on earlier rows alone."""
-    judged: tuple[Judged, ...] = ()
+    judged: tuple[JudgedTrial, ...] = ()
     """Trials that were judged, the baseline included, by number; none if validation has too few rows."""
 
-    def of(self, number: int) -> Judged | None:
+    def of(self, number: int) -> JudgedTrial | None:
         """Returns how a trial was judged; None if it was not."""
         return next((judged for judged in self.judged if judged.trial == number), None)
 

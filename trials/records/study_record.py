@@ -14,7 +14,7 @@ from functools import cached_property
 from pydantic import Field
 
 from dhen.values import Value, omitted
-from trials.records.findings import Ablation, Better, Choice, OrderedAxis, Setting, Slices
+from trials.records.findings import Ablation, Choice, OrderedAxis, Setting, Slices, WinnerVerdict
 from trials.records.serving_limits import Limits, ServingConfig
 from trials.records.trial_record import MADE_OF_WINNERS, Curve, Metrics, Outcome, TrialKind, TrialRecord
 
@@ -46,14 +46,14 @@ class Comparison(Value):
     """Number of winners that were compared."""
     detectable_percent: float
     """The smallest difference that would have been found in 80 % of such comparisons."""
-    better: Better
+    better: WinnerVerdict
     """Whether the winner is better than the baseline, by the adjusted p at 5 %."""
     refit: bool = omitted(False)
     """Says whether both were trained on the rows of training and validation together, as winners are that are
     trained once more."""
 
 
-class Refitted(Value):
+class RefitResult(Value):
     """A trial whose networks were trained once more, on the rows of training and validation together."""
 
     trial: int
@@ -216,7 +216,7 @@ class StageName(StrEnum):
     CONFIRMATION = "confirmation"
 
 
-class Stage(Value):
+class StudyStage(Value):
     """The stage that a study is in, as its driver noted it when the stage began."""
 
     name: StageName
@@ -306,7 +306,7 @@ class StudyRecord(Value):
     best: int | None = None
     """Number of the best: the one chosen (`choice`); before that the lowest NE of the front."""
     knee: int | None = None
-    stage: Stage | None = None
+    stage: StudyStage | None = None
     """The stage that the study is in, or was cut short in; None before the first, and once it is finished."""
     finished: bool = False
     finished_at: str | None = None
@@ -324,7 +324,7 @@ class StudyRecord(Value):
     """Retrainings of winners and the baseline after selection, for intervals and ablations; no candidates."""
     comparisons: tuple[Comparison, ...] = ()
     """Comparisons of winners with the baseline, by FLOPs, once they were retrained (`dhen-search confirm`)."""
-    refits: tuple[Refitted, ...] = ()
+    refits: tuple[RefitResult, ...] = ()
     """The baseline and the winners, trained once more on the rows of training and validation together; none if
     the study does not do so (`refit`)."""
     ablations: tuple[Ablation, ...] = ()
@@ -343,7 +343,7 @@ class StudyRecord(Value):
         """Returns the comparison of a winner with the baseline; None if the winner was not retrained."""
         return next((comparison for comparison in self.comparisons if comparison.trial == number), None)
 
-    def refit(self, number: int | None) -> Refitted | None:
+    def refit(self, number: int | None) -> RefitResult | None:
         """Returns what became of a trial on the rows of training and validation together; None if it was not
         trained on them."""
         return next((refit for refit in self.refits if refit.trial == number), None)

@@ -400,7 +400,7 @@ class TrialPlan(Value):
         return named(self.technique).unsized_name if self.technique is not None else None
 
 
-class Measured(Value):
+class Measurements(Value):
     """What a training measured of itself. A number that is added here is in the ledger, in MLflow and in
     `status --json` without further ado (`docs/architecture.md`)."""
 
@@ -463,7 +463,7 @@ class Result(Value):
     technique: str | None = None
     """Strategy that the trial was trained under here, by name, as its ranks read it from their wrapped modules;
     None until they have."""
-    measured: Measured = Measured()
+    measured: Measurements = Measurements()
     """What the training measured of itself."""
     seconds: float | None = None
     """Wall clock from start to outcome."""

@@ -25,16 +25,24 @@ from trials.records.events import (
     SERVERS_RENDEZVOUS,
     Event,
     EventReader,
-    Failed,
+    FailureEvent,
     Progress,
     RankLogs,
-    Replaced,
+    ReplacementEvent,
     SlowRank,
     last_words,
 )
 from trials.records.places import checkpoints_in
 from trials.runtime.fork_server import server_environment, without_main
-from trials.runtime.rank_process import Ending, LocalRank, RankProcess, endings_of, how, memory_kills, verdict
+from trials.runtime.rank_process import (
+    LocalRank,
+    RankExit,
+    RankProcess,
+    endings_of,
+    how,
+    memory_kills,
+    verdict,
+)
 
 if TYPE_CHECKING:
     from trials.records.task import Task
@@ -170,7 +178,7 @@ class Run:
         """Returns the events since the last call.
 
         Ranks that ended without a result (an exception, a signal, the kernel's out-of-memory killer, a hang)
-        give one `Failed` with the reason and the last lines of the log.
+        give one `FailureEvent` with the reason and the last lines of the log.
         """
         alive = self._alive()  # before reading: who is gone has said all
         events = self._hear()
@@ -214,7 +222,9 @@ class Run:
         events = list[Event]()
         for ending in self._endings(bad):
             self._processes[ending.rank] = self._replacements.start(ending.rank, examples)
-            events.append(Replaced(process=self._logs.words(ending.rank), how=how(ending), examples=examples))
+            events.append(
+                ReplacementEvent(process=self._logs.words(ending.rank), how=how(ending), examples=examples)
+            )
         return events
 
     def _end_stopped(self, examples: int) -> None:
@@ -279,13 +289,13 @@ class Run:
         for process in alive:
             process.join()
 
-    def _verdict(self) -> Failed:
+    def _verdict(self) -> FailureEvent:
         if self._moves is not None:
-            return Failed(error=self._moves.words, slow=True)
+            return FailureEvent(error=self._moves.words, slow=True)
         endings, short = self._endings(self._processes), memory_kills() != self._memory_kills
         return verdict(endings, self._progress, self._logs, self._hung_seconds, memory_was_short=short)
 
-    def _endings(self, processes: Mapping[int, RankProcess]) -> list[Ending]:
+    def _endings(self, processes: Mapping[int, RankProcess]) -> list[RankExit]:
         codes = {number: process.exitcode for number, process in processes.items()}
         killed = {
             number: process.killed for number, process in processes.items() if process.killed is not None

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from pydantic import ValidationError
 
-from trials.records.events import START_MARK, Failed, LastWords, Progress, RankLogs, last_words
+from trials.records.events import START_MARK, FailureEvent, LastWords, Progress, RankLogs, last_words
 from trials.store.user_cache import disk_full
 
 # Logging of a rank: the standard library's `logging`, set up once in its process, into the rank's log file.
@@ -70,7 +70,7 @@ FRAME = re.compile(r'most recent call first\):\n  File "(?:.*/)?([^/"]+)", line 
 """Pattern of the innermost frame of a thread as faulthandler writes it."""
 
 
-class Ending(NamedTuple):
+class RankExit(NamedTuple):
     """How one rank ended."""
 
     rank: int
@@ -92,7 +92,7 @@ class Ending(NamedTuple):
         return (0, 0.0) if self.code else (3, 0.0)
 
 
-def endings_of(codes: Mapping[int, int | None], killed: Mapping[int, str], folder: Path) -> list[Ending]:
+def endings_of(codes: Mapping[int, int | None], killed: Mapping[int, str], folder: Path) -> list[RankExit]:
     """Returns the endings of all ranks that are gone: exit codes, states of those that were killed from here,
     their last words."""
     endings = []
@@ -100,7 +100,7 @@ def endings_of(codes: Mapping[int, int | None], killed: Mapping[int, str], folde
         words = None
         with contextlib.suppress(OSError, ValidationError):  # none, or it was killed while it wrote
             words = LastWords.model_validate_json((folder / last_words(rank)).read_bytes())
-        endings.append(Ending(rank, code, killed.get(rank), words))
+        endings.append(RankExit(rank, code, killed.get(rank), words))
     return endings
 
 
@@ -115,13 +115,13 @@ def memory_kills() -> int | None:
 
 
 def verdict(
-    endings: list[Ending],
+    endings: list[RankExit],
     progress: Progress | None,
     logs: RankLogs,
     hung_seconds: float | None,
     *,
     memory_was_short: bool = False,
-) -> Failed:
+) -> FailureEvent:
     """Returns the one reason for all endings; `memory_was_short` says that the kernel has killed processes for
     that meanwhile."""
     at = (
@@ -141,14 +141,18 @@ def verdict(
             waited_for = f"; the others wait for {named}, which {are} stopped"
         error = f"no progress for {hung_seconds:,.1f} s, {at}: {', '.join(states)}{waited_for}"
         stacks = f"; the stacks are in the ranks' logs, {logs.name}.*.log"
-        return Failed(error=error + (_log(logs, stopped[0]) if stopped else stacks), stopped=bool(stopped))
+        return FailureEvent(
+            error=error + (_log(logs, stopped[0]) if stopped else stacks), stopped=bool(stopped)
+        )
     cause = min(endings, key=lambda ending: ending.order)
     if any(ending.code == DISK_FULL_CODE for ending in endings):
         said = (ending.words.failed.error for ending in endings if ending.words)
-        return Failed(error=next(said, None) or str(disk_full(logs.folder)), disk_full=True)
+        return FailureEvent(error=next(said, None) or str(disk_full(logs.folder)), disk_full=True)
     subject = logs.words(cause.rank) if len(endings) > 1 else "the training process"
     if cause.code == SERVER_GONE and cause.words is None:
-        return Failed(error=f"the fork server, which starts and ends all ranks, was killed {at}", killed=True)
+        return FailureEvent(
+            error=f"the fork server, which starts and ends all ranks, was killed {at}", killed=True
+        )
     late = [f"{logs.words(e.rank)} was {e.killed}" for e in endings if e.killed and e is not cause]
     late_ranks = "".join(f"; {late_rank} and had to be killed" for late_rank in late)
     unasked = cause.words is None and cause.killed is None
@@ -156,7 +160,7 @@ def verdict(
     from_outside = unasked and not by_kernel and -(cause.code or 0) in FROM_OUTSIDE
     if logs.server(cause.rank) is not None:
         # what memory a server lacked is not the ranks': no strategy that takes less of theirs would help
-        words = cause.words.failed if cause.words else Failed(error="")
+        words = cause.words.failed if cause.words else FailureEvent(error="")
         starved = words.out_of_memory or by_kernel
         ended = f"failed {at}: {words.error}" if words.error else f"{how(cause)} {at}"
         unsaved = progress.unsaved_steps if progress else None
@@ -167,7 +171,7 @@ def verdict(
         )
         log = "" if starved else _log(logs, cause.rank, but=ended.rpartition(": ")[2].partition("\n")[0])
         memory = f"; {SERVER_MEMORY}" if starved else ""
-        return Failed(
+        return FailureEvent(
             error=f"{subject} {ended}{memory}{lost}{late_ranks}{log}",
             killed=words.killed or from_outside,
             host_left=words.host_left,
@@ -175,7 +179,7 @@ def verdict(
         )
     if cause.words is None:
         error = f"{subject} {how(cause)} {at}{late_ranks}{_log(logs, cause.rank)}"
-        return Failed(error=error, out_of_memory=by_kernel, killed=from_outside)
+        return FailureEvent(error=error, out_of_memory=by_kernel, killed=from_outside)
     failed = cause.words.failed
     if failed.needed_bytes is not None:  # ranks that lack memory do so within moments of each other
         needs = [ending.words.failed.needed_bytes or 0 for ending in endings if ending.words]
@@ -194,7 +198,7 @@ def state_of(pid: int | None) -> str:
     return STATES.get(stat.rsplit(")", 1)[1].split()[0], "alive")
 
 
-def how(ending: Ending) -> str:
+def how(ending: RankExit) -> str:
     """Returns how a process ended, in words that follow its name."""
     if ending.killed is not None:
         return "was stopped by a signal, and was ended" if ending.killed == STOPPED else "was ended"

@@ -33,11 +33,11 @@ from trials.records.events import (
     WEIGHTS,
     Event,
     EventWriter,
-    Failed,
+    FailureEvent,
     LastWords,
-    Scored,
-    Timed,
-    Trained,
+    ScoreEvent,
+    TimingEvent,
+    TrainingEvent,
     logits_file,
 )
 from trials.records.strategy import Ranks, Strategy
@@ -173,7 +173,7 @@ def _say_why(error: Exception, folder: Path, rank: int | None) -> None:
     words = str(cause) if isinstance(cause, UserError) else f"{type(cause).__name__}: {cause}"
     if full and not isinstance(cause, UserError):
         words = str(disk_full(getattr(error, "filename", None) or folder))
-    failed = Failed(
+    failed = FailureEvent(
         error=words,
         out_of_memory=lack is not None,
         disk_full=full,
@@ -248,7 +248,7 @@ def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
     if task.serving is not None:
         forward = candidate_time(task.job, log, task.serving)
         LOG.info("a forward pass of %d examples takes %.3f ms", forward.batch, forward.ms)
-        emit(Timed(forward=forward))
+        emit(TimingEvent(forward=forward))
         return
     if task.score_split is not None:
         with _servers(task, ranks, folder) as servers:
@@ -266,7 +266,7 @@ def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
                 goes_on=Pulse(emit, task.progress_seconds, examples=0),
             )
         LOG.info("%s: NE %.6f of %s examples", task.score_split, metrics.ne, f"{metrics.examples:,}")
-        emit(Scored(split=task.score_split, metrics=metrics))
+        emit(ScoreEvent(split=task.score_split, metrics=metrics))
         return
     if task.teacher is not None:
         log = TaughtLog(log, Path(task.teacher))
@@ -278,10 +278,10 @@ def _run(task: Task, ranks: Ranks, folder: Path, emit: Emit) -> None:
             assert servers is not None
             assist(task.job, log, servers, start_from, task.strategy, task.cluster)
             return
-        ends = list[Trained]()  # the good end waits for what only all ranks together know
+        ends = list[TrainingEvent]()  # the good end waits for what only all ranks together know
 
         def report(event: Event) -> None:
-            if isinstance(event, Trained):
+            if isinstance(event, TrainingEvent):
                 ends.append(event)
             else:
                 emit(event)

@@ -48,7 +48,7 @@ ABLATION, SLICES = "ablation", "slices"
 """Kinds of analyses of a study's winners: the last ablation of each trial, the last slices of each column."""
 
 
-class Setting(Value):
+class StudySetting(Value):
     """What all trials of a study have in common."""
 
     directory: str
@@ -87,7 +87,7 @@ class Ledger:
         self.study = study
         self.url = url
         self.database = Database(url, METADATA, create=create)
-        self._setting: Setting | None = None
+        self._setting: StudySetting | None = None
         self._cluster = ""
         self._written: set[str] = set()
         """Keys of jobs and plans that are known to be there."""
@@ -100,7 +100,7 @@ class Ledger:
         self.database.close()
 
     @patient
-    def settle(self, setting: Setting) -> None:
+    def settle(self, setting: StudySetting) -> None:
         """Notes what trials have in common; called before the first trial is saved."""
         cluster, self._cluster = setting.cluster, fingerprint(setting.cluster)
         values = {"directory": setting.directory, "log": setting.log, "seed": setting.seed}

@@ -140,7 +140,7 @@ FileName = Annotated[str, Field(pattern=r"^__\d+_\d+\.distcp$")]
 DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
-class SavedChunk(Value):
+class ChunkEntry(Value):
     """A part of a tensor, and where its bytes are."""
 
     offsets: tuple[int, ...]
@@ -152,18 +152,18 @@ class SavedChunk(Value):
     """Number of bytes."""
 
 
-class SavedTensor(Value):
+class TensorEntry(Value):
     """A tensor; its chunks cover it."""
 
     dtype: str
     size: tuple[int, ...]
-    chunks: tuple[SavedChunk, ...]
+    chunks: tuple[ChunkEntry, ...]
 
 
 class CheckpointIndex(Value):
     """What a checkpoint holds, as a file."""
 
-    tensors: dict[str, SavedTensor]
+    tensors: dict[str, TensorEntry]
     sha256: dict[FileName, str]
     """SHA-256 of each file, from the rank that wrote it."""
 
@@ -202,7 +202,7 @@ class IndexedWriter(FileSystemWriter):
             for chunk in tensor.chunks:
                 place = places[MetadataIndex(name, chunk.offsets)]
                 chunks.append(
-                    SavedChunk(
+                    ChunkEntry(
                         offsets=tuple(chunk.offsets),
                         sizes=tuple(chunk.sizes),
                         file=place.relative_path,
@@ -211,7 +211,7 @@ class IndexedWriter(FileSystemWriter):
                     )
                 )
             dtype, size = str(tensor.properties.dtype), tuple(tensor.size)
-            tensors[name] = SavedTensor(dtype=dtype, size=size, chunks=tuple(chunks))
+            tensors[name] = TensorEntry(dtype=dtype, size=size, chunks=tuple(chunks))
         index = CheckpointIndex(
             tensors=tensors,
             sha256={place.relative_path: place.sha256 for place in places.values()},

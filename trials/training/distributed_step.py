@@ -34,7 +34,7 @@ from dhen.tape import rows_at_once
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import device
 from trials.cluster.this_machine import this_machine
-from trials.data.loader import Batch
+from trials.data.loader import LabelledBatch
 from trials.optim.one_bit_adam import OneBitAdam
 from trials.planner.collectives import BUCKET_BYTES, collectives
 from trials.planner.ladder import check_together
@@ -53,11 +53,11 @@ from trials.training.distributed.engine import (
 from trials.training.distributed.parallelize import ParallelStep, device_mesh, parallelize
 from trials.training.distributed.pipeline import layer_count
 from trials.training.distributed.pipeline_step import PipelineLookups, PipelineStep, pipelined
-from trials.training.distributed.tensor_parallel import Shared
+from trials.training.distributed.tensor_parallel import GroupBatch
 from trials.training.distributed.zero import Zero
 from trials.training.distributed.zero_offload import ZeroOffload
 from trials.training.embeddings.blocks import store_tables_in_half
-from trials.training.embeddings.growing import Begun, GrowingTables
+from trials.training.embeddings.growing import GrowingTables, NewRows
 from trials.training.embeddings.levels import CachedTables, CacheUse
 from trials.training.embeddings.make_engine import FrequencyDecay, table_engine
 from trials.training.memory_limit import (
@@ -206,7 +206,7 @@ class DistributedStep(Step):
             return found
         return found.replace(tables=self._tables.level, table_cache=self._tables.table_cache)
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def __call__(self, batch: LabelledBatch) -> Tensor:
         """See `Step`."""
         begun, looked_up = None, self._lookups.part(batch.size) if self._lookups is not None else slice(None)
         features = batch.features if self._lookups is None else self._lookups.features_of(batch.features)
@@ -224,7 +224,7 @@ class DistributedStep(Step):
         else:
             # `weight` is the share of this rank's examples, the group's are as many ranks'
             group, size = self._layout.group, len(batch.label_B)
-            shared = Shared(group, size, batch.label_B.device)
+            shared = GroupBatch(group, size, batch.label_B.device)
             of_group = shared.batch(dense)
             weight = weight * len(of_group.label_B) / (size * group.size)
             loss = self._dense.forward_backward(of_group, weight)
@@ -249,7 +249,7 @@ class DistributedStep(Step):
         """See `Step`."""
         return self._tables.cache_use if isinstance(self._tables, CachedTables) else None
 
-    def ahead(self, batch: Batch) -> None:
+    def ahead(self, batch: LabelledBatch) -> None:
         """See `Step`."""
         if self._served is not None:
             self._served.ahead(batch)
@@ -332,7 +332,7 @@ class DistributedStep(Step):
             self._served.go_on(steps, folder)
             all_agree(self._ranks, True)  # none pulls before
 
-    def _lookup(self, features: FeatureBatch, begun: Begun | None = None) -> tuple[Tensor, ...]:
+    def _lookup(self, features: FeatureBatch, begun: NewRows | None = None) -> tuple[Tensor, ...]:
         return self._tables.lookup(features, begun) if self._tables is not None else ()
 
     @torch.no_grad()
@@ -348,7 +348,7 @@ class DistributedStep(Step):
         inputs = DenseInputs(embeddings, whole.numeric_BK, whole.share_BN)
         if self._layout is None:
             return self._engine.predict(inputs)
-        shared = Shared(self._layout.group, len(features.numeric_BK), features.numeric_BK.device)
+        shared = GroupBatch(self._layout.group, len(features.numeric_BK), features.numeric_BK.device)
         return shared.own(self._engine.predict(shared.inputs(inputs)))
 
 

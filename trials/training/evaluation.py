@@ -2,7 +2,7 @@
 
 Over several ranks each scores its part of the rows; the scores meet on rank 0, which works the metrics out as
 one process would, and tells them to all. Scores wait in the host's memory. A pass saves nothing for backward, and
-takes as many rows as fit in what a training step holds (`Pricing.evaluation_rows`).
+takes as many rows as fit in what a training step holds (`CostModel.evaluation_rows`).
 """
 
 from __future__ import annotations

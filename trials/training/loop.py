@@ -26,10 +26,10 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.machine import device
 from trials.data.loader import on_device
 from trials.data.prepared_log import PreparedLog
-from trials.records.events import Diverged, Evaluated, Event, Progress, Trained, Wrapped
+from trials.records.events import DivergenceEvent, EvaluationEvent, Event, Progress, TrainingEvent, WrapEvent
 from trials.records.job import Job
 from trials.records.strategy import DataPart, Ranks, Strategy, rank_slice
-from trials.records.trial_record import CurvePoint, Measured, Metrics
+from trials.records.trial_record import CurvePoint, Measurements, Metrics
 from trials.store.weights import Weights
 from trials.training.checkpointer import CHECKPOINT_SECONDS, Checkpoints, TrainingState, optimizer_state
 from trials.training.compile_layers import CALIBRATION_STEPS, compile_if_it_pays
@@ -42,7 +42,7 @@ from trials.training.servers.client import Servers
 from trials.training.servers.messages import LinkBrokenError
 from trials.training.servers.server import Losses
 from trials.training.step import ONE_RANK, PLAIN_DP, DivergenceError, Step, TrainStep, WeightAverage
-from trials.training.stragglers import OwnTime, Stragglers, like_ranks
+from trials.training.stragglers import Stragglers, ThreadTime, like_ranks
 
 # Stops a training when its time is over: after the same step on all ranks, and early enough to evaluate and keep
 # what was learnt.
@@ -112,7 +112,7 @@ class _Run:
     """Those that hold the tables; None if ranks do."""
     done: Losses = Losses(0.0, 0, 0)  # noqa: RUF009
     """What the last batch came to, of a rank that trains on its own."""
-    own: OwnTime | None = None
+    own: ThreadTime | None = None
     """Measures what this rank takes itself; None if no others wait for it, or a device does the work."""
     stragglers: Stragglers | None = None
     """Judges what all ranks take; None if nothing is measured."""
@@ -182,9 +182,9 @@ def train(
 ) -> None:
     """Trains `job` on `log`; rank 0's best weights go to `keep` at the end, unless the loss diverged.
 
-    Emits `Wrapped`, `Progress` every `progress_seconds`, one `Evaluated` for each evaluation, and `Trained` or
-    `Diverged` at the end. Of a job with a `period`, the metrics in `Trained` are those of validation's periods,
-    each scored by the best weights after they have been trained on the ones before.
+    Emits `WrapEvent`, `Progress` every `progress_seconds`, one `EvaluationEvent` for each evaluation, and
+    `TrainingEvent` or `DivergenceEvent` at the end. Of a job with a `period`, the metrics in `TrainingEvent` are
+    those of validation's periods, each scored by the best weights after they have been trained on the ones before.
 
     Args:
         job: the job, resolved.
@@ -214,14 +214,14 @@ def train(
     fresh = TrainingState(next_evaluation=job.evaluate_every), None
     average = WeightAverage(step, job.weight_average) if job.weight_average else None
     state, best_weights = checkpoints.restore(step, average) or fresh
-    emit(Wrapped(strategy=step.strategy.name))
+    emit(WrapEvent(strategy=step.strategy.name))
     for point in state.curve:
-        emit(Evaluated(point=point))
+        emit(EvaluationEvent(point=point))
     limit = TimeLimit(ends_at, ranks, log.manifest.rows["validation"])
     run = _Run(job, log, step, ranks, checkpoints, emit, progress_seconds, limit, state)
     run.best_weights, run.average, run.servers = best_weights, average, servers
     if ranks.world > 1 and device().type == "cpu":
-        run.own, run.stragglers = OwnTime(), Stragglers(like_ranks(ranks, step.strategy))
+        run.own, run.stragglers = ThreadTime(), Stragglers(like_ranks(ranks, step.strategy))
     try:
         try:
             _train(run)
@@ -255,13 +255,13 @@ def train(
             )
     except DivergenceError as error:
         LOG.warning("diverged: %s", error)
-        emit(Diverged(step=error.step, loss=str(error.loss)))
+        emit(DivergenceEvent(step=error.step, loss=str(error.loss)))
     else:
         assert best is not None
         if ranks.first:
             keep(best_weights)
         speed = statistics.median(state.speeds)
-        measured = Measured(
+        measured = Measurements(
             examples_per_second=speed,
             step_ms=1000.0 * (job.training.batch_size or 0) / speed,
             peak_memory_bytes=process_peak_bytes(device()),
@@ -273,7 +273,7 @@ def train(
             lost_steps=lost_steps or None,
             cut_after=cut_after,
         )
-        emit(Trained(best=best, measured=measured))
+        emit(TrainingEvent(best=best, measured=measured))
         LOG.info(
             "training ended: best NE %.6f after %s examples; %s examples/s",
             best.ne,
@@ -381,7 +381,7 @@ def _train(run: _Run) -> None:
         # before anybody hears of it: who is killed for this evaluation goes on from here
         if not (ends or turn.last) and run.checkpoints.due(evaluated=True):
             stretch_began += _save(run, began)
-        run.emit(Evaluated(point=point))
+        run.emit(EvaluationEvent(point=point))
         if ends:
             break
         _measure_anew(run)

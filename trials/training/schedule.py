@@ -18,7 +18,7 @@ import torch
 
 from trials.cluster.cluster import Cluster
 from trials.cluster.machine import device
-from trials.data.loader import Batch, NumberedBatches, train_batches
+from trials.data.loader import LabelledBatch, NumberedBatches, train_batches
 from trials.data.prepared_log import IdCounts, PreparedLog
 from trials.records.job import Job, TrainingConfig
 from trials.records.strategy import Strategy
@@ -26,7 +26,7 @@ from trials.store.weights import Weights
 from trials.training.checkpointer import TrainingState
 from trials.training.distributed_step import fresh_step
 from trials.training.servers.client import Servers
-from trials.training.servers.server import Answer, Losses
+from trials.training.servers.server import BatchAnswer, Losses
 from trials.training.step import ONE_RANK, DivergenceError
 
 # Learning rates from step to step: a schedule over all passes, a warm-up of the dense part's, and plateaus.
@@ -63,9 +63,9 @@ LOG = logging.getLogger(__name__)
 class Turn(NamedTuple):
     """A step, an evaluation, or both."""
 
-    batch: Batch | None
+    batch: LabelledBatch | None
     """The batch to train on, on this process's device; None if others have trained on what is evaluated."""
-    following: Batch | None
+    following: LabelledBatch | None
     """The batch of the next turn, if it is known."""
     steps: int
     """Number of steps of the training when the turn is over."""
@@ -97,7 +97,7 @@ class PassBatches:
         }
         """What `train_batches` and `NumberedBatches` take alike."""
 
-    def from_step(self, step: int, rank: int, ranks: int) -> Iterator[Batch]:
+    def from_step(self, step: int, rank: int, ranks: int) -> Iterator[LabelledBatch]:
         """Yields a rank's part of all batches from the one of a step on."""
         passed, batches = divmod(step, self.per_pass)
         for epoch in range(passed, self.steps // self.per_pass):
@@ -111,7 +111,7 @@ class PassBatches:
         return NumberedBatches(self._split, **self._settings)
 
 
-def in_order(batches: Iterator[Batch], batch_size: int, state: TrainingState) -> Iterator[Turn]:
+def in_order(batches: Iterator[LabelledBatch], batch_size: int, state: TrainingState) -> Iterator[Turn]:
     """Yields a turn for each batch; it evaluates if so many examples are done then, or it is the last."""
     ahead, steps = itertools.chain(batches, (None,)), state.steps
     current = next(ahead)
@@ -149,7 +149,7 @@ def handed_out(
         due = max(math.ceil(state.next_evaluation / config.batch_size), evaluated + 1)
         until = min(due, batches.steps)
         told = servers.next(until, state.rate_factor, of_last)
-        if told.answer is Answer.TRAIN:
+        if told.answer is BatchAnswer.TRAIN:
             yield Turn(
                 numbered.batch(told.number).to(device()), None, told.number + 1, evaluates=False, last=False
             )
@@ -189,7 +189,7 @@ def assist(
     numbered, total = batches.by_number(), config.examples(log.manifest.rows["train"])
     assert config.batch_size is not None
     joined = 0
-    while (told := servers.next(0, 0.0, done)).answer is Answer.TRAIN:
+    while (told := servers.next(0, 0.0, done)).answer is BatchAnswer.TRAIN:
         if not joined:
             step.restored({}, told.number)  # others may have trained before
         step.scale_learning_rates(

@@ -14,7 +14,7 @@ from dhen.batch import FeatureBatch
 from dhen.inputs.features import FeatureProcessing
 from dhen.members import cross_entropy
 from dhen.tape import rows_at_once
-from trials.data.loader import Batch
+from trials.data.loader import LabelledBatch
 from trials.data.prepared_log import PreparedLog, Split
 from trials.optim.adamw import MOMENTS
 from trials.records.job import TrainingConfig
@@ -64,7 +64,7 @@ class Step:
         """The strategy that the model is held with, read from what wraps it."""
         return PLAIN_DP
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def __call__(self, batch: LabelledBatch) -> Tensor:
         """Runs one update on this rank's slice; returns its loss, detached, whose mean over ranks is the
         batch's."""
         raise NotImplementedError
@@ -74,7 +74,7 @@ class Step:
         """What the cache of tables that lie below the device has done so far; None if there is none."""
         return None
 
-    def ahead(self, batch: Batch) -> None:
+    def ahead(self, batch: LabelledBatch) -> None:
         """Is told, before a step, the batch that comes after its own, whose rows may be fetched meanwhile."""
 
     @property
@@ -200,7 +200,7 @@ class TrainStep(Step):
             self._growing = GrowingTables(features.growing, ONE_RANK)
         super().__init__(ONE_RANK, evaluation_rows or most)
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def __call__(self, batch: LabelledBatch) -> Tensor:
         """Runs one update; returns the batch's loss, detached."""
         features, begun = batch.features, None
         if self._growing is not None:

@@ -111,7 +111,7 @@ SCHEDSTAT = "/proc/thread-self/schedstat"
 """File of the kernel with nanoseconds that a thread has run, and that it has waited for a core."""
 
 
-class OwnTime:
+class ThreadTime:
     """Measures the thread that makes it, from `begin` on."""
 
     def __init__(self) -> None:

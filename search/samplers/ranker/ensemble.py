@@ -213,7 +213,7 @@ def has_shown(record: TrialRecord) -> bool:
     return final_ne(record) is not None
 
 
-class Comparison:
+class PairComparisons:
     """What the trainings say about pairs of candidates that have shown something; pairs are made as they are asked
     for, since all pairs of thousands of candidates fill gigabytes."""
 
@@ -312,7 +312,7 @@ def predict_ne(
     final_R = np.array([np.nan if (ne := final_ne(record)) is None else ne for record in records])
     ne_R = np.minimum(final_R, np.median(final_R[np.isfinite(final_R)]) + TAIL * _spread(final_R))
     temperature = TEMPERATURE * _spread(ne_R)
-    rankers = train(x_NF[: len(records)], Comparison(records, temperature).among, rng)
+    rankers = train(x_NF[: len(records)], PairComparisons(records, temperature).among, rng)
     score_EN = np.stack([ranker.scores(x_NF) for ranker in rankers])
     variance_EN = np.stack([ranker.variances(x_NF) for ranker in rankers]) + score_EN.var(axis=0)
     held_out_ER = np.zeros((len(rankers), len(records)), dtype=bool)

@@ -118,7 +118,7 @@ def describe(priced: PricedCandidate) -> Description:
     return network
 
 
-class Encoder:
+class DescriptionEncoder:
     """An encoder of descriptions as standardised numbers, by the means and deviations of some of them."""
 
     def __init__(self, described: Sequence[Description]) -> None:
@@ -229,7 +229,7 @@ def likely_in_time(
     if max_ms is None or len(timed) < FEWEST_TIMED or not pool:
         return list(pool)
     described = [*(description for description, _ in timed), *(describe(drawn) for drawn in pool)]
-    x_NF = Encoder(described).matrix(described)
+    x_NF = DescriptionEncoder(described).matrix(described)
     x_TF, log_T = x_NF[: len(timed)], np.log([ms for _, ms in timed])
     # features are standardised over the pool too, and the intercept has no penalty
     mean_F = x_TF.mean(axis=0)
@@ -373,7 +373,7 @@ def _gains(observations: Observations, pool: list[PricedCandidate], seed: int) -
     known = [*observations.shown, *observations.pending]
     described = [each.description for each in known]
     described += [describe(drawn) for drawn in pool]
-    x_NF = Encoder(described).matrix(described)
+    x_NF = DescriptionEncoder(described).matrix(described)
     ne_N, error_N = predict_ne(x_NF, observations.records, np.random.default_rng(seed))
     front: list[Corner] = [(each.log_flops, ne) for each, ne in observations.finished]
     first, end = len(observations.shown), len(observations.shown) + len(observations.pending)

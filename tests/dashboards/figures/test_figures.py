@@ -18,7 +18,7 @@ from dashboards.figures.style import frame
 from dashboards.rows import table_bytes_differ
 from search.selection import eligible, table_bytes_front_of
 from trials.records.study_record import StudyRecord, relative_ne_percent
-from trials.records.trial_record import Measured, Outcome, TrialKind
+from trials.records.trial_record import Measurements, Outcome, TrialKind
 
 
 def names(figure) -> list[str]:
@@ -154,7 +154,7 @@ def test_time_parts_sum_to_the_wall_clock() -> None:
     assert sum(sum(trace.y) for trace in figure.data) == pytest.approx(expected)
     assert all(seconds >= 0 for trace in figure.data for seconds in trace.y)
     assert names(figure) == ["training", "evaluation", "all else"]
-    clocks_disagree = Measured(train_seconds=2.0, evaluate_seconds=3.0)
+    clocks_disagree = Measurements(train_seconds=2.0, evaluate_seconds=3.0)
     odd = trial(0, Random(0)).with_result(seconds=1.0, measured=clocks_disagree)
     assert [trace.y for trace in time_figure(judged([odd])).data] == [(1.0,), (0.0,), (0.0,)]
 

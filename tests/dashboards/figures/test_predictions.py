@@ -9,7 +9,7 @@ from dashboards.figures.curves import depth_figure
 from dashboards.figures.memory import predictions_figure
 from dashboards.plans import overall_accuracy, share
 from trials.records.study_record import StudyRecord
-from trials.records.trial_record import Attempt, Measured, Outcome, TrialRecord
+from trials.records.trial_record import Attempt, Measurements, Outcome, TrialRecord
 
 MIB = 2**20
 
@@ -25,7 +25,7 @@ def trained(number: int, technique: str, *, depth: int = 1, speed: float = 100.0
     )
     layers = [{"modules": [{"kind": "linear"}]}] * depth
     record = bare(number, ne=0.8, flops=1e6, model={"family": "dhen", "layers": layers})
-    return record.replace(attempts=(attempt,)).with_result(measured=Measured(examples_per_second=speed))
+    return record.replace(attempts=(attempt,)).with_result(measured=Measurements(examples_per_second=speed))
 
 
 def ran_out(number: int) -> TrialRecord:

@@ -20,7 +20,15 @@ from dashboards.figures.worth import (
     slices_figure,
 )
 from dashboards.figures.worth import judged as verdict
-from trials.records.findings import Ablation, Better, MeanInterval, OrderedAxis, Part, Slice, Slices
+from trials.records.findings import (
+    AblatedPart,
+    Ablation,
+    MeanInterval,
+    OrderedAxis,
+    Slice,
+    Slices,
+    WinnerVerdict,
+)
 from trials.records.study_record import StudyRecord
 from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 
@@ -136,19 +144,19 @@ ABLATION = Ablation(
     seeds=(1, 2, 3),
     flops=1e6,
     parts=(
-        Part(
+        AblatedPart(
             removed="layer0: attention",
             ne_percent=MeanInterval(mean=0.5, low=0.3, high=0.7),
             flops=4e5,
             flops_percent=60.0,
         ),
-        Part(
+        AblatedPart(
             removed="layer1",
             ne_percent=MeanInterval(mean=-0.1, low=-0.4, high=0.2),
             flops=5e5,
             flops_percent=50.0,
         ),
-        Part(removed="layer0: mlp", ne_percent=None, flops=9e5, flops_percent=10.0),
+        AblatedPart(removed="layer0: mlp", ne_percent=None, flops=9e5, flops_percent=10.0),
     ),
 )
 
@@ -172,7 +180,7 @@ def test_ablations_say_what_each_part_brings() -> None:
     assert (trace.y, trace.x) == (("attention",), (-0.5,))
 
 
-def sliced(baseline: int, *verdicts: Better) -> Slices:
+def sliced(baseline: int, *verdicts: WinnerVerdict) -> Slices:
     rows = [
         Slice(
             value=f"<{index}>",
@@ -195,7 +203,8 @@ def sliced(baseline: int, *verdicts: Better) -> Slices:
 
 def test_slices_have_the_verdicts_that_the_record_has() -> None:
     record = searched(
-        *made_of(3, 0.001, worth=WORTH), slices=(sliced(0, Better.YES, Better.CANNOT_TELL, Better.NO),)
+        *made_of(3, 0.001, worth=WORTH),
+        slices=(sliced(0, WinnerVerdict.YES, WinnerVerdict.CANNOT_TELL, WinnerVerdict.NO),),
     )
     figure = slices_figure(record)
     assert figure.layout.title.text == "Better than the baseline on 1 of 3 slices, worse on 1, for sure"
@@ -206,7 +215,7 @@ def test_slices_have_the_verdicts_that_the_record_has() -> None:
     }
     assert "site &lt;0&gt; (100 rows)" in figure.layout.yaxis.ticktext
     assert "1 more slices have too few rows" in figure.layout.title.subtitle.text
-    against_another = slices_figure(record.replace(slices=(sliced(99, Better.YES),)))
+    against_another = slices_figure(record.replace(slices=(sliced(99, WinnerVerdict.YES),)))
     assert not against_another.data
     assert "dhen-search slices" in against_another.layout.title.subtitle.text
 
@@ -229,10 +238,10 @@ def test_averages_stand_beside_their_members() -> None:
 
 def test_a_wide_interval_does_not_press_the_others_flat() -> None:
     rows = [
-        Estimate(label=str(index), percent=0.1 * index, low=-1.0, high=1.0, better=Better.CANNOT_TELL)
+        Estimate(label=str(index), percent=0.1 * index, low=-1.0, high=1.0, better=WinnerVerdict.CANNOT_TELL)
         for index in range(8)
     ]
-    wild = Estimate(label="wild", percent=0.0, low=-90.0, high=90.0, better=Better.CANNOT_TELL)
+    wild = Estimate(label="wild", percent=0.0, low=-90.0, high=90.0, better=WinnerVerdict.CANNOT_TELL)
     words = ("lower", "higher", "unsure")
     figure = estimates_figure([*rows, wild], title="t", subtitle="s.", axis="x", words=words)
     low, high = figure.layout.xaxis.range
@@ -243,4 +252,9 @@ def test_a_wide_interval_does_not_press_the_others_flat() -> None:
 
 def test_an_interval_on_one_side_of_zero_is_a_verdict() -> None:
     verdicts = [verdict(*ends) for ends in ((-2, -1), (1, 2), (-1, 1), (None, None))]
-    assert verdicts == [Better.YES, Better.NO, Better.CANNOT_TELL, Better.CANNOT_TELL]
+    assert verdicts == [
+        WinnerVerdict.YES,
+        WinnerVerdict.NO,
+        WinnerVerdict.CANNOT_TELL,
+        WinnerVerdict.CANNOT_TELL,
+    ]

@@ -10,7 +10,7 @@ from reports.planned import confirmed, plan, planned_study
 from dashboards.report.answers import answers, export_line, next_commands
 from dashboards.rows import trial_rows
 from search.cli import cli
-from trials.records.study_record import Better, StudyRecord
+from trials.records.study_record import StudyRecord, WinnerVerdict
 
 
 def answer(record: StudyRecord, question: str) -> tuple[str, str, str]:
@@ -39,12 +39,12 @@ def test_cost_names_units_and_a_cheaper_one() -> None:
 @pytest.mark.parametrize(
     ("better", "value", "tone"),
     [
-        (Better.YES, "Yes, better", "good"),
-        (Better.NO, "Yes, worse", "bad"),
-        (Better.CANNOT_TELL, "This log cannot tell", "open"),
+        (WinnerVerdict.YES, "Yes, better", "good"),
+        (WinnerVerdict.NO, "Yes, worse", "bad"),
+        (WinnerVerdict.CANNOT_TELL, "This log cannot tell", "open"),
     ],
 )
-def test_certainty_is_the_verdict_of_the_comparison(better: Better, value: str, tone: str) -> None:
+def test_certainty_is_the_verdict_of_the_comparison(better: WinnerVerdict, value: str, tone: str) -> None:
     record = confirmed(study(), better)
     found = answer(record, "Is it certain?")
     assert (found[0], found[2]) == (value, tone)

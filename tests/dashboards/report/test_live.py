@@ -13,7 +13,7 @@ from chromium import Chromium
 from reports.planned import planned_study
 from tools import needs
 
-from dashboards.report.page import Live, render
+from dashboards.report.page import LivePage, render
 from trials.records.study_record import StudyRecord
 
 pytestmark = needs("chromium")
@@ -36,7 +36,7 @@ class Answers(BaseHTTPRequestHandler):
         if self.path == "/version":
             body, kind = json.dumps({"version": self.server.version}), "application/json"
         else:
-            live = Live(url="/version", version=self.server.version)
+            live = LivePage(url="/version", version=self.server.version)
             body, kind = render(self.server.record, live=live), "text/html; charset=utf-8"
         self.send_response(200)
         self.send_header("Content-Type", kind)

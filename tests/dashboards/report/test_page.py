@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from records import judged, study, trial
 from reports.planned import confirmed, planned_study
 
-from dashboards.report.page import Live, packed_plotly, render, write_report
+from dashboards.report.page import LivePage, packed_plotly, render, write_report
 from dhen.errors import UserError
 from trials.records.findings import OrderedAxis
 from trials.records.study_record import StudyRecord
@@ -91,7 +91,7 @@ def test_headings_go_down_one_level_at_a_time_landmarks_are_named_and_links_lead
 
 
 def test_a_page_says_where_it_is_brought_up_to_date_only_when_it_is_served() -> None:
-    live = Reader(render(study(3), live=Live(url="/version?a=1&b=<2>", version="7")))
+    live = Reader(render(study(3), live=LivePage(url="/version?a=1&b=<2>", version="7")))
     assert ("meta", {"name": "study-live", "content": "/version?a=1&b=<2>", "data-version": "7"}) in live.tags
     assert "study-live" not in [attrs.get("name") for _, attrs in Reader(render(study(3))).tags]
 

@@ -8,7 +8,7 @@ from reports.planned import confirmed
 from dashboards.sentences.stages import where_minutes_went
 from dashboards.sentences.summary import sentences
 from dashboards.sentences.winners import explanation
-from trials.records.study_record import ExpectedGain, Refitted
+from trials.records.study_record import ExpectedGain, RefitResult
 from trials.records.trial_record import Outcome, TrialKind
 
 
@@ -103,7 +103,7 @@ def test_a_finished_study_says_what_its_minutes_were_spent_on() -> None:
     retrainings = tuple(
         bare(number, started_at=started(minute), **again) for number, minute in enumerate((6, 7, 9))
     )
-    refits = (Refitted(trial=1, networks=(0,), rows=90, test=metrics(0.9)),)
+    refits = (RefitResult(trial=1, networks=(0,), rows=90, test=metrics(0.9)),)
     record = judged(
         trials,
         seconds_budget=360.0,

@@ -9,7 +9,7 @@ from rich.console import Console
 from dashboards.rows import trial_rows
 from dashboards.sentences.summary import progress
 from dashboards.terminal.tables import progress_line, seconds_left, trial_line, trial_table
-from trials.records.study_record import Stage, StageName
+from trials.records.study_record import StageName, StudyStage
 from trials.records.trial_record import Outcome
 
 
@@ -76,7 +76,7 @@ def test_a_study_without_a_driver_is_said_to_stand_still() -> None:
 
 def test_time_left_knows_nothing_of_what_comes_before_the_first_trial() -> None:
     """Minutes in which the machine is measured; then trainings of 34.6 s, and more in the stage of the search."""
-    stage = Stage(name=StageName.SEARCH, total=30, began_seconds=100.0)
+    stage = StudyStage(name=StageName.SEARCH, total=30, began_seconds=100.0)
     record = study(0).replace(finished=False, trials_budget=30, stage=stage, elapsed_seconds=100.0)
     assert [trial.result.seconds for trial in record.trials] == [34.6] * len(record.trials)
     assert seconds_left(record.replace(elapsed_seconds=1000.0, stage=None)) == pytest.approx(30 * 34.6)
@@ -90,14 +90,14 @@ def test_time_left_knows_nothing_of_what_comes_before_the_first_trial() -> None:
 
 
 def test_a_stage_says_how_many_of_how_many_and_how_long() -> None:
-    stage = Stage(name=StageName.BASELINE, total=5, done_before=1, counted_before=1, began_seconds=10.0)
+    stage = StudyStage(name=StageName.BASELINE, total=5, done_before=1, counted_before=1, began_seconds=10.0)
     record = study(0).replace(finished=False, trials_budget=20, stage=stage, elapsed_seconds=40.0)
     # two of three trainings ended in this session's 30 seconds, and half of one more is done
     text = progress_line(record, {3: 0.5}).plain
     assert text.startswith("baseline: 3/5 trainings, about 18 s left; 0/20 candidates, 40 s")
-    search = record.replace(stage=Stage(name=StageName.SEARCH, total=20))
+    search = record.replace(stage=StudyStage(name=StageName.SEARCH, total=20))
     assert progress_line(search).plain.startswith("search: 0/20 candidates, 40 s")
-    late = study(20).replace(finished=False, stage=Stage(name=StageName.TEST))
+    late = study(20).replace(finished=False, stage=StudyStage(name=StageName.TEST))
     assert progress_line(late).plain.startswith("scores on test; 20/20 candidates")
     assert "left" not in progress_line(late).plain
 

@@ -22,7 +22,7 @@ from dhen.ops.block_attention import BlockAttention, flex_runs, flex_values, fus
 from dhen.ops.block_layout import BlockLayout
 from dhen.ops.norm import dropout_scale
 from dhen.values import parse
-from spaces.axes import Choice
+from spaces.axes import ChoiceAxis
 from spaces.nearest import space_size
 from spaces.space import Space, SpaceConfig
 
@@ -242,7 +242,7 @@ def test_a_space_counts_and_encodes_the_layouts_that_differ() -> None:
         "model": {"embedding_dim": [8]},
     }
     space = Space("test", parse(SpaceConfig, data, "test"))
-    axes = [axis for axis in space.axes if isinstance(axis, Choice)]
+    axes = [axis for axis in space.axes if isinstance(axis, ChoiceAxis)]
     points = [
         dict(zip((axis.name for axis in axes), labels, strict=True))
         for labels in itertools.product(*(axis.labels for axis in axes))

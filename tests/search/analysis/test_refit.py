@@ -20,7 +20,7 @@ from search.read_study import read_study
 from search.run_directory import TEACHERS, folder_of
 from trials.data.log_views import LogWithValidation
 from trials.records.events import WEIGHTS
-from trials.records.study_record import Refitted, StudyRecord
+from trials.records.study_record import RefitResult, StudyRecord
 from trials.records.trial_record import Outcome, Refit, TrialRecord
 from trials.store.weights import read_weights
 
@@ -36,7 +36,7 @@ def refitted(dhen_search: Run, click_log: Path, averaged: Path) -> Path:
     return averaged
 
 
-def networks_of(record: StudyRecord, refit: Refitted) -> list[TrialRecord]:
+def networks_of(record: StudyRecord, refit: RefitResult) -> list[TrialRecord]:
     return [record.retraining(number) for number in refit.networks]
 
 

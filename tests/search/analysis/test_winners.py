@@ -24,7 +24,7 @@ from search.analysis.slices import slices
 from search.bundles.bundle import read_bundle
 from search.bundles.export import study_log
 from search.read_study import read_study
-from trials.records.findings import Ablation, Better
+from trials.records.findings import Ablation, WinnerVerdict
 from trials.records.metrics import entropy
 from trials.records.study_record import Comparison, StudyRecord
 from trials.records.trial_record import Outcome
@@ -62,9 +62,11 @@ def test_winners_carry_a_verdict(averaged: Path) -> None:
 
 @pytest.mark.parametrize(
     ("percent", "p_adjusted", "verdict"),
-    [(-0.5, 0.04, Better.YES), (0.5, 0.04, Better.NO), (-0.5, 0.06, Better.CANNOT_TELL)],
+    [(-0.5, 0.04, WinnerVerdict.YES), (0.5, 0.04, WinnerVerdict.NO), (-0.5, 0.06, WinnerVerdict.CANNOT_TELL)],
 )
-def test_a_verdict_is_yes_no_or_cannot_tell(percent: float, p_adjusted: float, verdict: Better) -> None:
+def test_a_verdict_is_yes_no_or_cannot_tell(
+    percent: float, p_adjusted: float, verdict: WinnerVerdict
+) -> None:
     assert better(percent, p_adjusted) == verdict
 
 
@@ -130,7 +132,7 @@ def test_more_seeds_add_to_those_there_are_and_it_goes_on_from_where_it_was(
     assert later.info != bundle.info
     assert later.version == bundle.version, "increments of the bundle before follow it"
     said = dhen_search("confirm", averaged, "--seeds", 3).stdout
-    assert any(f" {better.value} " in said for better in Better)
+    assert any(f" {better.value} " in said for better in WinnerVerdict)
     assert {each.blocked_by for each in read_study(averaged).comparisons} == {"site"}  # the study's
 
 

@@ -32,7 +32,7 @@ from search.bundles.bundle import INFO, BundleInfo, Member, read_bundle, weights
 from search.bundles.export import write_int8
 from search.bundles.increments import MANIFEST
 from search.bundles.scorer import Scorer
-from search.serving.app import LiveModel, Served, make_app
+from search.serving.app import LiveModel, ServedVersion, make_app
 from search.serving.requests import FORMS
 from search.verbs import verify
 from trials.data.encoding import Encoding
@@ -248,7 +248,7 @@ def test_serve_answers_500_in_place_of_no_probability(copied: Path, tmp_path: Pa
     bundle = read_bundle(copied)
 
     class Model:
-        served = Served(Scorer(bundle), bundle.version)
+        served = ServedVersion(Scorer(bundle), bundle.version)
 
     app = make_app(cast(LiveModel, Model()), max_body_bytes=10**6, token=None)
     (route,) = (each for each in app.routes if isinstance(each, Route) and each.path == "/invocations")

@@ -31,7 +31,7 @@ from trials.records.events import Event
 from trials.records.task import Task
 from trials.records.trial_record import Outcome, TrialKind, TrialRecord
 from trials.store.database import sqlite_url
-from trials.store.ledger import Ledger, Setting
+from trials.store.ledger import Ledger, StudySetting
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 CLUSTER = {"name": "small", "hosts": 1, "gpus_per_host": 1, "hbm": 1}
@@ -49,7 +49,9 @@ class Session:
         self, directory: Path, script: Callable[[Task], FakeRun], cluster: Cluster | None = None
     ) -> None:
         self.ledger = Ledger(sqlite_url(directory / "study.db"), "study")
-        self.ledger.settle(Setting(directory="", log="l", features={}, seed=0, version=2, cluster=CLUSTER))
+        self.ledger.settle(
+            StudySetting(directory="", log="l", features={}, seed=0, version=2, cluster=CLUSTER)
+        )
         self.ledger.save(WINNER)
         self.launcher = FakeLauncher(script)
         log = PreparedLog(directory, manifest=None)  # type: ignore[arg-type]

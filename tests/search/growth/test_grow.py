@@ -20,10 +20,10 @@ from search.samplers import SAMPLERS
 from search.study import open_study as opening
 from search.study_state import StudyState
 from trials.data.prepared_log import PreparedLog
-from trials.records.events import Trained
+from trials.records.events import TrainingEvent
 from trials.records.study_record import GrownAxis, StudyRecord
 from trials.records.task import Task
-from trials.records.trial_record import Measured
+from trials.records.trial_record import Measurements
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 LENGTHS = """
@@ -71,7 +71,7 @@ def longer_is_better(task: Task, seconds: float = 1.0) -> FakeRun:
     model, rate = task.job.model, task.job.training.learning_rate
     layers = len(getattr(model, "layers", (1, 1)))
     ne = 0.9 - model.embedding_dim / 1000 + abs(layers - 2) / 10_000 + abs(rate - 0.004) / 100
-    return FakeRun([Trained(best=quality(ne), measured=Measured(train_seconds=seconds))])
+    return FakeRun([TrainingEvent(best=quality(ne), measured=Measurements(train_seconds=seconds))])
 
 
 Watcher = Callable[[StudyState], None]
@@ -273,7 +273,7 @@ def test_passes_count_in_the_time_that_is_expected(tmp_path: Path, log: Prepared
         passes = task.job.training.epochs
         assert isinstance(passes, int)
         ne = 0.9 - passes / 1000
-        return FakeRun([Trained(best=quality(ne), measured=Measured(train_seconds=10.0 * passes))])
+        return FakeRun([TrainingEvent(best=quality(ne), measured=Measurements(train_seconds=10.0 * passes))])
 
     def steps(name: str, minutes: float) -> list[GrownAxis]:
         words = (f"space={file}", "trials=14", "sampler=random", f"minutes={minutes}")
@@ -297,7 +297,7 @@ def test_layers_with_recipes_of_their_own_get_no_more_of_them(tmp_path: Path, lo
             return longer_is_better(task)
         layers = getattr(task.job.model, "layers", ())
         ne = 0.9 - len(layers) / 100 - sum(layer.out_embeddings for layer in layers) / 1000
-        return FakeRun([Trained(best=quality(ne), measured=Measured())])
+        return FakeRun([TrainingEvent(best=quality(ne), measured=Measurements())])
 
     record = run(
         tmp_path / "study", log, f"space={file}", "trials=24", "sampler=ranker", script=deeper_is_better
@@ -325,7 +325,7 @@ def test_a_depth_that_another_space_has_grown_is_left_where_layers_are_apart(
         if task.score_split is not None:
             return longer_is_better(task)
         ne = 0.9 - len(getattr(task.job.model, "layers", ())) / 100
-        return FakeRun([Trained(best=quality(ne), measured=Measured())])
+        return FakeRun([TrainingEvent(best=quality(ne), measured=Measurements())])
 
     words = (f"space={spaces['shared']}", "sampler=random", "trials=14")
     earlier = run(tmp_path / "earlier", log, *words, script=deeper_is_better)
@@ -384,7 +384,9 @@ def test_an_audit_takes_candidates_with_the_passes_that_their_study_found(
             return FakeRun([scored(task.score_split)])
         epochs = task.job.training.epochs
         ne = 0.9 - task.job.model.embedding_dim / 1000 - 0.01 * min(int(epochs), 3)
-        return FakeRun([evaluated(300, ne), Trained(best=quality(ne), measured=Measured(train_seconds=1.0))])
+        return FakeRun(
+            [evaluated(300, ne), TrainingEvent(best=quality(ne), measured=Measurements(train_seconds=1.0))]
+        )
 
     words = (space, "sampler=random", "trials=20", "grow=no", "training.epochs=auto")
     record = run(tmp_path / "study", log, *words, script=several_passes_help)
@@ -403,7 +405,7 @@ def test_what_waits_for_the_tuning_stage_is_not_widened(tmp_path: Path, log: Pre
         if task.score_split is not None:
             return FakeRun([scored(task.score_split)])
         ne = 0.9 - 10 * task.job.training.table_decay + int(task.job.fingerprint[:4], 16) / 2**26
-        return FakeRun([Trained(best=quality(ne), measured=Measured(train_seconds=1.0))])
+        return FakeRun([TrainingEvent(best=quality(ne), measured=Measurements(train_seconds=1.0))])
 
     words = ("trials=14", "tune=14", "sampler=random")
     before = run(tmp_path / "study", log, space, *words, script=decay_is_better)

@@ -18,7 +18,7 @@ from tools import needs
 
 from search.mlflow.store import open_client, store_uri
 from search.read_study import read_study
-from trials.records.events import EVENTS, Evaluated, EventReader
+from trials.records.events import EVENTS, EvaluationEvent, EventReader
 from trials.records.trial_record import MOVED, CurvePoint, Outcome
 
 pytestmark = MARKS
@@ -47,7 +47,7 @@ def slow_until(scene: Scene, there: str) -> None:
     points, reader = list[CurvePoint](), EventReader(scene.out / "trials" / "00001" / EVENTS)
 
     def is_evaluated() -> bool:
-        points.extend(event.point for event in reader() if isinstance(event, Evaluated))
+        points.extend(event.point for event in reader() if isinstance(event, EvaluationEvent))
         return bool(points)
 
     def ranks() -> dict[int | None, int]:

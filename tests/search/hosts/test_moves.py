@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from faulty_ranks import task
 
-from trials.records.events import EVENTS, EventWriter, Failed, SlowRank
+from trials.records.events import EVENTS, EventWriter, FailureEvent, SlowRank
 from trials.records.trial_record import MOVED
 from trials.runtime.hosts import hosts as all_hosts
 from trials.runtime.hosts import run as runs
-from trials.runtime.hosts.hosts import Hosts, Member, Node
+from trials.runtime.hosts.hosts import Hosts, MemberHost, Node
 from trials.runtime.hosts.placement import Place, Shape
 from trials.runtime.hosts.ray_connection import Head
 from trials.runtime.hosts.run import MOST_MOVES, HostsLauncher, HostsRun
@@ -21,7 +21,7 @@ ROOM = {"CPU": 2.0}
 TOLD = SlowRank(rank=1, times=9.6, examples=100, seconds=6.0)
 
 
-class FakeMember(Member):
+class FakeMember(MemberHost):
     """A host whose ranks end when they are told to."""
 
     def __init__(self, name: str) -> None:
@@ -48,7 +48,7 @@ class FakeHosts(Hosts):
     def hear(self) -> None:
         pass
 
-    def ready(self) -> list[Member]:
+    def ready(self) -> list[MemberHost]:
         return [*self.fakes.values()]
 
 
@@ -93,11 +93,11 @@ class Cluster:
         """An attempt of the one candidate."""
         return self.launcher.start(task(hosts=1, gpus_per_host=2), self._folder)
 
-    def told(self, run: HostsRun) -> list[SlowRank | Failed]:
+    def told(self, run: HostsRun) -> list[SlowRank | FailureEvent]:
         """What is said once its ranks have said that one of them is slow."""
         with EventWriter(self._folder / EVENTS) as emit:
             emit(TOLD)
-        return [event for event in run.new_events() if isinstance(event, (SlowRank, Failed))]
+        return [event for event in run.new_events() if isinstance(event, (SlowRank, FailureEvent))]
 
     def places(self) -> set[str]:
         return {name for name, member in self.hosts.fakes.items() if member.ranks}
@@ -123,7 +123,7 @@ def test_it_moves_where_another_node_has_room(cluster: Cluster) -> None:
     assert cluster.places() == {"a"}
     slow, failed = cluster.told(run)
     assert isinstance(slow, SlowRank)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailureEvent)
     assert failed.slow
     assert not failed.killed
     assert failed.error == slow.words
@@ -146,7 +146,7 @@ def test_it_trains_on_without_room_and_moves_once_there_is(
     assert cluster.told(run) == []  # it is said once
     assert not run.ended
     free["b"] = dict(ROOM)
-    assert [type(event) for event in cluster.told(run)] == [SlowRank, Failed]
+    assert [type(event) for event in cluster.told(run)] == [SlowRank, FailureEvent]
     assert run.ended
 
 

@@ -47,9 +47,9 @@ from dhen.errors import UserError
 from search.config import read_study_config
 from search.read_study import read_study
 from trials.data.prepared_log import PreparedLog
-from trials.records.events import START_MARK, Failed
+from trials.records.events import START_MARK, FailureEvent
 from trials.records.trial_record import Outcome
-from trials.runtime.hosts.agent import StudyThere
+from trials.runtime.hosts.agent import StudyNeeds
 from trials.runtime.hosts.hosts import MARK, NO_TOKEN, WITHOUT_TOKEN, Hosts, Node
 from trials.runtime.hosts.placement import Shape, part_of_a_device
 from trials.runtime.hosts.ray_connection import Head, connected
@@ -249,7 +249,7 @@ def test_runs_go_well_and_end_badly_on_all_hosts(
             begun(run, tmp_path / fault)
             wait_until_it_misbehaves(tmp_path / fault)
         last = everything(run)[-1]
-        assert isinstance(last, Failed)
+        assert isinstance(last, FailureEvent)
         assert words in last.error
         assert f"attempt0.rank{BAD_RANK}.log ends:" in last.error
         assert last.killed == (fault == "SIGKILL")
@@ -294,7 +294,7 @@ def test_what_a_node_may_have_that_shuts_it_out(
 
     import ray
 
-    study = StudyThere(
+    study = StudyNeeds(
         str(log.directory), log.fingerprint, None, str(directory / MARK), (directory / MARK).read_text()
     )
     for changes, says in (
@@ -348,7 +348,7 @@ def test_a_node_that_leaves_ends_the_run_and_one_that_comes_is_used(
     leaving = sorted(cluster.worker_nodes, key=lambda node: node.node_id)[0]
     cluster.remove_node(leaving, allow_graceful=False)
     last = everything(run)[-1]
-    assert isinstance(last, Failed)
+    assert isinstance(last, FailureEvent)
     assert last.killed
     assert f"node 127.0.0.1 ({leaving.node_id[:8]}) has left" in last.error
     assert all_gone(found)

@@ -20,7 +20,7 @@ from tools import needs
 from dhen.errors import UserError
 from trials.data.prepare.prepare_log import prepare
 from trials.data.prepared_log import PreparedLog
-from trials.records.events import START_MARK, Event, Failed, Replaced, Trained
+from trials.records.events import START_MARK, Event, FailureEvent, ReplacementEvent, TrainingEvent
 from trials.records.places import checkpoints_in
 from trials.records.strategy import Strategy
 from trials.records.task import Task
@@ -111,7 +111,7 @@ def test_servers_have_cpus_of_their_own(
             reserved.extend([each["CPU"] for _, each in sorted(found.items())] for found in bundles)
 
     events = train(launcher, on_two_hosts(folder, synchrony), tmp_path / "run", look)
-    assert isinstance(events[-1], Trained), events[-1]
+    assert isinstance(events[-1], TrainingEvent), events[-1]
     assert reserved == [[3.0, 2.0]]
     if synchrony == "sync":
         job = on_two_hosts(folder, synchrony).job
@@ -134,7 +134,7 @@ def test_a_node_with_servers_is_lost_and_the_next_attempt_goes_on(
             cluster.remove_node(lost[0], allow_graceful=False)
 
     last = train(launcher, task, out, lose)[-1]
-    assert isinstance(last, Failed)
+    assert isinstance(last, FailureEvent)
     assert last.host_left
     assert f"node 127.0.0.1 ({lost[0].node_id[:8]}) has left" in last.error
 
@@ -143,7 +143,7 @@ def test_a_node_with_servers_is_lost_and_the_next_attempt_goes_on(
             add_node(cluster, CPUS)
 
     events = train(launcher, task.replace(attempt=1), out, add)
-    assert isinstance(events[-1], Trained), events[-1]
+    assert isinstance(events[-1], TrainingEvent), events[-1]
     assert any(
         sentence.startswith(
             "waiting for 2 node(s) with 1 CPU(s) each, with 1 CPU(s) more for each of 3 server(s) of tables"
@@ -169,10 +169,10 @@ def test_what_is_killed_is_replaced_on_its_host(
 
     kept = {"resume_from": str(checkpoints), "checkpoint_seconds": 0.0, "progress_seconds": 0.02}
     events = train(launcher, on_two_hosts(folder, "async", training=LONG, **kept), out, kill)
-    (replaced,) = [event for event in events if isinstance(event, Replaced)]
+    (replaced,) = [event for event in events if isinstance(event, ReplacementEvent)]
     assert replaced.process == f"{name[:-1]} {name[-1]}"
     assert replaced.how == "was killed by signal 9 (SIGKILL)"
-    assert isinstance(events[-1], Trained), events[-1]
+    assert isinstance(events[-1], TrainingEvent), events[-1]
     if name == "rank1":
         assert events[-1].measured.lost_steps in (None, 1)  # the batch that it had, if it had one
     again = process_of(out, name)

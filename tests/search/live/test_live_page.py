@@ -28,17 +28,17 @@ from search.mlflow.store import artifacts, local_path, open_client, store_uri
 from search.read_study import HEAD, ledger_of, read_study
 from search.run_directory import only_driver, trial_folder
 from search.verbs.ui import _open, _place, command
-from trials.records.events import EVENTS, Evaluated, EventWriter, Progress
+from trials.records.events import EVENTS, EvaluationEvent, EventWriter, Progress
 from trials.records.trial_record import Outcome, TrialRecord
-from trials.store.ledger import Ledger, Setting
+from trials.store.ledger import Ledger, StudySetting
 
 REMARK = "the loss was nan at step 4242"
 TOKEN = "correct horse battery"
 
 
-def setting(directory: object, facts: dict[str, Any]) -> Setting:
+def setting(directory: object, facts: dict[str, Any]) -> StudySetting:
     log, cluster = facts["log"], facts["cluster"]
-    return Setting(directory=str(directory), log=log, features={}, seed=0, version=0, cluster=cluster)
+    return StudySetting(directory=str(directory), log=log, features={}, seed=0, version=0, cluster=cluster)
 
 
 class Driver:
@@ -58,12 +58,12 @@ class Driver:
         trial_folder(self.directory, self.number).mkdir(parents=True)
         self._save(self._like.with_result(outcome=Outcome.RUNNING, curve=(), validation=None, test=None))
 
-    def say(self, event: Progress | Evaluated) -> None:
+    def say(self, event: Progress | EvaluationEvent) -> None:
         with EventWriter(trial_folder(self.directory, self.number) / EVENTS) as write:
             write(event)
 
     def evaluate(self) -> None:
-        self.say(Evaluated(point=self._like.result.curve[0]))
+        self.say(EvaluationEvent(point=self._like.result.curve[0]))
 
     def end(self) -> None:
         self._save(self._like.with_result(outcome=Outcome.DIVERGED, error=REMARK, validation=None, test=None))

@@ -22,7 +22,7 @@ from dhen.errors import UserError
 from search.config import StudyConfig
 from search.mlflow.fill_in import StudyRuns
 from search.mlflow.store import artifacts, check_store, database, open_client, store_uri
-from trials.records.findings import Choice, Judged, Winner
+from trials.records.findings import Choice, JudgedTrial, Winner
 from trials.records.study_record import StudyRecord
 from trials.records.trial_record import Outcome, TrialKind
 
@@ -126,7 +126,7 @@ def test_a_study_that_grows_ends_as_one_written_at_once(tmp_path: Path) -> None:
     running = [without(record, 1).replace(trials=(*record.trials[:-1], trial)) for trial in (*cut, last)]
     nothing = record.replace(trials=(), finished=False, front=(), best=None, knee=None)
     judged = tuple(
-        Judged(
+        JudgedTrial(
             trial=trial.number, percent=1.0, standard_error=2.0, close=True, by_period=(0.5,), worse_periods=0
         )
         for trial in record.trials

@@ -29,7 +29,7 @@ from search.config import read_study_config
 from search.mlflow.contents import trial_contents
 from search.samplers.ask_tell import Proposals
 from search.study import open_study as opening
-from search.study.driver import Study
+from search.study.driver import StudyDriver
 from search.study_state import StudyState
 from spaces.space import load_space
 from trials.data.prepared_log import PreparedLog
@@ -50,7 +50,7 @@ OUTSIDE = {"embedding_dim": 24, "layers": [{"modules": [{"kind": "mlp"}]}]}
 """A model that space `tiny` does not have."""
 
 
-Open = Callable[..., Study]
+Open = Callable[..., StudyDriver]
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def opened(tmp_path: Path, log: PreparedLog) -> Open:
         proposer: Any = None,
         script: Callable[[Task], FakeRun] = well,
         watcher: Callable[[StudyState], None] = lambda state: None,
-    ) -> Study:
+    ) -> StudyDriver:
         (tmp_path / "study").mkdir(exist_ok=True)
         config = read_study_config(None, [*WORDS, *words])
         return opening.open_study(

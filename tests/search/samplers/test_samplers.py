@@ -19,10 +19,10 @@ from search.samplers import context as static_cost
 from search.samplers.ask_tell import Proposals
 from search.samplers.context import CandidatePricer, PricedCandidate, SamplerContext, evenly
 from search.samplers.optuna_samplers import FIRST_GENERATION, GP_MOST_TRIALS
-from search.samplers.ranker.ensemble import MOST_LEARNED, MOST_TESTED, Comparison, Pairs, train
+from search.samplers.ranker.ensemble import MOST_LEARNED, MOST_TESTED, PairComparisons, Pairs, train
 from search.samplers.ranker.propose import (
     MOST_TRIED,
-    Encoder,
+    DescriptionEncoder,
     describe,
     expected_gain,
     hypervolume,
@@ -170,7 +170,7 @@ def test_points_of_the_same_network_have_the_same_features() -> None:
     assert describe(first) == describe(second)
     others = (pricer.price(space.random_point(rng)) for _ in range(20))
     described = [describe(each) for each in (first, *(other for other in others if other))]
-    x_NF = Encoder(described).matrix(described)
+    x_NF = DescriptionEncoder(described).matrix(described)
     assert np.isfinite(x_NF).all()
     assert np.allclose(x_NF.mean(axis=0), 0.0, atol=0.5)
 
@@ -184,7 +184,7 @@ def test_candidates_are_compared_at_the_latest_examples_that_both_have_seen() ->
     stopped = record_of(8, {}, 0.0, outcome=Outcome.STOPPED, validation=None, curve=curve(0.9, 0.835))
     diverged = record_of(9, {}, 0.0, outcome=Outcome.DIVERGED, validation=None)
     numbers = np.arange(10)
-    comparison = Comparison([*finished, stopped, diverged], temperature=0.01)
+    comparison = PairComparisons([*finished, stopped, diverged], temperature=0.01)
     pairs = comparison.among(numbers, numbers)
     logit_NN = pairs.logit_LR
     assert np.allclose(logit_NN, -logit_NN.T)
@@ -207,7 +207,7 @@ def test_pairs_of_one_that_was_stopped_early_weigh_less() -> None:
     ]
     stopped = record_of(12, {}, 0.0, outcome=Outcome.STOPPED, validation=None, curve=curve(0.85))
     numbers = np.arange(13)
-    weight_NN = Comparison([*finished, stopped], temperature=0.01).among(numbers, numbers).weight_LR
+    weight_NN = PairComparisons([*finished, stopped], temperature=0.01).among(numbers, numbers).weight_LR
     assert weight_NN[0, 1] == 1.0
     assert 0.0 < weight_NN[0, 12] < 0.5
 

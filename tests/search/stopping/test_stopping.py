@@ -25,7 +25,7 @@ from search.samplers.context import CandidatePricer
 from search.samplers.stopping import FEWEST, RULES, Judge, Stop, first_stop, forecast, stopping_rule
 from search.selection import pareto_front
 from search.study.open_study import open_study
-from search.study.trial_runner import Decisions
+from search.study.trial_runner import SearchPolicy
 from search.study_state import StudyState
 from spaces.space import load_space
 from trials.data.prepared_log import PreparedLog
@@ -337,7 +337,7 @@ def test_what_was_judged_before_a_candidate_was_cut_short_is_not_judged_again() 
 
     def decided(earlier: TrialRecord) -> TrialRecord | None:
         state = SimpleNamespace(trials={**known, 50: earlier})
-        decisions = Decisions(cast("Proposals", None), rule, cast("StudyState", state))
+        decisions = SearchPolicy(cast("Proposals", None), rule, cast("StudyState", state))
         begun = candidate.with_result(outcome=Outcome.RUNNING, validation=None, curve=())
         assert decisions.stopped(running(candidate, 2), begun) is None or not earlier.result.curve
         return decisions.stopped(running(candidate, 4), running(candidate, 2))

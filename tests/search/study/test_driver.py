@@ -25,12 +25,12 @@ from dashboards.sentences.summary import sentences
 from dashboards.terminal.tables import OF_CANDIDATES, done_in_stage
 from dhen.errors import UserError
 from search.config import read_study_config
-from search.execution.passes import EPOCHS, Passes, known_passes
+from search.execution.passes import EPOCHS, PassFinder, known_passes
 from search.read_study import read_study
 from search.run_directory import STUDY_FILE
 from search.samplers.ask_tell import Proposals, is_proposal
 from search.study import open_study as opening
-from search.study.driver import Study
+from search.study.driver import StudyDriver
 from search.study_state import StudyState
 from spaces.space import Point, load_space
 from trials.data.prepared_log import PreparedLog
@@ -97,7 +97,7 @@ class Setting:
         *words: str,
         script: Callable[[Task], FakeRun] = well,
         watcher: Callable[[StudyState], None] = lambda state: None,
-    ) -> tuple[Study, Story]:
+    ) -> tuple[StudyDriver, Story]:
         story = Story()
 
         def told(task: Task) -> FakeRun:
@@ -509,7 +509,7 @@ def test_rates_fall_in_their_share_of_the_minutes(minutes: float | None, fallen:
             curve = [evaluated(done, ne, epoch=done).point for done, ne in enumerate(nes, start=1)]
             trials[number] = changed(record, training=training, curve=curve)
 
-    passes = Passes(TrainingConfig(table_decay=0.01), minutes=minutes)
+    passes = PassFinder(TrainingConfig(table_decay=0.01), minutes=minutes)
     passes.find(trials, train)
     tried = [t.job.training["epochs"] for t in trials.values() if t.job.training.get("schedule") == "cosine"]
     assert tried == fallen
@@ -525,7 +525,7 @@ def test_a_schedule_that_is_given_is_not_replaced(setting: Setting) -> None:
 
 
 def test_a_candidate_with_constant_rates_has_more_passes_than_one_whose_rates_fall() -> None:
-    passes = Passes(TrainingConfig(), minutes=None, found=FoundPasses(passes=5, falling=2))
+    passes = PassFinder(TrainingConfig(), minutes=None, found=FoundPasses(passes=5, falling=2))
     applied = {
         schedule: passes.applied(TrainingConfig(schedule=schedule))
         for schedule in ("auto", "cosine", "linear", "constant")

@@ -30,12 +30,12 @@ from search.execution.clock import StudyClock
 from search.execution.later_stages import LaterStages
 from search.read_study import read_study
 from search.run_directory import folder_of
-from search.study.driver import Study
-from search.study.finalize import Finals
+from search.study.driver import StudyDriver
+from search.study.finalize import Finalizer
 from search.study.open_study import open_study
 from search.study_state import Observer, StudyState
 from trials.data.prepared_log import PreparedLog
-from trials.records.events import WEIGHTS, Event, Scored, logits_file
+from trials.records.events import WEIGHTS, Event, ScoreEvent, logits_file
 from trials.records.study_record import StudyRecord
 from trials.records.task import Task
 from trials.records.trial_record import Outcome, TrialKind
@@ -73,7 +73,7 @@ class Run(FakeRun):
     def new_events(self) -> list[Event]:
         events = super().new_events()
         for event in events:
-            if isinstance(event, Scored) and self.directory is not None:
+            if isinstance(event, ScoreEvent) and self.directory is not None:
                 logits = np.random.default_rng(self._seed).normal(size=self._rows).astype(np.float32)
                 np.save(logits_file(self.directory, event.split), logits)
         return events
@@ -95,7 +95,7 @@ class Studies:
         seconds: Callable[[Task], float] = lambda task: SCORING if task.score_split else TRAINING,
         watch: Observer = lambda state: None,
         began: float | None = None,
-    ) -> Study:
+    ) -> StudyDriver:
         def script(task: Task) -> FakeRun:
             self.tasks.append(task)
             self.now += seconds(task)
@@ -142,7 +142,7 @@ def runs_again(state: StudyState, number: int) -> bool:
     return state.trials[number].result.outcome is Outcome.RUNNING
 
 
-def said(study: Study) -> str:
+def said(study: StudyDriver) -> str:
     return " ".join((*study._state.notices, *sentences(study.record())))
 
 
@@ -223,7 +223,7 @@ def test_the_best_is_confirmed_where_there_is_no_time_for_all_winners(
 def test_as_many_winners_as_there_is_time_for_are_trained_once_more(
     studies: Studies, monkeypatch: pytest.MonkeyPatch, networks: int
 ) -> None:
-    monkeypatch.setattr(Finals, "_has_time_to_refit", lambda _, missing, best: len(missing) <= networks)
+    monkeypatch.setattr(Finalizer, "_has_time_to_refit", lambda _, missing, best: len(missing) <= networks)
     study = studies.open("minutes=60", "trials=8", "confirm=0", "distil=no", "averages=0")
     record = study.run()
     assert record.choice is not None
@@ -259,7 +259,7 @@ def test_more_than_the_best_is_trained_once_more_within_its_share_or_where_nothi
 def ended_with_time_left(studies: Studies, monkeypatch: pytest.MonkeyPatch) -> StudyRecord:
     """A finished study of twelve minutes, in which networks could have learnt and did not."""
     with monkeypatch.context() as patch:
-        patch.setattr(Finals, "_has_time_to_teach", lambda *_: False)
+        patch.setattr(Finalizer, "_has_time_to_teach", lambda *_: False)
         return studies.open("minutes=12", "trials=8").run()
 
 
@@ -285,7 +285,7 @@ def test_winners_that_a_study_had_no_time_for_are_not_trained_once_more_after_it
 ) -> None:
     words = ("minutes=60", "trials=8", "confirm=0", "distil=no", "averages=0")
     with monkeypatch.context() as patch:
-        patch.setattr(Finals, "_has_time_to_refit", lambda _, missing, best: best)
+        patch.setattr(Finalizer, "_has_time_to_refit", lambda _, missing, best: best)
         ended = studies.open(*words).run()
     studies.tasks.clear()
     assert studies.open(*words).run().refits == ended.refits
@@ -302,7 +302,7 @@ def test_what_was_trained_once_more_stays_where_there_is_no_time_for_what_is_lac
     first, *others = ended.refits
     assert first.trial == ended.baseline
     (folder_of(studies.directory, ended.retraining(first.networks[0])) / WEIGHTS).unlink()
-    monkeypatch.setattr(Finals, "_has_time_to_refit", lambda _, missing, best: not missing)
+    monkeypatch.setattr(Finalizer, "_has_time_to_refit", lambda _, missing, best: not missing)
     assert studies.open("minutes=61", *words).run().refits == tuple(others)
 
 

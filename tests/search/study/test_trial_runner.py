@@ -31,19 +31,19 @@ from search.execution.budget import Budget
 from search.execution.reduce_events import AttemptContext, reduce_event, with_attempt
 from search.execution.trainer import Trainer, new_record
 from search.samplers.stopping import Judge, Stop
-from search.study.reuse import EarlierResults, KeptWeights, WarmStart
-from search.study.trial_runner import Decisions, TrialRunner
+from search.study.reuse import EarlierResults, WarmStart, WinnerWeights
+from search.study.trial_runner import SearchPolicy, TrialRunner
 from search.study_state import StudyState
 from spaces.space import load_space
 from trials.cluster.cluster import Cluster
 from trials.cluster.this_machine import load_cluster
-from trials.records.events import Event, Failed, SlowRank
+from trials.records.events import Event, FailureEvent, SlowRank
 from trials.records.job import Job
 from trials.records.serving_limits import Limits
 from trials.records.strategy import Strategy
 from trials.records.trial_record import MOVED, Outcome, TrialKind, TrialRecord
 from trials.store.database import sqlite_url
-from trials.store.ledger import Ledger, Setting
+from trials.store.ledger import Ledger, StudySetting
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 ONE_RANK = load_cluster("a100-80gb").with_ranks("1x1")
@@ -101,7 +101,9 @@ class Study:
         """`script` is given the seed of the job and the number of the attempt; `on_look` may interrupt."""
         self.ledger = WatchedLedger(directory)
         described = (cluster or ONE_RANK).to_dict()
-        self.ledger.settle(Setting(directory="", log="l", features={}, seed=0, version=2, cluster=described))
+        self.ledger.settle(
+            StudySetting(directory="", log="l", features={}, seed=0, version=2, cluster=described)
+        )
         self.state = StudyState(judged([]), self.ledger.trials(), observers=[lambda _: on_look(self)])
         self.launcher = FakeLauncher(lambda task: script(task.job.seed, task.attempt))
         execution = Execution(cluster)
@@ -120,14 +122,14 @@ class Study:
             state=self.state,
             trainer=trainer,
             admission=self.admission,
-            weights=KeptWeights(directory, self.state, NO_EARLIER_STUDIES),
+            weights=WinnerWeights(directory, self.state, NO_EARLIER_STUDIES),
             warm_start=NO_EARLIER_STUDIES,
             budget=Budget(StudyConfig(), self.state, spent=False),
             side_by_side=side_by_side,
         )
         self.runner = TrialRunner(parts)  # type: ignore[arg-type]
         self.proposals = FakeProposals()
-        self.decisions = Decisions(self.proposals, rule, self.state)  # type: ignore[arg-type]
+        self.decisions = SearchPolicy(self.proposals, rule, self.state)  # type: ignore[arg-type]
 
     def upcoming(self, *jobs: Job) -> Iterator[AdmittedTrial]:
         """Candidates, or what was cut short of them, with plans."""
@@ -259,10 +261,10 @@ def test_what_is_killed_is_tried_once_more_and_not_twice(tmp_path: Path) -> None
     assert [task.attempt for task in study.launcher.tasks] == [0, 1]
 
 
-KILLED = Failed(error="rank 1 was killed by signal 9 (SIGKILL)", killed=True)
+KILLED = FailureEvent(error="rank 1 was killed by signal 9 (SIGKILL)", killed=True)
 
 
-def after(record: TrialRecord, event: Failed) -> TrialRecord:
+def after(record: TrialRecord, event: FailureEvent) -> TrialRecord:
     return with_attempt(
         reduce_event(record, event), event, 1.0, AttemptContext(Strategy(), counted=False, planned_here=True)
     )
@@ -280,16 +282,18 @@ def test_what_is_killed_a_second_time_is_blamed_on_memory() -> None:
         many = after(many, left)
         assert many.result.outcome is Outcome.INTERRUPTED
     assert after(many, left).result.outcome is Outcome.OUT_OF_MEMORY
-    stopped = Failed(error="rank 1 stopped", stopped=True)
+    stopped = FailureEvent(error="rank 1 stopped", stopped=True)
     assert after(record, stopped).result.outcome is Outcome.INTERRUPTED
     assert after(after(record, stopped), stopped).result.outcome is Outcome.FAILED
-    assert after(record, Failed(error="full", out_of_memory=True)).result.outcome is Outcome.OUT_OF_MEMORY
-    assert after(record, Failed(error="wrong")).result.outcome is Outcome.FAILED
+    assert (
+        after(record, FailureEvent(error="full", out_of_memory=True)).result.outcome is Outcome.OUT_OF_MEMORY
+    )
+    assert after(record, FailureEvent(error="wrong")).result.outcome is Outcome.FAILED
 
 
 def test_what_is_moved_does_not_count_as_killed(tmp_path: Path) -> None:
     slow = SlowRank(rank=1, times=9.6, examples=50, seconds=6.0, where="node a", then=MOVED, moves=True)
-    moved = [slow, Failed(error=slow.words, slow=True)]
+    moved = [slow, FailureEvent(error=slow.words, slow=True)]
     study = Study(tmp_path, runs(moved, moved, [killed()], [trained()]))
     (trial,) = study.train(job())
     assert tries(trial) == [*[Outcome.INTERRUPTED] * 3, Outcome.COMPLETED]
@@ -432,7 +436,7 @@ def test_ctrl_c_while_a_result_is_kept_records_it_once_or_not_at_all(tmp_path: P
     assert len(resumed.launcher.tasks) == (1 if moment == "after" else 2)
 
 
-def both_end_at_one_look(second: Failed | Any) -> Callable[[int, int], FakeRun]:
+def both_end_at_one_look(second: FailureEvent | Any) -> Callable[[int, int], FakeRun]:
     """Both have begun at the second look, and end there."""
     return lambda seed, attempt: (
         FakeRun([], [trained()]) if seed == 0 else FakeRun([second]) if attempt == 0 else going_on()

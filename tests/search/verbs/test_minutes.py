@@ -12,7 +12,7 @@ from search.execution.budget import Budget
 from search.execution.clock import StudyClock
 from search.read_study import read_study
 from search.verbs import run as verb
-from trials.records.trial_record import Measured, TrialKind
+from trials.records.trial_record import Measurements, TrialKind
 
 TRAINING = 4.0
 """Seconds that each training takes, by the clock that the test moves."""
@@ -32,7 +32,7 @@ def test_minutes_alone_search_average_and_confirm(
 
     monkeypatch.setattr(verb, "StudyClock", lambda: StudyClock(now, began=0.0))
     monkeypatch.setattr(running.Training, "_seconds", lambda _: TRAINING)
-    monkeypatch.setattr(Measured, "whole_seconds", TRAINING)
+    monkeypatch.setattr(Measurements, "whole_seconds", TRAINING)
     # plans, which know nothing of that clock, say that some would take longer
     monkeypatch.setattr(Budget, "is_worth_its_time", lambda *_: True)
     words = ("run", "--data", click_log, "--out", out, *SMALL, "training.epochs=1", "minutes=2.5")

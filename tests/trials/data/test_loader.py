@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trials.data import loader
-from trials.data.loader import Batch, eval_batches, train_batches
+from trials.data.loader import LabelledBatch, eval_batches, train_batches
 from trials.data.prepare.prepare_log import prepare
 from trials.data.prepared_log import PreparedLog, Split
 from trials.records.strategy import rank_slice
@@ -26,7 +26,7 @@ def log(clicks: Columns, write_csv: Callable[..., Path]) -> PreparedLog:
     return prepare([write_csv(clicks)])
 
 
-def examples(batches: list[Batch]) -> list[tuple[Any, ...]]:
+def examples(batches: list[LabelledBatch]) -> list[tuple[Any, ...]]:
     """Each example as a tuple, its bag read one example at a time."""
     found = []
     for batch in batches:

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from dhen.batch import FeatureBatch
-from trials.data.loader import AHEAD, Batch, on_device
+from trials.data.loader import AHEAD, LabelledBatch, on_device
 from trials.data.raw.readers import ahead
 
 
-def numbered(count: int) -> Iterator[Batch]:
+def numbered(count: int) -> Iterator[LabelledBatch]:
     for number in range(count):
         features = FeatureBatch(ids_BT=torch.full((2, 1), number), bags=(), numeric_BK=torch.zeros(2, 0))
-        yield Batch(features=features, label_B=torch.zeros(2), weight_B=None)
+        yield LabelledBatch(features=features, label_B=torch.zeros(2), weight_B=None)
 
 
-def numbers(batches: Iterator[Batch]) -> list[int]:
+def numbers(batches: Iterator[LabelledBatch]) -> list[int]:
     return [int(batch.features.ids_BT[0, 0]) for batch in batches]
 
 
@@ -29,7 +29,7 @@ def test_the_same_batches_in_order() -> None:
 
 
 def test_an_error_arrives_after_the_batches_before_it() -> None:
-    def failing() -> Iterator[Batch]:
+    def failing() -> Iterator[LabelledBatch]:
         yield from numbered(3)
         raise OSError("the disk is gone")
 

@@ -29,7 +29,7 @@ from trials.planner.table_placement import (
 )
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Ranks
-from trials.training.embeddings.blocks import Block, HeldBlock, load_state, state_of, state_to_load
+from trials.training.embeddings.blocks import Block, TableBlock, load_state, state_of, state_to_load
 from trials.training.embeddings.engine import TableEngine
 from trials.training.embeddings.make_engine import table_engine
 from trials.training.embeddings.requirements import INSTALL, check_tables
@@ -146,10 +146,10 @@ def test_updates_below_fp16s_resolution_add_up() -> None:
 cuts = st.sets(st.integers(1, DIM - 1)).map(lambda inner: list(itertools.pairwise([0, *sorted(inner), DIM])))
 
 
-def held(cut: list[tuple[int, int]], seed: int) -> list[HeldBlock]:
+def held(cut: list[tuple[int, int]], seed: int) -> list[TableBlock]:
     generator = torch.Generator().manual_seed(seed)
     return [
-        HeldBlock(
+        TableBlock(
             Block(table, start, stop - start),
             torch.rand(ROWS, stop - start, generator=generator),
             torch.rand(ROWS, generator=generator),
@@ -159,7 +159,7 @@ def held(cut: list[tuple[int, int]], seed: int) -> list[HeldBlock]:
     ]
 
 
-def columns_of(blocks: list[HeldBlock], table: str, *, sums: bool) -> torch.Tensor:
+def columns_of(blocks: list[TableBlock], table: str, *, sums: bool) -> torch.Tensor:
     parts = [
         sum_R.unsqueeze(1).expand_as(weight) if sums else weight
         for block, weight, sum_R in blocks

@@ -11,7 +11,7 @@ from torch import Tensor
 from dhen.batch import FeatureBatch
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
-from trials.data.loader import Batch
+from trials.data.loader import LabelledBatch
 from trials.records.job import TrainingConfig
 from trials.training.embeddings.blocks import HalfTables
 from trials.training.step import TrainStep
@@ -23,12 +23,12 @@ SCHEMA = FeatureSchema(
 MODEL = parse_model({"embedding_dim": 6, "layers": [{"modules": ["dcn_v2"], "out_embeddings": 2}]}, "test")
 
 
-def batch(number: int) -> Batch:
+def batch(number: int) -> LabelledBatch:
     generator = torch.Generator().manual_seed(number)
     ids_B1 = torch.randint(0, 40, (ROWS, 1), generator=generator)
     bag = (torch.randint(0, 9, (2 * ROWS,), generator=generator), torch.arange(0, 2 * ROWS, 2))
     features = FeatureBatch(ids_BT=ids_B1, bags=(bag,), numeric_BK=torch.randn(ROWS, 1, generator=generator))
-    return Batch(features=features, label_B=ids_B1[:, 0].remainder(2).float(), weight_B=None)
+    return LabelledBatch(features=features, label_B=ids_B1[:, 0].remainder(2).float(), weight_B=None)
 
 
 def step(table_precision: Literal["fp32", "fp16"], table_decay: float = 0.0) -> TrainStep:

@@ -14,10 +14,10 @@ from dhen.batch import FeatureBatch, Keys
 from dhen.inputs.growing import EMBEDDING_INIT_STD, GrowingRows
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Growing, Table
-from trials.data.loader import Batch
+from trials.data.loader import LabelledBatch
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Ranks
-from trials.training.embeddings.growing import Begun, GrowingTables
+from trials.training.embeddings.growing import GrowingTables, NewRows
 from trials.training.step import TrainStep, WeightAverage
 
 MODEL = parse_model({"embedding_dim": 4, "layers": [{"modules": ["mlp"]}], "dropout": 0.0}, "test")
@@ -49,7 +49,7 @@ class Watched:
     def __init__(self, *rules: Growing, bags: int = 0) -> None:
         self.rows = GrowingRows(schema(*rules, bags=bags))
         self.tables = GrowingTables(self.rows, Ranks())
-        self.begun: Begun | None = None
+        self.begun: NewRows | None = None
 
     def admit(self, *keys: int, time: int | None = None) -> list[int]:
         """The rows of keys of the only table, an example each."""
@@ -224,9 +224,9 @@ def test_no_two_keys_have_one_row_and_rows_begin_when_they_change_hands(
         assert tables.found(*keys) == rows
 
 
-def batch(*keys: int) -> Batch:
+def batch(*keys: int) -> LabelledBatch:
     drawn = torch.Generator().manual_seed(len(keys))
-    return Batch(
+    return LabelledBatch(
         features=features([[key] for key in keys]),
         label_B=torch.randint(0, 2, (len(keys),), generator=drawn).float(),
         weight_B=None,

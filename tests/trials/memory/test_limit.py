@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dhen.errors import UserError
 from trials.cluster.cluster import CUDA_CONTEXT_BYTES
 from trials.planner.memory_counter import MemoryLimitError
-from trials.records.events import Failed, Trained
+from trials.records.events import FailureEvent, TrainingEvent
 from trials.records.task import Task
 from trials.runtime.launcher import Launcher
 from trials.training.memory_limit import (
@@ -33,27 +33,27 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     return real_training(tmp_path_factory.mktemp("log") / "log", rows=1000)
 
 
-def train(task: Task, folder: Path, **changes: object) -> Trained | Failed:
+def train(task: Task, folder: Path, **changes: object) -> TrainingEvent | FailureEvent:
     folder.mkdir()
     last = everything(Launcher().start(task.replace(**changes), folder))[-1]
-    assert isinstance(last, (Trained, Failed))
+    assert isinstance(last, (TrainingEvent, FailureEvent))
     return last
 
 
 def test_training_keeps_to_its_limit_or_says_what_is_lacking(task: Task, tmp_path: Path) -> None:
     free, counted = train(task, tmp_path / "a"), train(task, tmp_path / "b", hbm=2**30)
-    assert isinstance(free, Trained)
-    assert isinstance(counted, Trained)
+    assert isinstance(free, TrainingEvent)
+    assert isinstance(counted, TrainingEvent)
     assert counted.best == free.best  # counting changes no number
     assert (
         counted.measured.peak_memory_bytes < 2**27 < free.measured.peak_memory_bytes
     )  # tensors alone; the whole process
     peak = counted.measured.peak_memory_bytes
     enough = train(task, tmp_path / "c", hbm=peak)
-    assert isinstance(enough, Trained)
+    assert isinstance(enough, TrainingEvent)
     assert enough.measured.peak_memory_bytes == peak
     short = train(task, tmp_path / "d", hbm=peak - 1)
-    assert isinstance(short, Failed)
+    assert isinstance(short, FailureEvent)
     assert short.out_of_memory
     assert (short.needed_bytes, short.limit_bytes) == (peak, peak - 1)
     assert "declared for a rank" in short.error

@@ -17,8 +17,8 @@ from trials.optim.one_bit_adam import (
     BLOCK,
     LEAST_ROOT,
     LOOKS,
+    ChunkLayout,
     CompressedAllReduce,
-    Layout,
     OneBitAdam,
     lag_of,
 )
@@ -58,7 +58,7 @@ def test_error_feedback_sends_everything_in_the_end() -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 128])
 def test_chunks_cover_the_vector(ranks: int) -> None:
     for numbers in (1, BLOCK, 5 * BLOCK + 1, 1_000_003):
-        spans = [Layout(numbers, ranks).served(rank) for rank in range(ranks)]
+        spans = [ChunkLayout(numbers, ranks).served(rank) for rank in range(ranks)]
         assert [spans[0].start, spans[-1].stop] == [0, numbers]
         assert all(a.stop == b.start for a, b in pairwise(spans))
 

@@ -14,10 +14,10 @@ from dhen.model import parse_model
 from dhen.schema import FeatureSchema, Table
 from trials.cluster.cluster import Cluster
 from trials.cluster.this_machine import load_cluster
-from trials.optim.one_bit_adam import Layout, low_rank_of
+from trials.optim.one_bit_adam import ChunkLayout, low_rank_of
 from trials.planner.estimates import PlanOptions
 from trials.planner.plan import Plan, plan
-from trials.planner.pricing import Pricing
+from trials.planner.pricing import CostModel
 from trials.planner.segments import shapes_of
 from trials.planner.sentences import worth
 from trials.records.job import TrainingConfig
@@ -66,13 +66,13 @@ def test_it_is_planned_where_gradients_stay_whole(
 def test_the_step_is_shorter_below_one_bandwidth_alone_and_the_plan_names_it(
     training: TrainingConfig,
 ) -> None:
-    pricing = Pricing(MODEL, SCHEMA, training, cluster(100))
+    pricing = CostModel(MODEL, SCHEMA, training, cluster(100))
     found, numbers = worth(pricing, Strategy()), sum(each.parameters for each in pricing.segments(1))
     assert found.pays_below is not None
     below = found.pays_below * 8 / 1e9
     for times, pays in ((0.1, True), (0.9, True), (1.1, False), (10, False)):
         seconds = [
-            Pricing(MODEL, SCHEMA, each, cluster(times * below)).time(Strategy()).total
+            CostModel(MODEL, SCHEMA, each, cluster(times * below)).time(Strategy()).total
             for each in (training, ADAMW)
         ]
         assert (seconds[0] < seconds[1]) == pays
@@ -90,10 +90,10 @@ def test_what_is_sent_is_in_the_all_reduce_and_nothing_hides_it() -> None:
     """The dense part's bytes both ways, at one bit and a scale for 1,024 numbers each."""
     slow = cluster(0.1)
     for dense in ("dp", "zero1"):
-        pricing = Pricing(MODEL, SCHEMA, ONE_BIT, slow)
+        pricing = CostModel(MODEL, SCHEMA, ONE_BIT, slow)
         time = pricing.time(Strategy(dense=dense))
         numbers = sum(segment.parameters for segment in pricing.segments(64))
-        layout = Layout(numbers, slow.ranks)
+        layout = ChunkLayout(numbers, slow.ranks)
         through_network = layout.vector_bytes * (slow.ranks - 8) / slow.ranks / (0.9 * 0.1e9 / 8)
         through_network += layout.vector_bytes * (slow.ranks - 1) / slow.ranks / (8 * 0.9 * 0.1e9 / 8)
         assert time.all_reduce == pytest.approx(through_network, rel=0.01)
@@ -104,9 +104,9 @@ def test_whole_momentum_and_residues_are_in_the_memory() -> None:
     """ZeRO-1 shards moments under AdamW; what one-bit Adam carries and its roots are whole, and of the residue
     there is a chunk."""
     where = cluster(100).replace(device="cpu")
-    adamw, one_bit = (Pricing(MODEL, SCHEMA, training, where) for training in (ADAMW, ONE_BIT))
+    adamw, one_bit = (CostModel(MODEL, SCHEMA, training, where) for training in (ADAMW, ONE_BIT))
     numbers = sum(segment.parameters for segment in one_bit.segments(64))
-    chunk = 4 * Layout(numbers, where.ranks).chunk
+    chunk = 4 * ChunkLayout(numbers, where.ranks).chunk
     for dense in ("dp", "zero1"):
         assert one_bit.memory(Strategy(dense=dense)).optimizer_state == 8 * numbers + chunk
     assert adamw.memory(Strategy()).optimizer_state == 8 * numbers

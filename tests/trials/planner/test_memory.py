@@ -18,7 +18,7 @@ from trials.cluster.machine import Precision
 from trials.planner.ladder import ladder
 from trials.planner.memory import DensePeak, dense_peak, recomputed, unit
 from trials.planner.segments import Segment, segments_at, taped
-from trials.planner.zero_memory import Activations, Batch, DenseRank, Itemsizes
+from trials.planner.zero_memory import Activations, DenseRank, Itemsizes, RankInput
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Dense, Strategy, data_ranks, named
 
@@ -55,7 +55,7 @@ def peak(
     """As the reference counts: the embeddings of a rank's batch lie there from the beginning."""
     micro = -(-examples // strategy.micro_batches)
     width, numbers = 4 * sum(table_dims(model, schema)), len(schema.numeric) + len(schema.bucketed)
-    batch = Batch(width * examples, width * micro, 4 * examples * (numbers + 1))
+    batch = RankInput(width * examples, width * micro, 4 * examples * (numbers + 1))
     found = segments(model, schema, precision, micro, strategy.tensor)
     activations = Activations(found, recomputed(found, strategy))
     hosts, gpus = data_ranks(strategy.tensor, hosts, gpus)

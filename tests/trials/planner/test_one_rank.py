@@ -12,7 +12,7 @@ from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
 from dhen.values import parse
 from trials.cluster.cluster import Cluster
-from trials.data.loader import Batch
+from trials.data.loader import LabelledBatch
 from trials.planner.memory_counter import MemoryCounter
 from trials.planner.pricing import pricing_of
 from trials.records.job import Job, TrainingConfig
@@ -52,7 +52,7 @@ WITHIN = 2e-4
 """Share of a counted peak that a predicted one may be off by."""
 
 
-def batch(seed: int, *, counted: bool) -> Batch:
+def batch(seed: int, *, counted: bool) -> LabelledBatch:
     """As a batch that is loaded: ids of 32 bits, and 1 / the counts of ids where they are asked for. It reads as
     many rows of each table as it can."""
     drawn = torch.Generator().manual_seed(seed)
@@ -68,7 +68,7 @@ def batch(seed: int, *, counted: bool) -> Batch:
         bags=((bag[0], bag[1].int()),),
         numeric_BK=torch.randn(EXAMPLES, 2, generator=drawn),
     )
-    return Batch(
+    return LabelledBatch(
         features=features,
         label_B=torch.ones(EXAMPLES),
         weight_B=None,

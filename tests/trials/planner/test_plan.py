@@ -20,7 +20,7 @@ from trials.cluster.this_machine import load_cluster
 from trials.planner.collectives import ALLOCATOR_RESERVE_BYTES, LEAST_RESERVE_BYTES
 from trials.planner.estimates import PlanOptions
 from trials.planner.plan import Plan, plan
-from trials.planner.pricing import Pricing
+from trials.planner.pricing import CostModel
 from trials.planner.sentences import PARTS
 from trials.records.job import TrainingConfig
 from trials.records.strategy import FULLY_SHARDED, Strategy, named
@@ -339,7 +339,7 @@ def test_split_weights_are_divided_and_what_is_sent_is_priced() -> None:
     assert dp.memory.optimizer_state == pytest.approx(4 * four.memory.optimizer_state, rel=0.02)
     assert dp.memory.parameters == pytest.approx(2 * two.memory.parameters, rel=0.02)
     assert two.time.all_gather > 0  # of inputs
-    pricing = Pricing(model(4, width=4096), SCHEMA, TRAINING, small(10**12, "1x4"))
+    pricing = CostModel(model(4, width=4096), SCHEMA, TRAINING, small(10**12, "1x4"))
     flops = {tensor: sum(each.flops for each in pricing.segments(1, tensor)) for tensor in (1, 2, 4)}
     assert flops[1] == pytest.approx(2 * flops[2], rel=0.02)
     assert flops[1] == pytest.approx(4 * flops[4], rel=0.02)

@@ -22,7 +22,7 @@ from trials.planner.collectives import (
 )
 from trials.planner.estimates import StepTime
 from trials.planner.ladder import ladder
-from trials.planner.overlap import Passes, Unit, fully_sharded, reduced_in_buckets
+from trials.planner.overlap import PassSeconds, UnitSeconds, fully_sharded, reduced_in_buckets
 from trials.planner.segments import Segment
 from trials.planner.step_time import UPDATE_KERNELS, prepare, price
 from trials.planner.table_placement import Placement
@@ -281,12 +281,12 @@ def test_buckets_hide_behind_backward_but_for_the_last() -> None:
     assert ended == pytest.approx(5 / 6 + 0.5 + 0.1)
 
 
-def unit(gather: float, scatter: float = 0.0, reduce: float = 0.0) -> Unit:
-    return Unit(0.0, gather, 0.0, 0.0, scatter, reduce, 0.0)
+def unit(gather: float, scatter: float = 0.0, reduce: float = 0.0) -> UnitSeconds:
+    return UnitSeconds(0.0, gather, 0.0, 0.0, scatter, reduce, 0.0)
 
 
 def test_gathers_are_one_layer_ahead() -> None:
-    passes = Passes((0.0, 0.0), [(3.0, 6.0)] * 4, (0.0, 0.0))
+    passes = PassSeconds((0.0, 0.0), [(3.0, 6.0)] * 4, (0.0, 0.0))
     nothing = unit(0.0)
     # forward: the first gather of 2 s waits for nothing, the others hide; backward: the last one is asked for
     # when head begins, which takes no time

@@ -13,7 +13,7 @@ from trials.planner.memory import DensePeak, dense_peak, recomputed
 from trials.planner.segments import Segment
 from trials.planner.step_time import prepare, price
 from trials.planner.table_placement import Placement
-from trials.planner.zero_memory import Activations, Batch, DenseRank, Itemsizes, zero_buckets
+from trials.planner.zero_memory import Activations, DenseRank, Itemsizes, RankInput, zero_buckets
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Dense, Strategy
 
@@ -37,7 +37,7 @@ def peak(dense: Dense, ranks: int) -> DensePeak:
     activations = Activations(segments, recomputed(segments, strategy))
     itemsizes = Itemsizes.of(BF16)
     return dense_peak(
-        DenseRank(segments, activations, strategy, Batch(0, 0, 0), itemsizes, 1, ranks, device="cuda")
+        DenseRank(segments, activations, strategy, RankInput(0, 0, 0), itemsizes, 1, ranks, device="cuda")
     )
 
 

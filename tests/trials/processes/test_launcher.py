@@ -13,7 +13,7 @@ import pytest
 import torch
 from faulty_ranks import everything, real_training, trained
 
-from trials.records.events import EVENTS, EventWriter, Failed, Progress, RankLogs
+from trials.records.events import EVENTS, EventWriter, FailureEvent, Progress, RankLogs
 from trials.runtime.fork_server import ALLOCATOR_VARIABLES, SERVER_ENVIRONMENT, server_environment
 from trials.runtime.launcher import Launcher, Run, wait_for
 from trials.runtime.rank_process import LocalRank
@@ -50,7 +50,7 @@ def run(target: Callable[[str], None], folder: Path, **settings: float) -> Run:
 def test_a_death_without_a_word_is_told(tmp_path: Path) -> None:
     first, death = everything(run(die, tmp_path / "a"))
     assert isinstance(first, Progress)
-    assert isinstance(death, Failed)
+    assert isinstance(death, FailureEvent)
     assert death.killed
     assert not death.out_of_memory
     assert "killed by signal 9" in death.error
@@ -69,7 +69,7 @@ def test_one_that_ends_does_not_wait_for_its_neighbour(tmp_path: Path) -> None:
     assert not stays.ended
     stays.kill()
     (death,) = everything(stays)
-    assert isinstance(death, Failed)
+    assert isinstance(death, FailureEvent)
 
 
 def test_a_driver_that_looks_away_is_no_evidence_of_a_hang(
@@ -84,7 +84,7 @@ def test_a_driver_that_looks_away_is_no_evidence_of_a_hang(
     monkeypatch.undo()
     time.sleep(1.0)
     (hang,) = each.new_events()
-    assert isinstance(hang, Failed)
+    assert isinstance(hang, FailureEvent)
     assert "no progress" in hang.error
     assert each.ended
 

@@ -16,19 +16,19 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from trials.training.servers.connection import LOOK_SECONDS, Calls, Connection, WaitingThread
-from trials.training.servers.messages import Link, Message, Op
+from trials.training.servers.messages import Message, Op, ServerLink
 
 TIMEOUT_SECONDS = 120
 LARGE = torch.zeros(32 << 20, dtype=torch.uint8)
 """More than sockets keep for one who does not read."""
 
 
-def greeted(store: Any, restarts: int) -> Link:
+def greeted(store: Any, restarts: int) -> ServerLink:
     """A server's end of the first call that it gets, after it was started anew so many times."""
     calls = Calls(store, 0, restarts)
     while not (names := list(calls.new())):
         time.sleep(LOOK_SECONDS)
-    link = Link(store, names[0], server=True)
+    link = ServerLink(store, names[0], server=True)
     assert link.receive().op == Op.HELLO
     link.send(Message(Op.HELLO, -1))
     return link
@@ -49,7 +49,7 @@ def ask(connection: Connection) -> Message:
 def test_one_who_waits_for_a_server_that_is_gone_goes_on_with_its_successor(
     say: Callable[[Connection], Message],
 ) -> None:
-    store, first, heard = HashStore(), list[Link](), list[int]()
+    store, first, heard = HashStore(), list[ServerLink](), list[int]()
 
     def serve() -> None:
         first.append(greeted(store, 0))

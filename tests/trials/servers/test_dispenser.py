@@ -18,7 +18,7 @@ from trials.records.job import TrainingConfig
 from trials.training.checkpointer import TrainingState
 from trials.training.schedule import PassBatches, handed_out
 from trials.training.servers.client import Servers
-from trials.training.servers.server import Answer, Dispenser, Losses, Told
+from trials.training.servers.server import BatchAnswer, BatchGrant, Dispenser, Losses
 
 NOTHING = Losses(0.0, 0, 0)
 
@@ -31,31 +31,31 @@ class Workers:
         self.dispenser = Dispenser(self.lock)
         self._pools = [ThreadPoolExecutor(1) for _ in range(count)]
 
-    def ask(self, worker: int, until: int | None = None, done: Losses = NOTHING) -> Future[Told]:
-        def call() -> Told:
+    def ask(self, worker: int, until: int | None = None, done: Losses = NOTHING) -> Future[BatchGrant]:
+        def call() -> BatchGrant:
             with self.lock:
                 return self.dispenser.next(worker, until, 0.5 if worker == 0 else 0.0, done)
 
         return self._pools[worker].submit(call)
 
-    def told(self, worker: int, until: int | None = None, done: Losses = NOTHING) -> Told:
+    def told(self, worker: int, until: int | None = None, done: Losses = NOTHING) -> BatchGrant:
         return self.ask(worker, until, done).result(timeout=60)
 
 
 def test_batches_are_handed_out_in_order_up_to_an_evaluation() -> None:
     workers = Workers(2)
-    assert workers.told(0, until=3)[:2] == (Answer.TRAIN, 0)
+    assert workers.told(0, until=3)[:2] == (BatchAnswer.TRAIN, 0)
     told = workers.told(1)
-    assert told[:3] == (Answer.TRAIN, 1, 0.5)  # with the first worker's factor of learning rates
-    assert workers.told(1, done=Losses(2.0, 1, 0))[:2] == (Answer.TRAIN, 2)
+    assert told[:3] == (BatchAnswer.TRAIN, 1, 0.5)  # with the first worker's factor of learning rates
+    assert workers.told(1, done=Losses(2.0, 1, 0))[:2] == (BatchAnswer.TRAIN, 2)
     waits, evaluates = workers.ask(1, done=Losses(3.0, 1, 1)), workers.ask(0, until=3, done=Losses(1.0, 1, 0))
     told = evaluates.result(timeout=60)
-    assert told[:2] == (Answer.EVALUATE, 3)
+    assert told[:2] == (BatchAnswer.EVALUATE, 3)
     assert told.losses == Losses(6.0, 3, 1)
     assert told.behind == {0: 2, 2: 1}  # while the first had its batch, two others were handed out
     assert not waits.done()
-    assert workers.told(0, until=5)[:2] == (Answer.TRAIN, 3)
-    assert waits.result(timeout=60)[:2] == (Answer.TRAIN, 4)
+    assert workers.told(0, until=5)[:2] == (BatchAnswer.TRAIN, 3)
+    assert waits.result(timeout=60)[:2] == (BatchAnswer.TRAIN, 4)
 
 
 def test_an_evaluation_waits_for_all_batches_before_it() -> None:
@@ -66,10 +66,10 @@ def test_an_evaluation_waits_for_all_batches_before_it() -> None:
     with pytest.raises(TimeoutError):
         evaluates.result(timeout=0.2)
     waits = workers.ask(1)
-    assert evaluates.result(timeout=60).answer is Answer.EVALUATE
+    assert evaluates.result(timeout=60).answer is BatchAnswer.EVALUATE
     with workers.lock:
         workers.dispenser.end()
-    assert waits.result(timeout=60).answer is Answer.END
+    assert waits.result(timeout=60).answer is BatchAnswer.END
 
 
 def test_a_worker_that_is_gone_takes_its_batch_along() -> None:
@@ -79,7 +79,7 @@ def test_a_worker_that_is_gone_takes_its_batch_along() -> None:
     evaluates = workers.ask(0, until=2)
     with workers.lock:
         workers.dispenser.gone(1)
-    assert evaluates.result(timeout=60)[:2] == (Answer.EVALUATE, 2)
+    assert evaluates.result(timeout=60)[:2] == (BatchAnswer.EVALUATE, 2)
     assert workers.dispenser.lost == 1
 
 
@@ -90,7 +90,7 @@ class Alone:
         self._lock = threading.Condition()
         self._dispenser = Dispenser(self._lock)
 
-    def next(self, until: int, rate_factor: float, done: Losses) -> Told:
+    def next(self, until: int, rate_factor: float, done: Losses) -> BatchGrant:
         with self._lock:
             return self._dispenser.next(0, until, rate_factor, done)
 

@@ -13,7 +13,7 @@ from trials.records.job import Job, TrainingConfig
 from trials.training.servers.messages import Share
 from trials.training.servers.part import Gradients, ServerPart
 from trials.training.servers.server import Server
-from trials.training.servers.synchrony import Delayed, Semi
+from trials.training.servers.synchrony import FixedDelay, Semi
 
 DIM = 4
 ROW = (torch.tensor([3]),)
@@ -61,7 +61,7 @@ def test_a_pull_waits_for_all_updates_but_those_of_the_last_steps() -> None:
 def test_a_delayed_update_is_not_read_before_its_turn() -> None:
     """Also if it has come long before."""
     lock = OthersPush()
-    delayed = Delayed(part_of_a_server(), workers=1, staleness=1, lock=lock)
+    delayed = FixedDelay(part_of_a_server(), workers=1, staleness=1, lock=lock)
     with lock:
         (fresh,), _ = delayed.pull(0, ROW, torch.float32)
         delayed.push(0, 0, GRADIENTS)

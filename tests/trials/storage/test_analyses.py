@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from records import bare
 
-from trials.records.findings import Ablation, Better, MeanInterval, Part, Slice, Slices
+from trials.records.findings import AblatedPart, Ablation, MeanInterval, Slice, Slices, WinnerVerdict
 from trials.store.database import sqlite_url
-from trials.store.ledger import Ledger, Setting
+from trials.store.ledger import Ledger, StudySetting
 
 CLUSTER = {"name": "small", "hosts": 1, "gpus_per_host": 1, "hbm": 2**30}
-SETTING = Setting(directory="/runs/a", log="l", features={}, seed=0, version=1, cluster=CLUSTER)
-PART = Part(
+SETTING = StudySetting(directory="/runs/a", log="l", features={}, seed=0, version=1, cluster=CLUSTER)
+PART = AblatedPart(
     removed="layer0", ne_percent=MeanInterval(mean=0.5, low=0.1, high=0.9), flops=1e5, flops_percent=9.0
 )
 ROW = Slice(
@@ -24,7 +24,7 @@ ROW = Slice(
     baseline_ne=None,
     calibration=None,
     baseline_calibration=1.0,
-    better=Better.CANNOT_TELL,
+    better=WinnerVerdict.CANNOT_TELL,
 )
 
 

@@ -10,10 +10,10 @@ from dashboards.terminal.tables import progress_line, trial_table
 from trials.records.study_record import StudyRecord
 from trials.records.trial_record import PlanSummary, TrialKind, TrialRecord
 from trials.store.database import sqlite_url
-from trials.store.ledger import Ledger, Setting
+from trials.store.ledger import Ledger, StudySetting
 
 CLUSTER = {"name": "small", "hosts": 2, "gpus_per_host": 2, "hbm": 2**30}
-SETTING = Setting(directory="/runs/a", log="l", features={}, seed=0, version=1, cluster=CLUSTER)
+SETTING = StudySetting(directory="/runs/a", log="l", features={}, seed=0, version=1, cluster=CLUSTER)
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ from trials.records.trial_record import Outcome, TrialRecord
 from trials.store import database
 from trials.store.database import ServerGoneError, masked, sqlite_file
 from trials.store.leases import LEAD, SILENT_SECONDS, TRIAL, TURN, Driver, Leases, TakenForDeadError
-from trials.store.ledger import Ledger, Setting
+from trials.store.ledger import Ledger, StudySetting
 
 CLUSTER = {"name": "x", "hosts": 1, "gpus_per_host": 1, "hbm": 1}
-SETTING = Setting(directory="/runs/a", log="l", features={}, seed=0, version=1, cluster=CLUSTER)
+SETTING = StudySetting(directory="/runs/a", log="l", features={}, seed=0, version=1, cluster=CLUSTER)
 RUNNING = trial(0, Random(0)).with_result(outcome=Outcome.RUNNING)
 
 

@@ -26,10 +26,12 @@ from trials.records.trial_record import (
     TrialRecord,
 )
 from trials.store.database import sqlite_url
-from trials.store.ledger import Ledger, Setting
+from trials.store.ledger import Ledger, StudySetting
 
 CLUSTER = {"name": "small", "hosts": 2, "gpus_per_host": 2, "hbm": 2**30}
-SETTING = Setting(directory="/runs/a", log="l", features={"numeric": []}, seed=3, version=2, cluster=CLUSTER)
+SETTING = StudySetting(
+    directory="/runs/a", log="l", features={"numeric": []}, seed=3, version=2, cluster=CLUSTER
+)
 
 
 def record(number: int, outcome: Outcome = Outcome.COMPLETED, fingerprint: str = "f") -> TrialRecord:

@@ -8,10 +8,10 @@ from random import Random
 from records import trial
 
 from trials.records.trial_record import Outcome
-from trials.store.ledger import Ledger, Setting, Studies
+from trials.store.ledger import Ledger, Studies, StudySetting
 
 CLUSTER = {"name": "x", "hosts": 1, "gpus_per_host": 1, "hbm": 1}
-SETTING = Setting(directory="/runs/ads", log="0123", features={}, seed=0, version=1, cluster=CLUSTER)
+SETTING = StudySetting(directory="/runs/ads", log="0123", features={}, seed=0, version=1, cluster=CLUSTER)
 TRIAL = trial(0, Random(0))
 
 

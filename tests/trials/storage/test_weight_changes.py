@@ -13,7 +13,7 @@ from dhen.batch import FeatureBatch, Keys
 from dhen.errors import UserError
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Growing, Table
-from trials.data.loader import Batch
+from trials.data.loader import LabelledBatch
 from trials.records.job import TrainingConfig
 from trials.store.weights import GONE, KEYS, ROWS, VALUES, apply_changes, changes
 from trials.training.step import TrainStep
@@ -31,7 +31,7 @@ SCHEMA = FeatureSchema(
 TABLE = "features.tables.weight"
 
 
-def a_batch(rows: list[tuple[int, int, int]]) -> Batch:
+def a_batch(rows: list[tuple[int, int, int]]) -> LabelledBatch:
     """Keys of a user and an item and the id of a site, an example each."""
     values = torch.tensor(rows)
     ids = torch.zeros(len(rows), 3, dtype=torch.int32)
@@ -39,7 +39,7 @@ def a_batch(rows: list[tuple[int, int, int]]) -> Batch:
     inputs = FeatureBatch(
         ids_BT=ids, bags=(), numeric_BK=torch.ones(len(rows), 1), keys=Keys(values[:, :2].contiguous(), ())
     )
-    return Batch(features=inputs, label_B=(values[:, 0] % 2).float(), weight_B=None)
+    return LabelledBatch(features=inputs, label_B=(values[:, 0] % 2).float(), weight_B=None)
 
 
 ROWS_OF_A_STEP = st.lists(

@@ -16,7 +16,7 @@ from dhen.config import ModelConfig
 from dhen.errors import UserError
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
-from trials.data.loader import Batch
+from trials.data.loader import LabelledBatch
 from trials.optim.adamw import MasterWeights, compute_in, dense_parameters
 from trials.optim.rowwise_adagrad import RowWiseAdagrad
 from trials.records.job import TrainingConfig
@@ -40,10 +40,10 @@ MODEL = parse_model(
 )
 
 
-def batches(count: int) -> list[Batch]:
+def batches(count: int) -> list[LabelledBatch]:
     torch.manual_seed(1)
     return [
-        Batch(
+        LabelledBatch(
             features=FeatureBatch(
                 ids_BT=torch.randint(0, 40, (ROWS, 1)),
                 bags=((torch.randint(0, 9, (ROWS,)), torch.arange(ROWS)),),

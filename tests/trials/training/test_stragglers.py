@@ -13,7 +13,7 @@ import pytest
 
 from trials.records.events import SlowRank
 from trials.records.strategy import Ranks, named
-from trials.training.stragglers import INTERVALS, OwnTime, Stragglers, like_ranks
+from trials.training.stragglers import INTERVALS, Stragglers, ThreadTime, like_ranks
 
 ALIKE = (0, 0, 0, 0)
 
@@ -92,7 +92,7 @@ def test_the_sentence_says_who_where_how_much_and_since_when() -> None:
 
 def seconds_of(body: str) -> tuple[float, float]:
     """What a process takes itself while it runs some lines, `own` among their names."""
-    code = f"import time\nfrom trials.training.stragglers import OwnTime\nown = OwnTime()\n{body}\n"
+    code = f"import time\nfrom trials.training.stragglers import ThreadTime\nown = ThreadTime()\n{body}\n"
     code += "print(*own.taken())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     own, wall = map(float, done.stdout.split())
@@ -113,7 +113,9 @@ def test_who_computes_takes_the_time_itself() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="stops a process")
 def test_who_is_stopped_takes_the_time_itself() -> None:
     stop = "import os, signal, threading\nos.kill(os.getpid(), signal.SIGSTOP)"
-    code = f"from trials.training.stragglers import OwnTime\nown = OwnTime()\n{stop}\nprint(*own.taken())"
+    code = (
+        f"from trials.training.stragglers import ThreadTime\nown = ThreadTime()\n{stop}\nprint(*own.taken())"
+    )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     os.waitpid(process.pid, os.WUNTRACED)
     threading.Timer(0.3, process.send_signal, [signal.SIGCONT]).start()
@@ -124,7 +126,7 @@ def test_who_is_stopped_takes_the_time_itself() -> None:
 
 
 def test_a_stretch_leaves_out_what_was_before_it() -> None:
-    own = OwnTime()
+    own = ThreadTime()
     until = time.perf_counter() + 0.2
     while time.perf_counter() < until:
         pass

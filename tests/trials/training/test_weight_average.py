@@ -7,7 +7,7 @@ import torch
 
 from dhen.model import build_model, parse_model
 from dhen.schema import FeatureSchema, Table
-from trials.data.loader import Batch, FeatureBatch
+from trials.data.loader import FeatureBatch, LabelledBatch
 from trials.records.job import TrainingConfig
 from trials.training.step import TrainStep, WeightAverage
 
@@ -15,9 +15,9 @@ SCHEMA = FeatureSchema(tables=(Table(name="a", rows=40),), numeric=("x",))
 MODEL = parse_model({"embedding_dim": 8, "layers": [{"modules": ["dcn_v2", "mlp"]}]}, "test")
 
 
-def batch(seed: int) -> Batch:
+def batch(seed: int) -> LabelledBatch:
     drawn = torch.Generator().manual_seed(seed)
-    return Batch(
+    return LabelledBatch(
         features=FeatureBatch(
             ids_BT=torch.randint(0, 40, (24, 1), generator=drawn),
             bags=(),

@@ -11,7 +11,7 @@ from dhen.model import parse_model
 from search.execution.trainer import job_on
 from trials.data.prepare.prepare_log import prepare
 from trials.data.prepared_log import PreparedLog
-from trials.records.events import Evaluated, Event, Trained
+from trials.records.events import EvaluationEvent, Event, TrainingEvent
 from trials.records.job import TrainingConfig
 from trials.training.loop import BY_HEART, train
 
@@ -36,7 +36,7 @@ def nes(log: PreparedLog, **settings: object) -> list[float]:
     events: list[Event] = []
     job = job_on(log, MODEL, config, 0, "fp32")
     train(job, log, events.append, keep=lambda weights: None, progress_seconds=1e9)
-    return [event.point.validation.ne for event in events if isinstance(event, Evaluated)]
+    return [event.point.validation.ne for event in events if isinstance(event, EvaluationEvent)]
 
 
 def test_a_training_that_learns_rows_by_heart_ends(noise: PreparedLog) -> None:
@@ -68,8 +68,8 @@ def test_a_training_whose_time_is_over_ends_where_it_stands_with_what_it_has_lea
     kept: list[object] = []
     job = job_on(noise, MODEL, config, 0, "fp32")
     train(job, noise, events.append, keep=kept.append, progress_seconds=1e9, ends_at=time.time())
-    (point,) = (event.point for event in events if isinstance(event, Evaluated))
+    (point,) = (event.point for event in events if isinstance(event, EvaluationEvent))
     trained = events[-1]
-    assert isinstance(trained, Trained)
+    assert isinstance(trained, TrainingEvent)
     assert point.examples == trained.measured.cut_after == 50
     assert (trained.best, len(kept)) == (point.validation, 1)

@@ -14,7 +14,7 @@ from dhen.schema import kept_rows
 from trials.data.encoding import CYCLE_LENGTH, Encoding, NumericScale, transformed
 from trials.data.log_schema import Cycle, LogSchema
 from trials.data.prepare.splits import TRAIN, SplitPlan
-from trials.data.prepare.staging import Progress, Staged
+from trials.data.prepare.staging import Progress, StagedLog
 from trials.data.raw.columns import DAY_MS, HOUR_MS, MISSING_STAMP, Stamps, cycle_of
 from trials.data.raw.typed import PAIR
 from trials.data.vocabulary import Buckets, Hashes, Vocabulary, hash64, quantile_buckets, second_hash
@@ -246,7 +246,7 @@ AUTO_BUCKETS = 1 << 22
 
 
 def fit(
-    staged: Staged,
+    staged: StagedLog,
     plan: SplitPlan,
     schema: LogSchema,
     pool: Executor,

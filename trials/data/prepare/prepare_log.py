@@ -21,7 +21,7 @@ from dhen.values import fingerprint, parse
 from trials.data.encoding import Encoding
 from trials.data.log_schema import PLAIN_CSV, SPLITS, LabelColumn, LogSchema, SplitBy, SplitRule
 from trials.data.prepare.fit import HashCollisions, fit
-from trials.data.prepare.staging import Progress, Staged, stage
+from trials.data.prepare.staging import Progress, StagedLog, stage
 from trials.data.prepare.write import check_classes, count_clicks, plan_of, write_splits
 from trials.data.prepared_log import MANIFEST, VERSION, Manifest, PreparedLog
 from trials.data.raw.files import RawLog
@@ -154,7 +154,7 @@ def build(request: Request, directory: Path, progress: Progress) -> None:
 
 
 def _notes(
-    staged: Staged, schema: LogSchema, resolved: LogSchema, collisions: Mapping[str, HashCollisions]
+    staged: StagedLog, schema: LogSchema, resolved: LogSchema, collisions: Mapping[str, HashCollisions]
 ) -> list[str]:
     """Returns what was decided and is worth knowing, and which growing tables have values that share a row."""
     notes = []

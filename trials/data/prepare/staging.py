@@ -29,7 +29,7 @@ Progress = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Staged:
+class StagedLog:
     """A log, typed, on disk, and what was learnt while it was read."""
 
     path: Path
@@ -63,7 +63,7 @@ class Staged:
 
 def stage(
     log: RawLog, schema: LogSchema, path: Path, *, bad_rows: BadRows, pool: Executor, progress: Progress
-) -> Staged:
+) -> StagedLog:
     """Parses the log and writes it typed.
 
     Raises:
@@ -115,7 +115,7 @@ def stage(
     labels.check(read, skipping=bad_rows.skip)
     if schema.split_column is not None:
         check_names(schema.split, (), schema.split_column, split_values)
-    return Staged(
+    return StagedLog(
         path=path,
         rows=rows,
         files=tuple(files),

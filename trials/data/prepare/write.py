@@ -15,7 +15,7 @@ from trials.data.encoding import EncodedRows, Encoding
 from trials.data.log_schema import SPLITS, LogSchema, SplitRule
 from trials.data.prepare.fit import split_of
 from trials.data.prepare.splits import SplitPlan, plan_splits
-from trials.data.prepare.staging import NpyWriter, Progress, Staged
+from trials.data.prepare.staging import NpyWriter, Progress, StagedLog
 from trials.data.raw.typed import PAIR, columns_of
 from trials.records.metrics import ClickTotals
 
@@ -77,7 +77,12 @@ class _SplitWriter:
 
 
 def write_splits(
-    staged: Staged, plan: SplitPlan, encoding: Encoding, directory: Path, pool: Executor, progress: Progress
+    staged: StagedLog,
+    plan: SplitPlan,
+    encoding: Encoding,
+    directory: Path,
+    pool: Executor,
+    progress: Progress,
 ) -> None:
     """Writes the three splits below a directory."""
     rows_done = 0
@@ -102,12 +107,12 @@ LARGER = (0.2, 0.3)
 """Fractions for validation and test that are tried if smaller ones lack clicks."""
 
 
-def plan_of(staged: Staged, rule: SplitRule) -> SplitPlan:
+def plan_of(staged: StagedLog, rule: SplitRule) -> SplitPlan:
     """Makes a rule definite for a staged log, as `plan_splits` does."""
     return plan_splits(rule, sum(staged.open_rows), staged.stamps, staged.first_of_file)
 
 
-def count_clicks(staged: Staged, plan: SplitPlan, schema: LogSchema) -> dict[str, ClickTotals]:
+def count_clicks(staged: StagedLog, plan: SplitPlan, schema: LogSchema) -> dict[str, ClickTotals]:
     """Counts the clicks of each split, from which base rate and NE floor follow."""
     totals = {name: ClickTotals(schema.negative_sampling_rate) for name in SPLITS}
     for file, first_open, batch in staged.batches():
@@ -123,7 +128,7 @@ def count_clicks(staged: Staged, plan: SplitPlan, schema: LogSchema) -> dict[str
     return totals
 
 
-def check_classes(totals: Mapping[str, ClickTotals], staged: Staged, schema: LogSchema) -> None:
+def check_classes(totals: Mapping[str, ClickTotals], staged: StagedLog, schema: LogSchema) -> None:
     """Checks that NE can be said of each split.
 
     Raises:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from dhen.errors import UserError
 from dhen.values import parse
 from trials.data.prepared_log import PreparedLog
-from trials.records.events import Failed, LastWords, RankLogs
+from trials.records.events import FailureEvent, LastWords, RankLogs
 from trials.records.places import family_of
 from trials.records.task import Task
 from trials.runtime.hosts.ray_connection import devices_here, token_is_asked_for, versions_here
@@ -31,7 +31,7 @@ LISTEN_SECONDS = 2.0
 """Longest time until a host that has nothing to tell says so: a driver that hears nothing takes it to be gone."""
 
 
-class StudyThere(NamedTuple):
+class StudyNeeds(NamedTuple):
     """What all hosts must find where the driver has it."""
 
     log_directory: str
@@ -67,7 +67,7 @@ class RankEnded(NamedTuple):
     """The state that the rank was in when it was killed on the driver's word; None if it ended by itself."""
 
 
-class Started(NamedTuple):
+class HostRanks(NamedTuple):
     """The ranks of one run on this host."""
 
     ranks: dict[int, LocalRank]
@@ -85,7 +85,7 @@ class Agent:
         self._launcher.warm_up()
         self._log_directory: str | None = None
         """Where the log is here; None as long as it is where the driver has it."""
-        self._runs: dict[int, Started] = {}
+        self._runs: dict[int, HostRanks] = {}
         self._never_started: list[RankEnded] = []
         self._given_up: set[int] = set()
         """Runs that were to end, some of them before they had started: calls may overtake each other."""
@@ -93,7 +93,7 @@ class Agent:
         """Held while ranks are looked at: of two threads that ask a process for its exit code one gets none."""
         self._begun, self._begins = connection.Pipe(duplex=False)
 
-    def facts(self, study: StudyThere) -> HostFacts:
+    def facts(self, study: StudyNeeds) -> HostFacts:
         """Returns what the driver must know before it starts ranks here."""
         return HostFacts(
             name=socket.gethostname(),
@@ -103,7 +103,7 @@ class Agent:
             objection=_objection(study),
         )
 
-    def get_log(self, study: StudyThere) -> str | None:
+    def get_log(self, study: StudyNeeds) -> str | None:
         """Gets the study's log for this host, if it is not in its cache yet; ranks then read this one.
 
         Returns:
@@ -138,14 +138,14 @@ class Agent:
                 task = task.replace(log_directory=self._log_directory)
             its = dict(zip(ranks, self._launcher.ranks(task, directory, ranks), strict=True))
         except Exception as error:  # whatever it is, somebody waits for these ranks
-            words = LastWords(failed=Failed(error=f"cannot start: {error}"), unix_seconds=time.time())
+            words = LastWords(failed=FailureEvent(error=f"cannot start: {error}"), unix_seconds=time.time())
             for rank in ranks:
                 with contextlib.suppress(OSError):  # then the exit code alone says that it failed
                     words.leave(directory, rank)
                 self._never_started.append(RankEnded(run, rank, 1, None))
         else:
             with self._lock:
-                begun = self._runs.setdefault(run, Started({}, task.logs(directory), memory_kills()))
+                begun = self._runs.setdefault(run, HostRanks({}, task.logs(directory), memory_kills()))
                 begun.ranks.update(its)
                 if run in self._given_up:
                     self.kill(run)
@@ -198,7 +198,7 @@ class Agent:
         return endings
 
 
-def _note_memory_kill(run: Started, rank: int, process: LocalRank) -> None:
+def _note_memory_kill(run: HostRanks, rank: int, process: LocalRank) -> None:
     """Leaves the last words of a rank that was killed while memory was short here: only this host can know."""
     (ending,) = endings_of({rank: process.exitcode}, {}, run.logs.folder)
     unasked = process.exitcode == -signal.SIGKILL and process.killed is None
@@ -206,11 +206,11 @@ def _note_memory_kill(run: Started, rank: int, process: LocalRank) -> None:
         error = (
             "killed by signal 9 (SIGKILL), while the kernel of its host ended processes for want of memory"
         )
-        words = LastWords(failed=Failed(error=error, out_of_memory=True), unix_seconds=0.0)
+        words = LastWords(failed=FailureEvent(error=error, out_of_memory=True), unix_seconds=0.0)
         words.leave(run.logs.folder, rank)
 
 
-def _objection(study: StudyThere) -> str | None:
+def _objection(study: StudyNeeds) -> str | None:
     """Returns why this host cannot train for the study; None if it can."""
     path = Path(study.log_directory)
     try:

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 from dhen.errors import UserError
 from trials.data.prepared_log import PreparedLog
-from trials.records.events import START_MARK, Failed, LastWords, RankLogs
-from trials.runtime.hosts.agent import LISTEN_SECONDS, Agent, HostFacts, RankEnded, StudyThere
+from trials.records.events import START_MARK, FailureEvent, LastWords, RankLogs
+from trials.runtime.hosts.agent import LISTEN_SECONDS, Agent, HostFacts, RankEnded, StudyNeeds
 from trials.runtime.hosts.placement import Shape
 from trials.runtime.hosts.ray_connection import Head, HeadGoneError, devices_here, versions_here
 from trials.runtime.launcher import Launcher
@@ -64,17 +64,17 @@ class Node(NamedTuple):
     gpus: float
 
 
-class LogThere(NamedTuple):
+class LogAttempt(NamedTuple):
     """A host has tried to get the log for itself."""
 
     objection: str | None
     """Why it could not."""
 
 
-class Member:
+class MemberHost:
     """A host of the cluster with its agent."""
 
-    def __init__(self, node: Node, agent: Any, study: StudyThere, heard: Callable[[], None]) -> None:
+    def __init__(self, node: Node, agent: Any, study: StudyNeeds, heard: Callable[[], None]) -> None:
         """Asks the agent, an actor, what its host is; `heard` is called by another thread when it has answered
         anything."""
         self.node, self.agent = node, agent
@@ -85,7 +85,7 @@ class Member:
         self.why_gone: str | None = None
         self.ranks: dict[tuple[int, int], RemoteRank] = {}
         """Ranks of the host that live, by run and rank."""
-        self.news: SimpleQueue[HostFacts | LogThere | list[RankEnded] | str] = SimpleQueue()
+        self.news: SimpleQueue[HostFacts | LogAttempt | list[RankEnded] | str] = SimpleQueue()
         """What the listener has heard; a sentence says that the host is gone."""
         threading.Thread(target=self._listen, args=(study, heard), daemon=True).start()
 
@@ -99,7 +99,7 @@ class Member:
         """Whether ranks can be started there."""
         return self.facts is not None and self.has_log
 
-    def _listen(self, study: StudyThere, heard: Callable[[], None]) -> None:
+    def _listen(self, study: StudyNeeds, heard: Callable[[], None]) -> None:
         """Hears the agent until it is gone."""
         import ray
 
@@ -109,7 +109,7 @@ class Member:
             heard()
             answered = True
             if study.get_log is not None:  # however long that takes
-                self.news.put(LogThere(ray.get(self.agent.get_log.remote(study))))
+                self.news.put(LogAttempt(ray.get(self.agent.get_log.remote(study))))
                 heard()
             while self.why_gone is None:
                 endings = ray.get(self.agent.ended.remote(), timeout=SILENCE_SECONDS)
@@ -149,11 +149,11 @@ class Hosts:
         self.head = head
         """The head of the cluster."""
         self._make_launcher = make_launcher or partial(Launcher, several_ranks=True)
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, MemberHost] = {}
         self._refused: dict[str, str] = {}
         self._avoided: dict[str, float] = {}
         """Until when hosts are avoided, by their nodes' ids."""
-        self._study: StudyThere | None = None
+        self._study: StudyNeeds | None = None
         self._looked = 0.0
         self._heard, self._hears = socket.socketpair()
         self._heard.setblocking(False)
@@ -180,7 +180,7 @@ class Hosts:
             get_log: has each host get the log for itself; None if all see the one that is here.
         """
         mark = directory.absolute() / MARK
-        self._study = StudyThere(
+        self._study = StudyNeeds(
             log_directory=str(log.directory.absolute()),
             log=log.fingerprint,
             get_log=get_log,
@@ -242,11 +242,11 @@ class Hosts:
                     self._refused[node_id] = f"{member.words} {member.why_gone}"
                 self.tell(f"{member.words} {member.why_gone}", logging.WARNING)
 
-    def ready(self) -> list[Member]:
+    def ready(self) -> list[MemberHost]:
         """Returns the hosts that can start ranks."""
         return [member for member in self._members.values() if member.is_ready]
 
-    def avoid(self, member: Member) -> None:
+    def avoid(self, member: MemberHost) -> None:
         """Avoids a host on which a rank was slow, while others have room, for `AVOID_SECONDS` from now on."""
         if not self.is_avoided(member):
             minutes = AVOID_SECONDS / 60.0
@@ -255,7 +255,7 @@ class Hosts:
             )
         self._avoided[member.node.id] = time.monotonic() + AVOID_SECONDS
 
-    def is_avoided(self, member: Member) -> bool:
+    def is_avoided(self, member: MemberHost) -> bool:
         """Tells whether a rank was slow on a host a short time ago."""
         return time.monotonic() < self._avoided.get(member.node.id, 0.0)
 
@@ -284,7 +284,7 @@ class Hosts:
         LOG.log(level, "%s", sentence)
         self._say(sentence)
 
-    def _take(self, member: Member, news: HostFacts | LogThere | list[RankEnded] | str) -> None:
+    def _take(self, member: MemberHost, news: HostFacts | LogAttempt | list[RankEnded] | str) -> None:
         if isinstance(news, str):
             member.lose(news)
         elif isinstance(news, HostFacts):
@@ -294,7 +294,7 @@ class Hosts:
                 return
             member.facts = news
             self.tell(f"{member.words} takes part" if member.has_log else f"{member.words} gets the log")
-        elif isinstance(news, LogThere):
+        elif isinstance(news, LogAttempt):
             if news.objection is not None:
                 member.lose(f"cannot take part: {news.objection}")
                 return
@@ -320,7 +320,7 @@ class Hosts:
         for node_id, node in nodes.items():
             if node.cpus >= 1 and node_id not in self._members and node_id not in self._refused:
                 assert self._study is not None
-                self._members[node_id] = Member(node, self._new_agent(node), self._study, self._wake)
+                self._members[node_id] = MemberHost(node, self._new_agent(node), self._study, self._wake)
 
     def _lose_all(self, why: str) -> None:
         for member in list(self._members.values()):
@@ -360,7 +360,7 @@ class Hosts:
 class RemoteRank:
     """A rank on another host, as a `RankProcess`."""
 
-    def __init__(self, member: Member, hosts: Hosts, run: int, rank: int, logs: RankLogs) -> None:
+    def __init__(self, member: MemberHost, hosts: Hosts, run: int, rank: int, logs: RankLogs) -> None:
         """Makes a rank that was asked for and not yet heard of; what it leaves is in the trial's directory, where
         `logs` are."""
         self._member, self._hosts, self._run, self._rank, self._logs = member, hosts, run, rank, logs
@@ -405,7 +405,7 @@ class RemoteRank:
         """Notes that the host is gone; the candidate is not to blame, and has another try."""
         self.exitcode = LOST
         # a time before that of any peer: these have lost a peer, and say so
-        words = LastWords(failed=Failed(error=why, killed=True, host_left=True), unix_seconds=0.0)
+        words = LastWords(failed=FailureEvent(error=why, killed=True, host_left=True), unix_seconds=0.0)
         words.leave(self._logs.folder, self._rank)
         with self._logs.path(self._rank).open("a", encoding="utf-8") as log:
             log.write(f"{START_MARK}{why}\n")

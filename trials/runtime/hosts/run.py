@@ -14,7 +14,7 @@ from pathlib import Path
 from trials.records.events import Event, SlowRank
 from trials.records.task import Task
 from trials.records.trial_record import MOVED
-from trials.runtime.hosts.hosts import FAREWELL_SECONDS, Hosts, Member, RemoteRank
+from trials.runtime.hosts.hosts import FAREWELL_SECONDS, Hosts, MemberHost, RemoteRank
 from trials.runtime.hosts.placement import IDLE_SECONDS, Place, Reservation, Reservations, shape
 from trials.runtime.hosts.ray_connection import free_on_nodes
 from trials.runtime.launcher import Replacements, Run, device_words, forget_last_run
@@ -64,7 +64,7 @@ class HostsRun:
         """Asks for hosts, and starts the ranks if they are there, else when they are; `moves` counts how often
         candidates were moved, by their directories."""
         self._moves = moves
-        self._members: list[Member] = []
+        self._members: list[MemberHost] = []
         self._devices: list[tuple[str, ...]] = []
         self._hosts, self._reservations, self._number = hosts, reservations, number
         self._task, self._directory = task, directory
@@ -137,7 +137,7 @@ class HostsRun:
             self._said = True
             self._hosts.tell(f"waiting for {self._wanted.words}: {len(ready)} node(s) take part")
 
-    def _preferred(self, ready: Mapping[str, Member]) -> Set[str]:
+    def _preferred(self, ready: Mapping[str, MemberHost]) -> Set[str]:
         """Returns the nodes that are asked for: those on which no rank was slow, if they are enough and have
         room within a while; else all."""
         fast = {node for node, member in ready.items() if not self._hosts.is_avoided(member)}
@@ -197,7 +197,7 @@ class HostsRun:
             return self._reservation.places()
         return None
 
-    def _started(self, members: list[Member], devices: list[tuple[str, ...]]) -> Run:
+    def _started(self, members: list[MemberHost], devices: list[tuple[str, ...]]) -> Run:
         task, logs = self._prepared(members), self._task.logs(self._directory)
         host_of = {process: host for host in range(task.hosts) for process in task.processes_of(host)}
         forget_last_run(self._directory, host_of)
@@ -227,7 +227,7 @@ class HostsRun:
             slow=self._slow,
         )
 
-    def _prepared(self, members: list[Member]) -> Task:
+    def _prepared(self, members: list[MemberHost]) -> Task:
         """Returns the task with absolute paths, and a port of its own on its first host if it has several."""
         paths = {name: getattr(self._task, name) for name in PATHS}
         absolute = {name: str(Path(path).absolute()) for name, path in paths.items() if path is not None}

@@ -33,8 +33,8 @@ from trials.training.distributed.one_bit_engine import OneBitZero
 from trials.training.distributed.tensor_parallel import (
     DATA,
     TENSOR,
-    Layout,
     TensorGroup,
+    WeightLayout,
     model_mesh,
 )
 from trials.training.distributed.zero import Zero
@@ -47,7 +47,7 @@ Replicate = Callable[[nn.Module, int, dist.ProcessGroup | None], nn.Module]
 class ParallelStep:
     """Training steps of the dense part under a strategy; every rank makes the same calls."""
 
-    def __init__(self, engine: Engine, micro_batches: int, layout: Layout | None = None) -> None:
+    def __init__(self, engine: Engine, micro_batches: int, layout: WeightLayout | None = None) -> None:
         """`layout` is where the engine's part of the model lies in the whole one, if modules are split over
         ranks."""
         self.engine, self.micro_batches, self.layout = engine, micro_batches, layout
@@ -125,7 +125,7 @@ def parallelize(
         assert mesh is not None
         group = TensorGroup(mesh.get_group(TENSOR))
         model.split(group)  # type: ignore[operator]
-        layout = Layout(model, group)
+        layout = WeightLayout(model, group)
         alike = strategy.replace(tensor=1)
         step = parallelize(model, alike, config, mesh[DATA], bucket_bytes=bucket_bytes, replicate=replicate)
         layout.clip_over_group(step.engine)

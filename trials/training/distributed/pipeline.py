@@ -47,7 +47,7 @@ from trials.training.memory_limit import on_device_for_good
 # Shapes: N rows that reach a stage (B examples, or B K of K members), M embeddings, D their dimension.
 
 
-class Stage(nn.Module):
+class PipelineStage(nn.Module):
     """(x_NMD of the stage before, number of a micro-batch) -> y_NM'D for the next stage, or the heads' answer.
 
     The first stage takes no notice of x. The modules are the model's own.
@@ -191,7 +191,8 @@ class PipelineEngine(Engine):
             if str(index) in layers_held:
                 layers_held[str(index)] = checkpoint_wrapper(layers_held[str(index)])
         self.stages = {
-            every.index(layers): Stage(model, layers, self.micro_batches, self.dtype) for layers in held
+            every.index(layers): PipelineStage(model, layers, self.micro_batches, self.dtype)
+            for layers in held
         }
         """This rank's stages, by their places in the model, in order."""
 

@@ -30,8 +30,8 @@ from trials.training.distributed.parallelize import ParallelStep
 from trials.training.distributed.pipeline import PipelineEngine, boundary
 from trials.training.distributed.tensor_parallel import (
     TENSOR,
-    Layout,
     TensorGroup,
+    WeightLayout,
     model_mesh,
 )
 
@@ -49,7 +49,7 @@ class PipelineStep(ParallelStep):
 
     engine: PipelineEngine
 
-    def __init__(self, engine: PipelineEngine, strategy: Strategy, layout: Layout | None) -> None:
+    def __init__(self, engine: PipelineEngine, strategy: Strategy, layout: WeightLayout | None) -> None:
         """Takes the engine of this rank's stages, the schedule and the number of micro-batches; `layout` as
         `ParallelStep` takes it."""
         # importing it takes most of a second, which trainings without pipelines do not need
@@ -169,7 +169,7 @@ def pipelined(
     if strategy.tensor > 1:
         group = TensorGroup(mesh.get_group(TENSOR))
         model.split(group)
-        layout = Layout(model, group)  # before layers are taken out of it
+        layout = WeightLayout(model, group)  # before layers are taken out of it
     engine = PipelineEngine(
         model, architecture, strategy, config, mesh, layers_per_stage, micro_batch, where, bucket_bytes
     )

@@ -4,8 +4,8 @@ same part of the batch (Megatron-LM, arXiv 1909.08053).
 What is split, and how, modules say themselves (`dhen.ops.split`); here are the ranks. Ranks r t to r t + t - 1
 are a tensor group of t, in one host if t divides its ranks; ranks with one place in all groups hold the same
 parts, and train them by data parallelism (`model_mesh`). Each engine of data parallelism, and that of a pipeline's
-stages, takes what is left of a rank's model, and `Layout` puts whole weights together and knows where a rank's
-numbers lie among all.
+stages, takes what is left of a rank's model, and `WeightLayout` puts whole weights together and knows where a
+rank's numbers lie among all.
 
 Tables know nothing of it: every rank looks up the examples of its own slice, as in data parallelism over all
 ranks, and the ranks of a group then gather what they looked up. So no row is looked up twice, and no gradient of
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from dhen.ops.split import Split, split_parameters
+from dhen.ops.split import ParameterSplit, split_parameters
 from trials.optim.adamw import dense_parameters
 from trials.store.weights import Weights
 from trials.training.checkpoint_files import FlatPieces, Piece
@@ -66,7 +66,7 @@ class TensorGroup:
         return parts
 
 
-class Shared:
+class GroupBatch:
     """A rank's examples and those of the others of its tensor group, one after another: what all of them compute
     with."""
 
@@ -137,11 +137,11 @@ class _Held(NamedTuple):
     """Where its numbers begin on this rank."""
     length: int
     whole_start: int
-    split: Split | None
+    split: ParameterSplit | None
     whole_shape: tuple[int, ...]
 
 
-class Layout:
+class WeightLayout:
     """Where the dense weights that a rank of a tensor group holds lie among those of the whole model."""
 
     def __init__(self, model: nn.Module, group: TensorGroup) -> None:

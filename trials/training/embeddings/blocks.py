@@ -38,7 +38,7 @@ class Block(NamedTuple):
         return max(self.first_column, block.first_column), min(ends)
 
 
-class HeldBlock(NamedTuple):
+class TableBlock(NamedTuple):
     """A part of a table with its numbers, which are views of what trains: writing to them changes the tables."""
 
     block: Block
@@ -52,14 +52,14 @@ class HeldBlock(NamedTuple):
         return sum(tensor.numel() * tensor.element_size() for tensor in (self.weight_RC, self.sum_R))
 
 
-def blocks_of(tables: Iterable[EmbeddingTables], sums: Iterable[Tensor]) -> list[HeldBlock]:
+def blocks_of(tables: Iterable[EmbeddingTables], sums: Iterable[Tensor]) -> list[TableBlock]:
     """Returns each of these tables as one part, with its rows of the sums of each matrix."""
     parts = []
     for matrix, sum_R in zip(tables, sums, strict=True):
         rows, dim = [table.rows for table in matrix.tables], matrix.weight.shape[1]
         weights, sums_R = torch.split(matrix.weight.detach(), rows), torch.split(sum_R, rows)
         parts += [
-            HeldBlock(Block(table.name, 0, dim), weight_RD, its_sum_R)
+            TableBlock(Block(table.name, 0, dim), weight_RD, its_sum_R)
             for table, weight_RD, its_sum_R in zip(matrix.tables, weights, sums_R, strict=True)
         ]
     return parts
@@ -68,14 +68,14 @@ def blocks_of(tables: Iterable[EmbeddingTables], sums: Iterable[Tensor]) -> list
 State = dict[str, Tensor]
 
 
-def state_of(held_parts: Sequence[HeldBlock]) -> State:
+def state_of(held_parts: Sequence[TableBlock]) -> State:
     """Returns the parts of this rank for `torch.distributed.checkpoint`, as views (loading into them changes what
     trains)."""
     weights = {f"weight.{part.name}": weight_RC for part, weight_RC, _ in held_parts}
     return weights | {f"sum.{part.name}": sum_R for part, _, sum_R in held_parts}
 
 
-def state_to_load(saved: Iterable[str], held_parts: Sequence[HeldBlock]) -> State:
+def state_to_load(saved: Iterable[str], held_parts: Sequence[TableBlock]) -> State:
     """Returns what to load of a checkpoint with the keys `saved`, however its tables are cut: the parts of this
     rank if they were saved alike, else tensors of their own for all saved parts that share columns with
     them."""
@@ -112,7 +112,7 @@ def sums_of(saved: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 @torch.no_grad()
-def load_state(state: Mapping[str, Tensor], held_parts: Sequence[HeldBlock]) -> None:
+def load_state(state: Mapping[str, Tensor], held_parts: Sequence[TableBlock]) -> None:
     """Puts loaded parts, cut in any way, into those of this rank."""
     for part, weight_RC, sum_R in held_parts:
         loaded = state.get(f"weight.{part.name}")

@@ -34,7 +34,7 @@ from trials.training.embeddings.blocks import (
     state_of,
     state_to_load,
 )
-from trials.training.embeddings.growing import Begun, begin_rows
+from trials.training.embeddings.growing import NewRows, begin_rows
 
 
 class TableEngine:
@@ -50,7 +50,7 @@ class TableEngine:
         """Bytes of weights and optimizer state on this rank."""
         return 0
 
-    def lookup(self, features: FeatureBatch, begun: Begun | None = None) -> tuple[Tensor, ...]:
+    def lookup(self, features: FeatureBatch, begun: NewRows | None = None) -> tuple[Tensor, ...]:
         """Returns embeddings of this rank's examples in fp32, as the tables put them out; the rows in `begun` have
         begun anew first."""
         raise NotImplementedError
@@ -125,14 +125,14 @@ class LocalTables(TableEngine):
         state = [values for weight in self._weights for values in self._optimizer.state_of(weight).values()]
         return sum(tensor.numel() * tensor.element_size() for tensor in (*self._weights, *state))
 
-    def lookup(self, features: FeatureBatch, begun: Begun | None = None) -> tuple[Tensor, ...]:
+    def lookup(self, features: FeatureBatch, begun: NewRows | None = None) -> tuple[Tensor, ...]:
         """See `TableEngine`."""
         self.prepare(features, begun)
         looked_up = self._tables(features)
         self._looked_up = looked_up if torch.is_grad_enabled() else []
         return leaves(looked_up)
 
-    def prepare(self, features: FeatureBatch, begun: Begun | None) -> None:
+    def prepare(self, features: FeatureBatch, begun: NewRows | None) -> None:
         """Applies the decay that is due of rows that will be read, and begins rows anew."""
         if self._lazy:
             for matrix in self._matrices.values():

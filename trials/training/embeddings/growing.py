@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from dhen.batch import FeatureBatch
 from dhen.inputs.growing import EMBEDDING_INIT_STD, EMPTY, GrowingRows
 from trials.records.strategy import Ranks
-from trials.training.embeddings.blocks import HeldBlock, State
+from trials.training.embeddings.blocks import State, TableBlock
 from trials.training.memory_limit import count_on_host, on_host
 from trials.training.process_group import gathered
 
@@ -129,7 +129,7 @@ _GOLDEN, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644
 """SplitMix64's constants (Steele et al., OOPSLA 2014), as signed numbers."""
 
 
-class Begun(NamedTuple):
+class NewRows(NamedTuple):
     """Rows that have begun to belong to other keys, those of a table one after another."""
 
     rows: Tensor
@@ -176,7 +176,7 @@ class GrowingTables:
         self._said: set[str] = set()
 
     @torch.no_grad()
-    def admit(self, batch: FeatureBatch, time: int | None = None) -> tuple[FeatureBatch, Begun | None]:
+    def admit(self, batch: FeatureBatch, time: int | None = None) -> tuple[FeatureBatch, NewRows | None]:
         """Returns a batch of this rank with rows in place of keys, and the rows that begin anew, None if there
         are none; a collective. `time` is the newest time stamp of all ranks' parts of the batch."""
         assert batch.keys is not None
@@ -192,7 +192,7 @@ class GrowingTables:
 
     def rows_of(
         self, key_N: Tensor, number_N: Tensor, time: int | None, times_N: Tensor | None = None
-    ) -> tuple[Tensor, Begun | None]:
+    ) -> tuple[Tensor, NewRows | None]:
         """Returns the rows of a step's keys, as `GrowingRows` numbers them, and those that begin anew.
 
         Args:
@@ -305,7 +305,7 @@ class GrowingTables:
                 taken = self._taken(number)
                 self._take_back(number, taken[self._seen_at[taken] <= now - time])
 
-    def _begin(self, key_N: Tensor, number_N: Tensor, times_N: Tensor | None) -> Begun | None:
+    def _begin(self, key_N: Tensor, number_N: Tensor, times_N: Tensor | None) -> NewRows | None:
         """Gives rows to keys that have none and occurred often enough; None if there are none such."""
         once, inverse, times = torch.unique(key_N, return_inverse=True, return_counts=True)
         if times_N is not None:
@@ -331,7 +331,7 @@ class GrowingTables:
         local = [row_M - self._rows.starts[table] for table, (row_M, _, _) in given.items()]
         ends = itertools.pairwise(itertools.accumulate(map(len, local), initial=0))
         tables = {self._rows.tables[table].name: slice(*its) for table, its in zip(given, ends, strict=True)}
-        return Begun(torch.cat(local), key_N, tables, self._seed)
+        return NewRows(torch.cat(local), key_N, tables, self._seed)
 
     def _rows_for(self, table: int, key_M: Tensor, times_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns rows of a table, and the keys that have them with their occurrences; if rows are too few, the
@@ -406,7 +406,7 @@ def _outnumbered(new: Tensor, least: Tensor, looked_at: Tensor) -> int:
 
 
 @torch.no_grad()
-def begin_rows(held: Iterable[HeldBlock], begun: Begun | None, scale: float = 1.0) -> None:
+def begin_rows(held: Iterable[TableBlock], begun: NewRows | None, scale: float = 1.0) -> None:
     """Begins rows anew in the parts of tables that a rank holds: fresh weights, divided by `scale`, and sums of
     gradients from zero."""
     if begun is None:

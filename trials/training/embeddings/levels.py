@@ -30,7 +30,7 @@ from trials.records.strategy import TableLevel
 from trials.store.user_cache import user_cache
 from trials.training.embeddings.blocks import blocks_of, in_half
 from trials.training.embeddings.engine import LocalTables, TableEngine, leaves
-from trials.training.embeddings.growing import Begun, begin_rows
+from trials.training.embeddings.growing import NewRows, begin_rows
 from trials.training.memory_limit import count_on_device, on_host
 
 LOOKED_FOR = 16
@@ -278,7 +278,7 @@ class CachedTables(LocalTables):
         """What the caches have done so far."""
         return dataclasses.replace(self._use)
 
-    def lookup(self, features: FeatureBatch, begun: Begun | None = None) -> tuple[Tensor, ...]:
+    def lookup(self, features: FeatureBatch, begun: NewRows | None = None) -> tuple[Tensor, ...]:
         """See `TableEngine`."""
         if not torch.is_grad_enabled():
             self.settle()

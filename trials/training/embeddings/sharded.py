@@ -29,9 +29,9 @@ from trials.optim.rowwise_adagrad import EPSILON, ROUNDING, StochasticRounding
 from trials.planner.table_placement import Placement, TableShard, table_notes
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Ranks
-from trials.training.embeddings.blocks import Block, HeldBlock, State, load_state, state_of, state_to_load
+from trials.training.embeddings.blocks import Block, State, TableBlock, load_state, state_of, state_to_load
 from trials.training.embeddings.engine import ReplicatedTables, TableEngine, leaves
-from trials.training.embeddings.growing import Begun, begin_rows
+from trials.training.embeddings.growing import NewRows, begin_rows
 from trials.training.embeddings.requirements import missing_torchrec
 
 # L2 decay of the rows looked up, for FBGEMM's fused optimizers on a CPU, whose fp32 kernels leave it out (1.8).
@@ -241,7 +241,7 @@ class TorchRecShards:
             length_per_key=counts,
         )
 
-    def _views(self, cuts: dict[str, list[TableShard]]) -> list[HeldBlock]:
+    def _views(self, cuts: dict[str, list[TableShard]]) -> list[TableBlock]:
         """Returns views of this rank's shards, in FBGEMM's memory."""
         weights = self._sharded.state_dict()
         sums = self._sharded.fused_optimizer.state_dict()["state"]
@@ -256,7 +256,7 @@ class TorchRecShards:
             first_column, columns = shards[0].metadata.shard_offsets[1], shards[0].metadata.shard_sizes[1]
             assert (first_column, columns) in [(cut.first_column, cut.columns) for cut in cuts[name]]
             parts.append(
-                HeldBlock(Block(name, first_column, columns), shards[0].tensor.detach(), state.flatten())
+                TableBlock(Block(name, first_column, columns), shards[0].tensor.detach(), state.flatten())
             )
         return parts
 
@@ -330,7 +330,7 @@ class ShardedTables(TableEngine):
         self._parts: list[ReplicatedTables | TorchRecShards] = list(self._copied)
         if self._shards is not None:
             self._parts.append(self._shards)
-        self._held: list[HeldBlock] = [part for engine in self._parts for part in engine.held]
+        self._held: list[TableBlock] = [part for engine in self._parts for part in engine.held]
         self._scale = 1.0
         self._next = self._next_update()
         """Fixed at the lookup: TorchRec's update is part of its backward."""
@@ -353,7 +353,7 @@ class ShardedTables(TableEngine):
         """Bytes of weights and optimizer state on this rank."""
         return sum(part.held_bytes for part in self._held)
 
-    def lookup(self, features: FeatureBatch, begun: Begun | None = None) -> tuple[Tensor, ...]:
+    def lookup(self, features: FeatureBatch, begun: NewRows | None = None) -> tuple[Tensor, ...]:
         """See `TableEngine`; a collective, also for ranks with fewer examples than others."""
         begin_rows(self._held, begun, self._scale)
         if torch.is_grad_enabled():

@@ -25,13 +25,13 @@ from trials.store.weights import KEYS, Weights, changes, row_changes
 from trials.training.embeddings.growing import NO_TIME
 from trials.training.servers.connection import SUCCESSOR_SECONDS, Connection
 from trials.training.servers.messages import DTYPES, Message, Op, Share, server_of_keys
-from trials.training.servers.server import Answer, Losses, Told, path_tensor, piece, told_in
+from trials.training.servers.server import BatchAnswer, BatchGrant, Losses, path_tensor, piece, told_in
 
 ROWS_AT_ONCE = 1 << 18
 """Rows of a matrix that are copied with one message."""
 
 
-class OfServer(NamedTuple):
+class ServerRows(NamedTuple):
     """Rows of every matrix that one server has, of some."""
 
     places: tuple[Tensor, ...]
@@ -40,12 +40,12 @@ class OfServer(NamedTuple):
     """The same rows as the server numbers them."""
 
 
-class Pulled(NamedTuple):
+class StepRows(NamedTuple):
     """Rows of every matrix that were pulled for a step."""
 
     rows: tuple[Tensor, ...]
     """row_U of each matrix, in order, each once."""
-    of_servers: tuple[OfServer, ...]
+    of_servers: tuple[ServerRows, ...]
     """What of them each server has."""
     weights: tuple[Tensor, ...]
     """weight_UD of each, in fp32."""
@@ -120,7 +120,7 @@ class Servers:
         """Has the thread make a call, and waits for it."""
         return self.later(call).result()
 
-    def pull(self, step: int, rows: Sequence[Tensor], dtype: torch.dtype, *, read: bool = False) -> Pulled:
+    def pull(self, step: int, rows: Sequence[Tensor], dtype: torch.dtype, *, read: bool = False) -> StepRows:
         """Returns rows of every matrix, for a step or, with `read`, as they are; in the links' thread."""
         split, op = self._split(rows), Op.READ if read else Op.PULL
         answers = self._ask([Message(op, step, DTYPES.index(dtype), its.rows) for its in split])
@@ -133,12 +133,12 @@ class Servers:
             weights.append(weight_UD)
         behind = max(answer.number for answer in answers)
         read_at = tuple(answer.step for answer in answers)
-        return Pulled(tuple(rows), split, tuple(weights), read_at, behind, self.restarts)
+        return StepRows(tuple(rows), split, tuple(weights), read_at, behind, self.restarts)
 
     def push(
         self,
         step: int,
-        pulled: Pulled,
+        pulled: StepRows,
         gradients: Sequence[Tensor],
         dtype: torch.dtype,
         *,
@@ -196,20 +196,20 @@ class Servers:
         answers = self._ask_all(Message(Op.DENSE))
         return torch.cat([answer.tensors[0] for answer in answers])
 
-    def next(self, until: int, rate_factor: float, done: Losses) -> Told:
+    def next(self, until: int, rate_factor: float, done: Losses) -> BatchGrant:
         """Asks for the next batch, see `trials.training.servers.server`; `done` is of the one before."""
         said = torch.tensor([rate_factor, *done], dtype=torch.float64)
 
-        def ask() -> Told:
+        def ask() -> BatchGrant:
             first, message = self._links[0], Message(Op.NEXT, number=until, tensors=(said,))
             first.send(message)
             told = told_in(first.receive())
-            first.holds_batch = told.answer is Answer.TRAIN
+            first.holds_batch = told.answer is BatchAnswer.TRAIN
             for link in self._links:
                 link.handed_out = told.number + first.holds_batch
             return told
 
-        told: Told = self.now(ask)
+        told: BatchGrant = self.now(ask)
         self.behind, self._lost_batches = told.behind, told.lost
         return told
 
@@ -294,7 +294,7 @@ class Servers:
         for link in self._links:
             link.greet_successor()
 
-    def _split(self, rows: Sequence[Tensor]) -> tuple[OfServer, ...]:
+    def _split(self, rows: Sequence[Tensor]) -> tuple[ServerRows, ...]:
         """Returns which of the rows of every matrix each server has."""
         owners = [row_U.remainder(self.count) for row_U in rows]
         numbers = [row_U.div(self.count, rounding_mode="floor") for row_U in rows]
@@ -302,7 +302,7 @@ class Servers:
         for server in range(self.count):
             places = tuple((owner_U == server).nonzero().squeeze(1) for owner_U in owners)
             its = tuple(number_U[place] for number_U, place in zip(numbers, places, strict=True))
-            split.append(OfServer(places, its))
+            split.append(ServerRows(places, its))
         return tuple(split)
 
     def _send_all(self, message: Message) -> None:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from trials.training.servers.messages import MEETING, Link, LinkBrokenError, Message, Op
+from trials.training.servers.messages import MEETING, LinkBrokenError, Message, Op, ServerLink
 
 Said = TypeVar("Said")
 LOG = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ class Connection:
         self._link = self._called()
         LOG.info("server %d has come back", self._server)
 
-    def _called(self) -> Link:
+    def _called(self) -> ServerLink:
         """Returns a link to the newest server under this number, which both have said hello through."""
         while True:
             self._look_at_process()
@@ -159,7 +159,7 @@ class Connection:
             name = _call(self._server, self.restarts, call)
             self._store.set(name, "")
             try:
-                link = Link(self._store, name, server=False)
+                link = ServerLink(self._store, name, server=False)
                 known = torch.tensor([self.handed_out, int(self.holds_batch)])
                 hello = Message(Op.HELLO, self.pushed, self._worker, (known,))
                 greeted = self._waiting.submit(partial(_greeted, link, hello))
@@ -226,7 +226,7 @@ class Calls:
             self._first += 1
 
 
-def _greeted(link: Link, hello: Message) -> Message:
+def _greeted(link: ServerLink, hello: Message) -> Message:
     """Returns the answer to a hello."""
     link.send(hello)
     return link.receive()

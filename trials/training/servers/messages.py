@@ -91,7 +91,7 @@ class LinkBrokenError(ConnectionError):
     """The other end of a connection is gone, or never came."""
 
 
-class Link:
+class ServerLink:
     """One end of the connection between a worker and a server; one thread uses it at a time."""
 
     def __init__(self, store: Any, name: str, *, server: bool) -> None:

@@ -26,8 +26,8 @@ from trials.optim.rowwise_adagrad import StochasticRounding, log_shrink, missed_
 from trials.records.job import TrainingConfig
 from trials.records.strategy import Ranks, ServerLevel
 from trials.store.weights import Weights, read_all, save_weights
-from trials.training.embeddings.blocks import Block, HeldBlock, State, sums_of
-from trials.training.embeddings.growing import PROGRESS, Begun, GrowingTables, begin_rows
+from trials.training.embeddings.blocks import Block, State, TableBlock, sums_of
+from trials.training.embeddings.growing import PROGRESS, GrowingTables, NewRows, begin_rows
 from trials.training.embeddings.levels import on_ssd
 from trials.training.servers.messages import Share, growing_shares, numbers_of, schema_of_shares
 
@@ -363,13 +363,13 @@ class ServerPart:
         self._growing.count_on(dict(counts or {}), places)
         self._growing.restored()
 
-    def _begin(self, begun: Begun) -> None:
+    def _begin(self, begun: NewRows) -> None:
         """Begins rows anew that were given to keys."""
         held = []
         for table, its in zip(self._own_rows.tables, self._shares, strict=True):
             rows = slice(its.place, its.place + its.count)
             weight_RD, sum_R = self._weights[its.matrix][rows], self._sums[its.matrix][rows]
-            held.append(HeldBlock(Block(table.name, 0, weight_RD.shape[1]), weight_RD, sum_R))
+            held.append(TableBlock(Block(table.name, 0, weight_RD.shape[1]), weight_RD, sum_R))
             if table.name in begun.tables:
                 given = begun.rows[begun.tables[table.name]] - 1
                 self._given_at[its.matrix][rows][given] = self.given

@@ -32,9 +32,9 @@ from trials.training.distributed.engine import TABLES, take_growing, take_tables
 from trials.training.embeddings.blocks import State
 from trials.training.embeddings.growing import NO_TIME
 from trials.training.servers.connection import LOOK_SECONDS, Calls
-from trials.training.servers.messages import DTYPES, Link, LinkBrokenError, Message, Op, Share
+from trials.training.servers.messages import DTYPES, LinkBrokenError, Message, Op, ServerLink, Share
 from trials.training.servers.part import ROWS_AT_ONCE, Gradients, ServerPart
-from trials.training.servers.synchrony import Keys, synchronised
+from trials.training.servers.synchrony import BatchKeys, synchronised
 
 # Hands out batches to workers that train on their own (`synchrony=async`), one after another, by number.
 #
@@ -47,7 +47,7 @@ from trials.training.servers.synchrony import Keys, synchronised
 # may hand out a batch twice that a worker has which has not connected yet.
 
 
-class Answer(IntEnum):
+class BatchAnswer(IntEnum):
     """What a worker that asks for a batch is told."""
 
     TRAIN = 0
@@ -66,10 +66,10 @@ class Losses(NamedTuple):
     """Number of them whose gradients were clipped."""
 
 
-class Told(NamedTuple):
+class BatchGrant(NamedTuple):
     """What a worker is told, and what others have reported."""
 
-    answer: Answer
+    answer: BatchAnswer
     number: int
     """Number of the batch to train on; else of the batches so far."""
     rate_factor: float
@@ -89,12 +89,14 @@ class Told(NamedTuple):
         return Message(Op.NEXT, self.number, self.answer, (numbers, behind))
 
 
-def told_in(message: Message) -> Told:
+def told_in(message: Message) -> BatchGrant:
     """Returns what a worker is told with a message."""
     numbers, behind = message.tensors
     factor, loss, steps, clipped, lost = numbers.tolist()
     losses = Losses(loss, int(steps), int(clipped))
-    return Told(Answer(message.number), message.step, factor, losses, dict(behind.tolist()), int(lost))
+    return BatchGrant(
+        BatchAnswer(message.number), message.step, factor, losses, dict(behind.tolist()), int(lost)
+    )
 
 
 class Dispenser:
@@ -122,7 +124,7 @@ class Dispenser:
         if holds_last:
             self._held[connection] = handed_out - 1
 
-    def next(self, connection: int, until: int | None, rate_factor: float, done: Losses) -> Told:
+    def next(self, connection: int, until: int | None, rate_factor: float, done: Losses) -> BatchGrant:
         """Returns what a worker is to do next.
 
         Args:
@@ -146,14 +148,14 @@ class Dispenser:
         else:
             self._lock.wait_for(lambda: self._next < self._until or self._ended)
         if self._ended:
-            return self._told(Answer.END, self._next)
+            return self._told(BatchAnswer.END, self._next)
         if self._next == self._until:
-            told = self._told(Answer.EVALUATE, self._next)
+            told = self._told(BatchAnswer.EVALUATE, self._next)
             self._losses = Losses(0.0, 0, 0)
             return told
         self._held[connection] = self._next
         self._next += 1
-        return self._told(Answer.TRAIN, self._next - 1)
+        return self._told(BatchAnswer.TRAIN, self._next - 1)
 
     def end(self) -> None:
         """Ends the training for all workers."""
@@ -165,8 +167,8 @@ class Dispenser:
         self.lost += self._held.pop(connection, None) is not None
         self._lock.notify_all()
 
-    def _told(self, answer: Answer, number: int) -> Told:
-        return Told(answer, number, self._rate_factor, self._losses, dict(self._behind), self.lost)
+    def _told(self, answer: BatchAnswer, number: int) -> BatchGrant:
+        return BatchGrant(answer, number, self._rate_factor, self._losses, dict(self._behind), self.lost)
 
 
 # The dense part of a model on servers, for workers that train on their own: each server has a piece of it.
@@ -331,7 +333,7 @@ class Server:
     def _answer(self, store: Any, name: str, number: int) -> None:
         """Answers a worker that calls, until it leaves or is gone; `number` is that of its connection."""
         try:
-            link = Link(store, name, server=True)
+            link = ServerLink(store, name, server=True)
             request = link.receive()
         except LinkBrokenError as error:  # it was killed while it called, or calls again
             LOG.warning("a call was not taken: %s", error)
@@ -380,7 +382,9 @@ class Server:
                 step = self._came_back_at
             case Op.ADMIT:
                 key_K, table_K, times_K = request.tensors
-                keys = Keys(key_K, table_K, times_K, None if request.number == NO_TIME else request.number)
+                keys = BatchKeys(
+                    key_K, table_K, times_K, None if request.number == NO_TIME else request.number
+                )
                 tensors = (self._synchrony.admit(worker, request.step, keys),)
             case Op.FIND:
                 tensors = (part.find(*request.tensors),)

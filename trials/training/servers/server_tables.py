@@ -23,16 +23,16 @@ from torch.nn import functional as F
 from dhen.batch import FeatureBatch
 from dhen.inputs.features import TableLookups, Tables, matrices
 from dhen.inputs.growing import EMPTY, GrowingRows
-from trials.data.loader import Batch
+from trials.data.loader import LabelledBatch
 from trials.optim.adamw import Clip, MasterWeights, adamw, all_finite
 from trials.records.job import TrainingConfig
 from trials.store.weights import Weights
 from trials.training.checkpoint_files import FlatPieces
 from trials.training.distributed.engine import Engine
 from trials.training.embeddings.engine import TableEngine, leaves
-from trials.training.embeddings.growing import Begun
+from trials.training.embeddings.growing import NewRows
 from trials.training.memory_limit import count_on_device
-from trials.training.servers.client import ChangedWeights, Pulled, Servers
+from trials.training.servers.client import ChangedWeights, Servers, StepRows
 
 SENT_IN = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -87,9 +87,9 @@ class ServerTables(TableEngine):
         self._growing, self.servers, self._where = growing, servers, where
         self._sent_in = SENT_IN[config.all_to_all_precision]
         self._half = config.table_precision == "fp16"
-        self._ahead: tuple[Batch, Future[tuple[FeatureBatch, Pulled]]] | None = None
+        self._ahead: tuple[LabelledBatch, Future[tuple[FeatureBatch, StepRows]]] | None = None
         """A batch whose rows were asked for before its step, and what was asked for."""
-        self._following: Batch | None = None
+        self._following: LabelledBatch | None = None
         self._pulls_ahead = config.tables.pulls_ahead
         # of one update per step, and of each worker's own, as much as of all workers together
         self._share = 1.0 if config.tables.synchrony == "async" else 1.0 / servers.workers
@@ -98,7 +98,7 @@ class ServerTables(TableEngine):
         """Number of steps so far."""
         self.behind = Counter[int]()
         """How often rows lacked the updates of so many steps."""
-        self._pulled: Pulled | None = None
+        self._pulled: StepRows | None = None
         self._sent: Future[None] | None = None
         self.dense: tuple[Tensor, float] | None = None
         """Gradients of the dense part, with their learning rate, that the next update takes along."""
@@ -109,11 +109,11 @@ class ServerTables(TableEngine):
         batches were handed out while one was trained on."""
         return dict(sorted((self.servers.behind or self.behind).items()))
 
-    def ahead(self, batch: Batch) -> None:
+    def ahead(self, batch: LabelledBatch) -> None:
         """Notes the batch after the one whose step comes; its rows may lack the updates of that step."""
         self._following = batch if self._pulls_ahead else None
 
-    def of_batch(self, batch: Batch) -> FeatureBatch:
+    def of_batch(self, batch: LabelledBatch) -> FeatureBatch:
         """Returns a batch's inputs with rows in place of keys, after its rows have been pulled."""
         if self._ahead is not None and self._ahead[0] is batch:
             features, self._pulled = self._ahead[1].result()
@@ -125,13 +125,13 @@ class ServerTables(TableEngine):
         self.behind[self._pulled.behind] += 1
         return features
 
-    def lookup(self, features: FeatureBatch, begun: Begun | None = None) -> tuple[Tensor, ...]:
+    def lookup(self, features: FeatureBatch, begun: NewRows | None = None) -> tuple[Tensor, ...]:
         """See `TableEngine`; a batch that is trained on has been through `of_batch` before."""
         assert begun is None, "servers begin rows anew themselves"
         features = features.to(torch.device("cpu"))
         if not torch.is_grad_enabled():
             rows = self._rows(features)
-            pulled: Pulled = self.servers.now(lambda: self.servers.pull(0, rows, self._sent_in, read=True))
+            pulled: StepRows = self.servers.now(lambda: self.servers.pull(0, rows, self._sent_in, read=True))
             self._count(pulled)
             return leaves(self._embeddings(features, pulled))
         assert self._pulled is not None
@@ -203,11 +203,11 @@ class ServerTables(TableEngine):
             return features
         return self.servers.now(lambda: self._with_rows(features, None, None))  # type: ignore[no-any-return]
 
-    def _asked(self, batch: Batch, step: int) -> Callable[[], tuple[FeatureBatch, Pulled]]:
+    def _asked(self, batch: LabelledBatch, step: int) -> Callable[[], tuple[FeatureBatch, StepRows]]:
         """Returns a call of `_request` that knows, in another thread, what counts this rank's memory."""
         return functools.partial(copy_context().run, self._request, batch, step)
 
-    def _request(self, batch: Batch, step: int) -> tuple[FeatureBatch, Pulled]:
+    def _request(self, batch: LabelledBatch, step: int) -> tuple[FeatureBatch, StepRows]:
         """Admits a batch's keys and pulls its rows, in the links' thread."""
         while True:
             features, restarts = batch.features, self.servers.restarts
@@ -219,7 +219,7 @@ class ServerTables(TableEngine):
                 self._count(pulled)
                 return features, pulled
 
-    def _count(self, pulled: Pulled) -> None:
+    def _count(self, pulled: StepRows) -> None:
         """Counts rows to this rank's memory, which the links' thread has made; if the device is an accelerator
         they are not on it."""
         if self._where.type == "cpu":
@@ -241,7 +241,7 @@ class ServerTables(TableEngine):
     def _rows(self, features: FeatureBatch) -> list[Tensor]:
         return [torch.unique(part.rows(features)) for part in self._parts]
 
-    def _embeddings(self, features: FeatureBatch, pulled: Pulled) -> list[Tensor]:
+    def _embeddings(self, features: FeatureBatch, pulled: StepRows) -> list[Tensor]:
         looked_up = []
         for part, row_U, weight_UD in zip(self._parts, pulled.rows, pulled.weights, strict=True):
             part.hold(row_U, weight_UD)

@@ -25,7 +25,7 @@ from trials.records.job import TablesConfig
 from trials.training.servers.part import Gradients, ServerPart
 
 
-class Keys(NamedTuple):
+class BatchKeys(NamedTuple):
     """Keys of growing tables that a worker's part of a batch has, each once."""
 
     key_K: Tensor
@@ -50,7 +50,7 @@ class Async:
         """Notes that a worker has connected, which has pushed the updates of so many steps, be it to a server that
         this one is in the place of: nothing to do if no step waits for another, or no server comes back."""
 
-    def admit(self, worker: int, step: int, keys: Keys) -> Tensor:
+    def admit(self, worker: int, step: int, keys: BatchKeys) -> Tensor:
         """Returns the rows of a worker's keys."""
         return self._part.admit(*keys)
 
@@ -108,7 +108,7 @@ class Semi(Async):
         self._pushed = [step] * len(self._pushed)
 
 
-class Delayed(Async):
+class FixedDelay(Async):
     """Exactly so many steps behind."""
 
     def __init__(self, part: ServerPart, workers: int, staleness: int, lock: threading.Condition) -> None:
@@ -161,11 +161,11 @@ class Sync(Async):
     def __init__(self, part: ServerPart, workers: int, staleness: int, lock: threading.Condition) -> None:
         super().__init__(part, workers, staleness, lock)
         self._version = 0
-        self._keys = defaultdict[int, dict[int, Keys]](dict)
+        self._keys = defaultdict[int, dict[int, BatchKeys]](dict)
         self._rows = dict[int, dict[int, Tensor]]()
         self._waiting = dict[int, Gradients]()
 
-    def admit(self, worker: int, step: int, keys: Keys) -> Tensor:
+    def admit(self, worker: int, step: int, keys: BatchKeys) -> Tensor:
         """See `Async`: the keys of the whole batch are admitted together, as on ranks that hold tables."""
         self._keys[step][worker] = keys
         if len(self._keys[step]) == self._workers:
@@ -211,7 +211,7 @@ class Sync(Async):
 
 def synchronised(config: TablesConfig, part: ServerPart, workers: int, lock: threading.Condition) -> Async:
     """Returns the way that a training asks for."""
-    semi = Delayed if config.deterministic_delay else Semi
+    semi = FixedDelay if config.deterministic_delay else Semi
     kind = {"async": Async, "semi": semi, "sync": Sync}[config.synchrony]
     return kind(part, workers, config.steps_behind, lock)
 

@@ -21,7 +21,7 @@ from dhen.schema import FeatureSchema, Table
 from trials.records.job import TrainingConfig
 from trials.records.strategy import TableLevel
 from trials.training.embeddings.engine import LocalTables, TableEngine
-from trials.training.embeddings.growing import Begun
+from trials.training.embeddings.growing import NewRows
 from trials.training.embeddings.levels import CachedTables
 
 DIM, EXAMPLES, CPU = 8, 16, torch.device("cpu")
@@ -164,7 +164,9 @@ def test_rows_that_occur_most_stay() -> None:
 def test_a_row_that_begins_anew_is_not_what_the_cache_had() -> None:
     local, cached = LocalTables(made(mixed=False), TrainingConfig()), below(TrainingConfig(), "host")
     rows = torch.tensor([0, 3, 250])
-    begun = Begun(rows, torch.tensor([11, 12, 13]), {"a": slice(0, 2), "b": slice(2, 2), "m": slice(2, 2)}, 5)
+    begun = NewRows(
+        rows, torch.tensor([11, 12, 13]), {"a": slice(0, 2), "b": slice(2, 2), "m": slice(2, 2)}, 5
+    )
     engines: tuple[TableEngine, ...] = (local, cached)
     for engine in engines:
         train(engine, range(10))

@@ -13,7 +13,7 @@ from trials.cluster.cluster import Cluster
 from trials.cluster.this_machine import load_cluster
 from trials.planner.estimates import PlanOptions
 from trials.planner.plan import Plan, plan
-from trials.planner.pricing import Pricing
+from trials.planner.pricing import CostModel
 from trials.records.job import Synchrony, TablesConfig, TrainingConfig
 from trials.records.strategy import Strategy, named
 
@@ -37,8 +37,10 @@ def zionex(ranks: str = "16x8") -> Cluster:
     return load_cluster("zionex").with_ranks(ranks)
 
 
-def pricing(synchrony: Synchrony = "semi", rows: int = 10**9, ranks: str = "16x8", **tables: Any) -> Pricing:
-    return Pricing(MODEL, schema(rows), training(synchrony, **tables), zionex(ranks))
+def pricing(
+    synchrony: Synchrony = "semi", rows: int = 10**9, ranks: str = "16x8", **tables: Any
+) -> CostModel:
+    return CostModel(MODEL, schema(rows), training(synchrony, **tables), zionex(ranks))
 
 
 def made(rows: int, synchrony: Synchrony = "semi", cluster: Cluster | None = None, **options: Any) -> Plan:
@@ -95,7 +97,7 @@ def test_too_few_servers_say_how_many_would_do() -> None:
 def test_servers_and_the_ranks_of_a_cpu_share_a_host() -> None:
     data = zionex().to_dict() | {"device": "cpu", "host_memory_bytes": "40GiB", "sources": {}}
     cluster = Cluster.model_validate(data).with_ranks("1x2").with_hbm(16 * GIB)
-    found = Pricing(MODEL, schema(10**7), training(), cluster)
+    found = CostModel(MODEL, schema(10**7), training(), cluster)
     memory = found.memory(Strategy(servers=2))
     assert found.host_bytes(memory) == 2 * memory.total + memory.servers
 

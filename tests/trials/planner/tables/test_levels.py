@@ -18,7 +18,7 @@ from trials.planner.collectives import (
 )
 from trials.planner.estimates import PlanOptions
 from trials.planner.plan import Plan, plan
-from trials.planner.pricing import Pricing
+from trials.planner.pricing import CostModel
 from trials.planner.table_memory import LEFT_FREE, hits_of
 from trials.records.job import Job, TrainingConfig
 from trials.records.strategy import KIB, Strategy, named
@@ -136,7 +136,7 @@ def test_the_size_of_the_cache_can_be_given() -> None:
 
 def test_a_cache_shares_its_rows_among_matrices_and_never_holds_fewer_than_a_batch() -> None:
     model = MODEL.replace(table_dim_exponent=0.3)
-    below = Pricing(model, SCHEMA, TRAINING, cluster("1GiB")).below
+    below = CostModel(model, SCHEMA, TRAINING, cluster("1GiB")).below
     assert below.cached_rows(0) == (7, 2 * 512)
     assert below.cached_rows(-(-below.whole_bytes // KIB)) == (7, 250_000)
     for size in (100, 1000, 5000):
@@ -145,7 +145,7 @@ def test_a_cache_shares_its_rows_among_matrices_and_never_holds_fewer_than_a_bat
 
 
 def test_a_smaller_cache_makes_a_longer_step() -> None:
-    pricing = Pricing(MODEL, SCHEMA, TRAINING, cluster("8GiB"))
+    pricing = CostModel(MODEL, SCHEMA, TRAINING, cluster("8GiB"))
     times = [
         pricing.time(Strategy(tables=level, table_cache=size)).total
         for level in ("host", "ssd")
