@@ -50,7 +50,7 @@ class RetrainingsView:
             changed=self._changed,
             wanted=self._wanted,
             progress=lambda record, progress: self._running.update({record.number: (record, progress)}),
-            looked=self._looked,
+            on_poll=self._on_poll,
             say=partial(print_line, self._console),
         )
 
@@ -65,7 +65,7 @@ class RetrainingsView:
         self._total, self._done, self._done_before = total, done, done
         self._began = time.monotonic()
 
-    def _looked(self) -> None:
+    def _on_poll(self) -> None:
         if self._live and time.monotonic() - self._drawn > REFRESH_SECONDS:
             self._drawn = time.monotonic()
             running = [one for _, one in sorted(self._running.items())]

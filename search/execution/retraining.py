@@ -37,7 +37,7 @@ class Watcher(NamedTuple):
     """Is called with the number of retrainings that are asked for, and how many of these are done already."""
     progress: Callable[[TrialRecord, Progress], None] = lambda record, progress: None
     """Is called with what a retraining that goes on has reached."""
-    looked: Callable[[], None] = lambda: None
+    on_poll: Callable[[], None] = lambda: None
     """Is called about ten times per second while any goes on."""
     say: Callable[[str], None] = lambda sentence: None
     """Is called with sentences for people, such as on a rank that is slow."""
@@ -130,7 +130,7 @@ class Retrainings:
                 self._ledger.count_test_look(request.of.number)
             return self._trainer.start_scoring(record, request.job, score, keep_logits=True)
 
-        def heard(activity: Training | Scoring) -> bool:
+        def on_events(activity: Training | Scoring) -> bool:
             if isinstance(activity, Training):
                 if activity.progress is not None and not activity.run.ended:
                     self.watcher.progress(activity.record, activity.progress)
@@ -159,7 +159,7 @@ class Retrainings:
             return []
 
         scheduler = Scheduler[Training | Scoring](self._side_by_side, ranks=self._trainer.ranks_at_once)
-        scheduler.run(begin(), ended, heard=heard, looked=self.watcher.looked)
+        scheduler.run(begin(), ended, on_events=on_events, on_poll=self.watcher.on_poll)
         return self.completed(unique.values())
 
     def completed(

@@ -50,8 +50,8 @@ class Scheduler(Generic[A]):
         upcoming: Iterator[A | NotNow | None],
         ended: Callable[[A], Iterable[A]],
         *,
-        heard: Callable[[A], bool] = lambda activity: False,
-        looked: Callable[[], None] = lambda: None,
+        on_events: Callable[[A], bool] = lambda activity: False,
+        on_poll: Callable[[], None] = lambda: None,
         has_room: Callable[[], bool] = lambda: True,
     ) -> None:
         """Works off all that comes up. Whatever goes wrong meanwhile, Ctrl-C included, ends all processes first.
@@ -62,8 +62,9 @@ class Scheduler(Generic[A]):
                 the next, so that what is begun next knows of all that has ended. `NOT_NOW` stands for nothing.
             ended: takes in the end of an activity; returns, one by one, what begins in its place at once, such as
                 its next attempt.
-            heard: takes in what an activity said; says whether that has ended it (a training that is given up).
-            looked: is called after every look at all activities, about ten times per second.
+            on_events: takes in an activity's new events; returns whether they have ended it (a training that is
+                given up).
+            on_poll: is called after every look at all activities, about ten times per second.
             has_room: whether anything more may begin, as far as the work can tell; free places are the scheduler's
                 matter.
         """
@@ -88,13 +89,13 @@ class Scheduler(Generic[A]):
                     return
                 for activity in look(list(self.running), self._poll_seconds if begun is NOT_NOW else 0.0):
                     # `heard` first: what a rule gives up at an earlier evaluation is given up, though it has ended
-                    if heard(activity) or activity.run.ended:
+                    if on_events(activity) or activity.run.ended:
                         self.running.remove(activity)
                         # each is known here before the next may fail to begin
                         for next_activity in ended(activity):
                             self.running.append(next_activity)
                             self._begin_what_fits()  # before anything else takes the place
-                looked()
+                on_poll()
         except BaseException:
             for activity in self.running:
                 activity.run.kill()

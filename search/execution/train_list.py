@@ -94,12 +94,12 @@ class TrainingList:
             shutil.rmtree(self._folder / name)
             return []
 
-        def looked() -> None:
+        def on_poll() -> None:
             on_progress(seen + sum(training.examples for training in self._scheduler.running))
 
         waiting = [job for name, job in unique.items() if name not in done]
         upcoming = (start(new_record(0, TrialKind.CANDIDATE, {}, job), job) for job in waiting)
-        self._scheduler.run(upcoming, ended, looked=looked)
+        self._scheduler.run(upcoming, ended, on_poll=on_poll)
 
     def _path(self, fingerprint: str) -> Path:
         return self._folder / f"{fingerprint}.json"
@@ -143,7 +143,7 @@ def train_one(
     def start(attempt: TrialRecord) -> Training:
         return trainer.start(attempt, job, start_from=start_from)
 
-    def heard(training: Training) -> bool:
+    def on_events(training: Training) -> bool:
         on_change(training.record)
         for notice in training.take_notices():
             say(notice)
@@ -157,5 +157,5 @@ def train_one(
             return []
         return [start(next_attempt)]
 
-    Scheduler[Training](1).run(iter([start(record)]), ended, heard=heard)
+    Scheduler[Training](1).run(iter([start(record)]), ended, on_events=on_events)
     return record

@@ -334,14 +334,14 @@ class Sharing:
         if not at_once and now < self._due:
             return
         self._due = now + SYNC_SECONDS
-        self._bury()
+        self._remove_dead_drivers()
         self._held = self._leases.held()
         changes = self._ledger.changes(self._revision)
         if changes is not None:
             self._revision = changes.revision
             self._follow(changes)
 
-    def _bury(self) -> None:
+    def _remove_dead_drivers(self) -> None:
         """Frees what dead drivers have left."""
         others = self._leases.others()
         dead = {driver.id: driver for driver in self._leases.silent(others)}

@@ -92,7 +92,7 @@ class Finalizer:
                 changed=self._note_retraining,
                 wanted=self._note_wanted,
                 progress=self._note_progress,
-                looked=self._state.tell,
+                on_poll=self._state.tell,
                 say=self._state.say,
             ),
         )

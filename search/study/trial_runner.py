@@ -164,9 +164,11 @@ class TrialRunner:
 
     def _run(self, upcoming: Iterator[Training | NotNow | None], has_room: Callable[[], bool]) -> None:
         self._training.clear()
-        self._scheduler.run(upcoming, self._ended, heard=self._heard, looked=self._looked, has_room=has_room)
+        self._scheduler.run(
+            upcoming, self._ended, on_events=self._on_events, on_poll=self._on_poll, has_room=has_room
+        )
 
-    def _heard(self, activity: Training) -> bool:
+    def _on_events(self, activity: Training) -> bool:
         """Takes in a curve that has grown; says whether the stopping rule gives the trial up."""
         record, before = activity.record, self._state.trials[activity.record.number]
         if activity.progress is not None:
@@ -215,7 +217,7 @@ class TrialRunner:
         self.take_in(self._admission.execution.ended(record, activity.job))
         yield from self._begin_waiting(record.job.fingerprint)
 
-    def _looked(self) -> None:
+    def _on_poll(self) -> None:
         """Calls all observers, and takes in what other drivers have done."""
         if self.sharing is not None:
             self.sharing.sync()

@@ -57,7 +57,9 @@ class FakeWork:
         return self.run_by(self.scheduler)
 
     def run_by(self, scheduler: Scheduler[Fake]) -> FakeWork:
-        scheduler.run(self.begin(), self.ended, heard=self.heard, looked=self.looked, has_room=self.has_room)
+        scheduler.run(
+            self.begin(), self.ended, on_events=self.on_events, on_poll=self.on_poll, has_room=self.has_room
+        )
         return self
 
     def begin(self) -> Iterator[Fake | None]:
@@ -69,14 +71,14 @@ class FakeWork:
     def has_room(self) -> bool:
         return self.room
 
-    def heard(self, activity: Fake) -> bool:
+    def on_events(self, activity: Fake) -> bool:
         return False
 
     def ended(self, activity: Fake) -> Iterable[Fake]:
         self.over.append(activity.name)
         return ()
 
-    def looked(self) -> None:
+    def on_poll(self) -> None:
         self.looks += 1
         self.most = max(self.most, len(self.scheduler.running))
         begun = [activity for activity in self.scheduler.running if activity.run.begun]
@@ -136,11 +138,11 @@ def test_what_has_more_ranks_than_there_are_places_trains_alone() -> None:
 def test_what_is_interrupted_while_it_waits_never_begins() -> None:
     work = FakeWork(made(endless("a"), wide("b", 2)))
 
-    def looked() -> None:
+    def on_poll() -> None:
         if len(work.scheduler.running) == 2:
             interrupt()
 
-    work.looked = looked  # type: ignore[method-assign]
+    work.on_poll = on_poll  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         work.worked_off(places=2, ranks=2)
     a, b = work.scheduler.running
@@ -169,11 +171,11 @@ def test_nothing_begins_while_the_work_has_no_room() -> None:
     work = FakeWork(made(lasting("a", 2), lasting("b")))
     began_when_full: list[list[str]] = []
 
-    def looked() -> None:
+    def on_poll() -> None:
         work.room = not work.scheduler.running
         began_when_full.append(list(work.began))
 
-    work.looked = looked  # type: ignore[method-assign]
+    work.on_poll = on_poll  # type: ignore[method-assign]
     work.worked_off(places=2)
     assert began_when_full[0] == began_when_full[1] == ["a"]
     assert work.over == ["a", "b"]
@@ -197,7 +199,7 @@ def test_what_follows_an_end_keeps_the_place_of_what_has_ended() -> None:
 def test_the_last_words_of_what_has_ended_are_heard_before_its_end_is_taken_in() -> None:
     calls: list[str] = []
     work = FakeWork(made(lasting("a")))
-    work.heard = lambda each: bool(calls.append("heard"))  # type: ignore[method-assign]
+    work.on_events = lambda each: bool(calls.append("heard"))  # type: ignore[method-assign]
     work.ended = lambda each: calls.append("ended") or ()  # type: ignore[method-assign]
     work.worked_off()
     assert calls == ["heard", "ended"]
@@ -245,11 +247,11 @@ def test_what_has_begun_in_place_of_another_is_ended_though_the_next_beginning_f
 
 def test_a_second_run_knows_nothing_of_an_interrupted_one() -> None:
     work = FakeWork(made(endless("a")))
-    work.looked = interrupt  # type: ignore[method-assign]
+    work.on_poll = interrupt  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         work.worked_off()
     fresh, seen = FakeWork(made(lasting("b"))), []
-    fresh.looked = lambda: seen.append(len(work.scheduler.running))  # type: ignore[method-assign]
+    fresh.on_poll = lambda: seen.append(len(work.scheduler.running))  # type: ignore[method-assign]
     fresh.run_by(work.scheduler)
     assert fresh.over == ["b"]
     assert max(seen) <= 1
