@@ -199,17 +199,17 @@ def test_what_follows_an_end_keeps_the_place_of_what_has_ended() -> None:
 def test_the_last_words_of_what_has_ended_are_heard_before_its_end_is_taken_in() -> None:
     calls: list[str] = []
     work = FakeWork(made(lasting("a")))
-    work.on_events = lambda each: bool(calls.append("heard"))  # type: ignore[method-assign]
+    work.on_events = lambda each: bool(calls.append("on_events"))  # type: ignore[method-assign]
     work.ended = lambda each: calls.append("ended") or ()  # type: ignore[method-assign]
     work.worked_off()
-    assert calls == ["heard", "ended"]
+    assert calls == ["on_events", "ended"]
 
 
 def interrupt(*_: Any) -> Any:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("moment", ["begin", "has_room", "heard", "looked", "an error"])
+@pytest.mark.parametrize("moment", ["begin", "has_room", "on_events", "on_poll", "an error"])
 def test_ctrl_c_and_errors_end_all_that_runs_and_say_what_ran(moment: str) -> None:
     activities = [endless("a"), endless("b")]
     work = FakeWork([*made(*activities), interrupt] if moment == "begin" else made(*activities))
@@ -221,7 +221,7 @@ def test_ctrl_c_and_errors_end_all_that_runs_and_say_what_ran(moment: str) -> No
 
     error = RuntimeError("the database is full") if moment == "an error" else KeyboardInterrupt()
     if moment != "begin":
-        setattr(work, "looked" if moment == "an error" else moment, once_both_run)
+        setattr(work, "on_poll" if moment == "an error" else moment, once_both_run)
     with pytest.raises(type(error)):
         work.worked_off(places=3)
     assert [activity.processes.kills for activity in activities] == [1, 1]
