@@ -22,11 +22,11 @@ WRITTEN = (*ROOMS, "tests", "benchmarks", "examples", "docs")
 GENERATED = ROOT / "docs" / "reference"
 
 BOUNDS = {
-    "product lines": 72_450,
+    "product lines": 72_500,
     "product tokens": 454_000,
     "product files": 345,
-    "test lines": 47_700,
-    "words of documents": 67_200,
+    "test lines": 47_750,
+    "words of documents": 67_000,
 }
 
 QUOTED = r"""(?i:[bruf]|[bf]r|r[bf])?(?:
