@@ -173,7 +173,7 @@ def _move(old: nn.Module, new: nn.Module, before: Encoding, after: Encoding) -> 
             source_R = torch.cat([torch.tensor([UNKNOWN_ID, MISSING_ID]), values])
         else:
             key_N, row_N = _rows_of_keys(old, name)
-            wanted = torch.from_numpy(after.vocabularies[name].hashes.view(np.int64))
+            wanted = torch.from_numpy(after.vocabularies[name].hashes.view(np.int64).copy())
             wanted = torch.cat([torch.tensor([MISSING_KEY, EMPTY]), wanted])
             sorted_N, order_N = torch.cat([key_N, torch.tensor([EMPTY])]).sort()
             row_N = torch.cat([row_N, torch.tensor([0])])[order_N]
