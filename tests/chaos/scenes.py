@@ -95,7 +95,8 @@ class Scene:
         self.repeated = 0
 
     def own_cache(self, cache: Path) -> None:
-        """Copies a cache, which has what was measured and maybe the prepared log."""
+        """Copies a cache, with the prepared log and what trainings have taken; the first study finds it empty."""
+        cache.mkdir(parents=True, exist_ok=True)
         shutil.copytree(cache, self.folder / "cache")
 
     def begin(self) -> None:
