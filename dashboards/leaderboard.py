@@ -169,7 +169,7 @@ class _Column(NamedTuple):
 
 
 def _marks(row: LeaderboardRow) -> str:
-    """What the study says of a trial, in one or two words; its outcome if it says nothing."""
+    """The marks of a trial, in one or two words; its outcome if it has none."""
     said = [mark for mark in row.marks if mark not in ("front", "winner")] or list(row.marks[-1:])
     if row.outcome is not Outcome.COMPLETED:
         said.append(row.outcome.replace("_", " "))

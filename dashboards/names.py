@@ -67,7 +67,7 @@ def short_name(model: Mapping[str, Any]) -> str:
             f"{experts} experts" if isinstance(experts, int) and experts > 1 else "",
         )
         body = " ".join(word for word in family if word)
-    elif len(common) <= 1:  # an ensemble that all layers with something to join have in common is said once
+    elif len(common) <= 1:  # all layers that join modules have one ensemble: name it once
         body = " ".join((_counted(modules), *common))
     else:
         body = _counted(" ".join(filter(None, pair)) for pair in zip(modules, ensembles, strict=True))

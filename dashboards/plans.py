@@ -133,7 +133,7 @@ def attempts_table(record: StudyRecord) -> PlainTable:
     )
     rows: list[tuple[str, ...]] = []
     for trial, plan in plans if worth_telling else ():
-        # the shape is told if the trial has gone through more than one, by its plan or by its attempts
+        # name the shape if plans or attempts of the trial have had more than one
         shapes = {attempt.plan.ranks for attempt in trial.attempts if attempt.plan is not None}
         several = bool(plan.other_shapes) or len(shapes) > 1
         # what each way to hold the model lacks that has no more techniques than the plan's, those nearest first

@@ -93,7 +93,7 @@ def open_session(
         directory: the folder.
         config: settings, of which the log is opened.
         launcher: starts processes.
-        console: where it is said how far a log is that has to be prepared.
+        console: where the progress of a log is printed that has to be prepared.
         shared: whether further drivers may join this one.
         joins: whether this is a further driver of a study, which its ledger holds to its settings.
 

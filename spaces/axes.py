@@ -92,7 +92,7 @@ class ChoiceAxis:
 
     @property
     def first(self) -> Scalar:
-        """The label in a point if nothing else is said."""
+        """The label in a point by default."""
         return self.labels[0]
 
     def has(self, value: Any) -> bool:
@@ -146,7 +146,7 @@ class RangeAxis:
 
     @property
     def first(self) -> Scalar:
-        """The number in a point if nothing else is said."""
+        """The number in a point by default."""
         return self.low
 
     def has(self, value: Any) -> bool:

@@ -96,7 +96,7 @@ def modules_figure(record: StudyRecord) -> go.Figure:
     baseline = baseline_ne(record)
     worst, base = frame(values).high, baseline if baseline is not None else float(np.median(values))
     y_N = np.array([relative_ne_percent(min(value, worst), base) for value in values])
-    # where a candidate lies on each ordered axis that is no layer's own, from 0 to 1
+    # a candidate's place on each ordered axis of the whole model, from 0 (lowest) to 1
     controls = []
     for axis in record.axes:
         positions = [axis.position(axis.value(trial)) for trial in trials]
@@ -142,7 +142,7 @@ def modules_figure(record: StudyRecord) -> go.Figure:
     )
     if len(pairs) > SHOWN_PAIRS:
         subtitle += f" {len(pairs) - SHOWN_PAIRS} more pairs bring less either way."
-    # modules that were taken out of winners, in the row of their layer, or if there is none of the module
+    # modules removed from winners, in the row of their layer, or of the module if no layer has a row
     labels, ablated = {row.label for row in rows}, []
     for ablation in record.ablations:
         for part in ablation.parts:

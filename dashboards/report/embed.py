@@ -139,7 +139,7 @@ def _trial(
                 byte_size(attempt.predicted_bytes),
                 byte_size(attempt.measured_bytes),
                 duration(attempt.seconds),
-                # one that was moved ended for what is said of its slow rank
+                # a moved attempt ended because of its slow rank
                 "; ".join(dict.fromkeys(filter(None, (attempt.replaced, attempt.slow_rank, attempt.error)))),
             ]
             for attempt in trial.attempts

@@ -40,7 +40,7 @@ OUTCOME_STYLES = {
 def trial_table(record: StudyRecord, *, rows: int = 20) -> Table:
     """A table of at most `rows` trials in order of number: those that matter most, then the newest.
 
-    What is left out is said below the table. Marks are words, not colour alone. If the terminal is narrow
+    A line below the table lists what is left out. Marks are words, not colour alone. If the terminal is narrow
     the model's name gives way, never a number.
     """
     named, front = {record.baseline, record.best, record.knee}, set(record.front)
@@ -58,7 +58,7 @@ def trial_table(record: StudyRecord, *, rows: int = 20) -> Table:
     cells: list[list[str]] = []
     for name, title in COLUMNS.items():
         if name == "state":
-            # the outcome; for a completed trial what the study says of it, if it says something
+            # the outcome; the marks of a completed trial, if it has any
             texts, left = [], True
             for row in shown:
                 outcome = row.trial.result.outcome

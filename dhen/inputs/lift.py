@@ -27,7 +27,7 @@ from dhen.tape import FP32_BYTES, Tape
 # Below the second node and beyond the last, e is constant: those buckets have one end each.
 #
 # Of two neighbouring nodes one is even and one is odd. Therefore even and odd nodes lie in tables of their own, in
-# each of which an example has one id, and whoever holds, shards or prices tables meets nothing new.
+# each of which an example has one id, so holding, sharding and pricing tables stay as they are.
 #
 # Shapes: B examples, C columns of ids in a batch, T categorical tables, N numbers with buckets, D dimension.
 

@@ -126,7 +126,7 @@ def _ne(jobs: dict[int, Job], done: dict[str, TrialRecord]) -> list[float | None
 #
 # Nothing but the members' retrainings is needed, which `confirm` makes too. The logits that it keeps are on
 # test, so
-# NE is compared there: if the average is confirmed from these seeds that is no further look at the split, and
+# NE is compared there: confirming the average from these seeds is no further look at the split, and
 # else the looks are counted, and `confirm` need not take them again. Differences have the intervals of
 # `search.analysis.statistics`, for each member by itself.
 

@@ -119,7 +119,7 @@ class TableServers:
             time.sleep(LOOK_SECONDS)
 
     def _lost(self, error: LinkBrokenError, stays: str) -> UserError | LinkBrokenError:
-        """Returns what is said of a lost server; the error itself if all live."""
+        """Returns the error that names a lost server; the error itself if all live."""
         self._wait(all_gone=False)
         logs = self._task.logs(self._folder)
         codes = {number: process.exitcode for number, process in self._processes.items()}

@@ -404,7 +404,7 @@ def cluster_parallelism(
     on_device = _on_device(nodes, ranks, parallel or 1, threads, servers)
     wanted = shape(hosts, ranks_per_host, threads, servers, on_device)
     rooms = [room_for(wanted, node.cpus, node.gpus) for node in nodes]
-    parallel = parallel or max(1, most_at_once(hosts, rooms))  # if none has room, that is said later
+    parallel = parallel or max(1, most_at_once(hosts, rooms))  # if none has room, a later check reports it
     at_once = max(parallel * hosts * ranks_per_host, *map(math.prod, larger), 1)
     # devices are shared by those that are on one, a node's CPUs and memory by all that are on the node
     sharing = on_device if wanted.gpus else max(1, min(parallel, max(rooms, default=1)))

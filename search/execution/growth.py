@@ -201,7 +201,7 @@ class Growth:
         widen_again(self._space, [grown])
         self._commit(grown)
         sentence = widened_now(grown)
-        # said before it is logged: who has read the log of a study may trust that it was said
+        # printed before it is logged, so whatever the log has was printed
         self._state.say(sentence)
         LOG.info("%s", sentence)
 

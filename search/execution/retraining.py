@@ -69,7 +69,7 @@ class Retrainings:
             ledger: the study's ledger, settled.
             trainer: a trainer that works in the study's directory.
             side_by_side: number of retrainings at the same time.
-            watcher: is told how far they are.
+            watcher: receives their progress.
         """
         self.watcher = watcher
         self._ledger, self._trainer, self._side_by_side = ledger, trainer, side_by_side

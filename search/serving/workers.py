@@ -69,7 +69,7 @@ class BundleRefusal(NamedTuple):
 
 
 def main(settings: ServeSettings, listener: socket.socket, parent: Connection) -> None:
-    """Answers until it is told to end; tells the parent the version that it serves, or why it serves none."""
+    """Answers until the parent ends it; sends the parent the version that it serves, or the reason for none."""
     import torch  # the parent needs none of these
 
     from search.serving.app import LiveModel, make_app

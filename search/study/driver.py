@@ -164,7 +164,7 @@ class StudyDriver:
         """Waits until all others' trials have ended and this driver leads, if it has to; False if another
         driver has led, and is done.
 
-        Returns True without the lead if `more_to_train` says that trials were left by a driver that died.
+        Returns True without the lead if `more_to_train` finds trials that a dead driver left.
         """
         done = done or (lambda: self._state.finished and self._settings.written)
         sharing = self.sharing

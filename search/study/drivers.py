@@ -239,7 +239,7 @@ class Sharing:
 
         Args:
             follow: takes in what other drivers have committed.
-            lost: says of a driver that has died, and a trial that it ran, what becomes of that.
+            lost: words what becomes of a trial whose driver has died.
             say: says a sentence to whoever watches this driver.
         """
         self._follow, self._lost, self._say = follow, lost, say

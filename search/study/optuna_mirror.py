@@ -310,7 +310,7 @@ class OptunaMirror:
         return False
 
     def _write(self, storage: BaseStorage, number: int, row: FrozenTrial) -> None:
-        """Adds a trial; or says what is new of one that runs, and its end at last."""
+        """Adds a trial, or updates a running one, up to its end."""
         if number not in self._mirrored:
             trial_id = storage.create_new_trial(self._opened._study_id, template_trial=row)
             self._mirrored[number], self._standing = (trial_id, row), self._distributions

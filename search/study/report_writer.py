@@ -126,7 +126,7 @@ class ReportWriter:
         if self._mirror is not None:
             try:
                 self._mirror.sync(record)
-            except UserError as error:  # its trouble is said once, and ends nothing
+            except UserError as error:  # the trouble is reported once, and ends nothing
                 if str(error) != self._trouble:
                     self._trouble = str(error)
                     warning = f"warning: Optuna is behind: {error}"

@@ -290,7 +290,7 @@ def _here(
     if differ:
         raise _NotReusedError(OTHERWISE, "; ".join(differ))
     origin = StudyTrial(study=study.name, directory=str(Path(study.directory).resolve()), trial=trial.owner)
-    # without what only that study's memory and limits said of it
+    # without the verdicts of that study's memory and limits
     judged = trial.with_plan(serving_ms=None, serving_excess=None)
     if trial.result.outcome is Outcome.INFEASIBLE:
         judged = judged.with_result(outcome=Outcome.RUNNING)

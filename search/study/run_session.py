@@ -74,7 +74,7 @@ def run_session(
         out: the run directory.
         launcher: starts processes.
         clock: runs since the command began; by default since now.
-        console: where it is said what goes on; by default standard output, or stderr if `quiet`.
+        console: where progress is printed; by default standard output, or stderr if `quiet`.
         quiet: whether stdout is left alone: the findings are the caller's.
         average_seeds: trainings of the best network that may be members of averages, each from its own seed.
 
@@ -150,7 +150,7 @@ def join_session(
         joined: the study, and the run directory to work in.
         launcher: starts processes.
         clock: runs since the command began.
-        console: where it is said what goes on.
+        console: where progress is printed.
         quiet: whether the findings are the caller's to say.
 
     Raises:

@@ -176,7 +176,7 @@ class TrainedBundle(Value):
     epochs: int
     """Passes at most of the training that was kept."""
     trainings: int
-    """Number of trainings of which it was the best: several if passes are left open."""
+    """Number of trainings among which it was the best: several if passes are `auto`."""
     seed: int
     refit: bool
     """Whether it was trained once more then, on the rows of training and validation together."""

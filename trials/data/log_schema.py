@@ -110,7 +110,7 @@ MIN_COUNT = 2
 
 
 def _fixed_or_growing(column: Any) -> Any:
-    """Checks that nothing is said of fixed rows if a table grows."""
+    """Checks that a growing table has no settings of fixed rows."""
     if column.table.growing is None:
         return column
     if column.hash_buckets not in ("auto", None):

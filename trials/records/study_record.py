@@ -181,7 +181,7 @@ class FoundPasses(Value):
     """Lowest NE of the baseline on validation if they fall."""
     decays: dict[str, float] = Field(default_factory=dict)
     """Decays of embeddings, by name of the training setting, with which several passes helped; all trainings have
-    them, but if the space varies them too."""
+    them, unless the space varies them too."""
 
 
 class ExpectedGain(Value):
@@ -264,7 +264,7 @@ class StudyRecord(Value):
     """Moment when the study was begun, in seconds since 1970: with the name it tells a study from all others."""
     space: str
     space_file: str | None = None
-    """File of the space, if it is none of the catalog."""
+    """File of the space; None if it is in the catalog."""
     sampler: str
     seed: int
     log: LogSummary

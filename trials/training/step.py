@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -43,7 +44,7 @@ class DivergenceError(ArithmeticError):
         self.step, self.loss = step, loss
 
 
-class Step:
+class Step(ABC):
     """A model and its optimizers on this rank; every rank makes the same calls in the same order."""
 
     model: nn.Module
@@ -64,17 +65,17 @@ class Step:
         """The strategy that the model is held with, read from what wraps it."""
         return PLAIN_DP
 
+    @abstractmethod
     def __call__(self, batch: LabelledBatch) -> Tensor:
         """Runs one update on this rank's slice; returns its loss, detached, whose mean over ranks is the
         batch's."""
-        raise NotImplementedError
 
     @property
     def cache_use(self) -> CacheUse | None:
         """What the cache of tables that lie below the device has done so far; None if there is none."""
         return None
 
-    def ahead(self, batch: LabelledBatch) -> None:
+    def ahead(self, batch: LabelledBatch) -> None:  # noqa: B027
         """Is told, before a step, the batch that comes after its own, whose rows may be fetched meanwhile."""
 
     @property
@@ -95,7 +96,7 @@ class Step:
             group["lr"] = self._rate * dense
         return self._rate * dense
 
-    def finish_update(self) -> None:
+    def finish_update(self) -> None:  # noqa: B027
         """Waits for a delayed update that is under way on the host; a collective."""
 
     def settle(self) -> None:
@@ -124,11 +125,11 @@ class Step:
         self.model.train()
         return logit_N
 
+    @abstractmethod
     def weights(self) -> Weights:
         """Returns a copy of the plain model's weights on the CPU, in fp32; on rank 0, empty on others."""
-        raise NotImplementedError
 
-    def nothing_changed(self) -> None:
+    def nothing_changed(self) -> None:  # noqa: B027
         """Is told that the state which `changed` will be given next is the model's as it is now."""
 
     def changed(self, before: Mapping[str, Tensor]) -> Weights:
@@ -161,16 +162,16 @@ class Step:
         if self._growing is not None:
             self._growing.restored()
 
-    def save_tables(self, folder: Path) -> None:
+    def save_tables(self, folder: Path) -> None:  # noqa: B027
         """Has servers write their tables into a folder, if servers hold them; a collective."""
 
-    def go_on_with_tables(self, steps: int, folder: Path | None) -> None:
+    def go_on_with_tables(self, steps: int, folder: Path | None) -> None:  # noqa: B027
         """Has servers go on after so many steps, with what they wrote into a folder or, without one, as they
         are; a collective."""
 
+    @abstractmethod
     def _score(self, features: FeatureBatch) -> Tensor:
         """Returns logit_B without gradients; a collective."""
-        raise NotImplementedError
 
 
 class TrainStep(Step):

@@ -238,7 +238,7 @@ class PairComparisons:
         logit_LR *= self._slope_G.take(common_LR)
         logit_LR /= self._temperature
         weight_LR = self._weight_G.take(common_LR)
-        # nothing is said of a candidate and itself, or if one has shown nothing at what both have reached
+        # no pair is made of a candidate and itself, or if one has no evaluation at a length that both have reached
         silent_LR = np.isnan(logit_LR) | (left[:, None] == right)
         logit_LR[silent_LR] = weight_LR[silent_LR] = 0.0
         return Pairs(logit_LR, weight_LR)

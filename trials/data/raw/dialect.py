@@ -213,7 +213,7 @@ def _skipped(
     while fields[place][0].startswith("#") and not any(_like_data(fields[place + 1], fields[place + 2 :])):
         place += 1  # unless rows follow, so that it is the header
     if place > declared and len(fields[place - 1]) > 1:
-        # a header that is shorter or longer than all rows, which will be said
+        # a header that is shorter or longer than all rows: a later check reports it
         place -= any(_like_data(fields[place], fields[place + 1 :]))
     return records[place][0] - 1 if place else 0
 

@@ -93,7 +93,7 @@ def open_log(
             if not folder.is_dir():
                 raise UserError(f"{source}: no such file or folder.")
             for path in sorted(folder.rglob("*")):
-                # what begins with `.` or `_` is of whoever wrote the folder, such as Spark's `_SUCCESS`
+                # names that begin with `.` or `_` belong to the writer of the folder, such as Spark's `_SUCCESS`
                 if path.is_file() and not any(part[0] in "._" for part in path.relative_to(folder).parts):
                     paths.append(path)
             if not paths:

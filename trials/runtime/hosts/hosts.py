@@ -43,7 +43,7 @@ SILENCE_SECONDS = 15 * LISTEN_SECONDS
 FAREWELL_SECONDS = 10.0
 """Seconds that a host has to end its ranks, after which the host is taken to be gone itself."""
 LOST = 1
-"""Exit code of a rank of which no more is known than that its host is gone."""
+"""Exit code of a rank whose host is gone."""
 AVOID_SECONDS = 600.0
 """Time in which a host is avoided after a rank there was slow for the last time: what slows a machine down for
 longer is noticed again."""

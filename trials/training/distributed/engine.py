@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -101,7 +102,7 @@ def pass_on_gradients(micro_batch: DenseBatch, batch: DenseBatch, start: int) ->
         leaf.grad[start : start + len(slice_leaf)] = slice_leaf.grad
 
 
-class Engine:
+class Engine(ABC):
     """What holds the dense state under one strategy."""
 
     module: nn.Module
@@ -118,39 +119,39 @@ class Engine:
         with torch.no_grad():
             return self.module(inputs)  # type: ignore[no-any-return]
 
-    def accumulate_only(self, yes: bool) -> None:
+    def accumulate_only(self, yes: bool) -> None:  # noqa: B027
         """Sets whether the next backward leaves ranks apart, because another micro-batch follows; does nothing if
         it always does, or never."""
 
+    @abstractmethod
     def update(self) -> None:
         """Updates the weights by AdamW, from the gradients of all ranks."""
-        raise NotImplementedError
 
+    @abstractmethod
     def is_finite(self) -> bool:
         """Tells whether no weight that this rank updates is NaN or infinite."""
-        raise NotImplementedError
 
+    @abstractmethod
     def weights(self) -> Weights:
         """Returns a copy of all weights under the plain model's names, fp32 on the CPU; a collective.
 
         Only the first rank has them; the result is empty on other ranks.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def state(self, saved: Collection[str] | None = None) -> dict[str, FlatPieces]:
         """Returns weights and optimizer state that this rank holds, to save; with `saved`, to load what a
         checkpoint has under these names into (`restored`)."""
-        raise NotImplementedError
 
     def clipped_ranges(self) -> list[list[tuple[int, int]]]:
         """Returns of each gradient that is clipped, in order, the ranges (start, stop) that it consists of in the
-        vector of the weights that the engine was given; of engines that can hold a tensor rank's part."""
+        vector of the weights that the engine was given. Engines that never hold a tensor rank's part have none."""
         raise NotImplementedError
 
+    @abstractmethod
     def restored(self, steps: int) -> None:
         """Takes over what was loaded into `state()`: weights and optimizer state after so many updates; a
         collective."""
-        raise NotImplementedError
 
 
 def layers_of(model: nn.Module) -> nn.ModuleList:

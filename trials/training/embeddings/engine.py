@@ -14,6 +14,7 @@ Shapes: B examples, T categorical tables, N ids looked up, R rows of a matrix, D
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 
 import torch
@@ -37,7 +38,7 @@ from trials.training.embeddings.blocks import (
 from trials.training.embeddings.growing import NewRows, begin_rows
 
 
-class TableEngine:
+class TableEngine(ABC):
     """All tables of a model, and their optimizer; every rank makes the same calls in the same order."""
 
     def __init__(self, config: TrainingConfig) -> None:
@@ -50,30 +51,30 @@ class TableEngine:
         """Bytes of weights and optimizer state on this rank."""
         return 0
 
+    @abstractmethod
     def lookup(self, features: FeatureBatch, begun: NewRows | None = None) -> tuple[Tensor, ...]:
         """Returns embeddings of this rank's examples in fp32, as the tables put them out; the rows in `begun` have
         begun anew first."""
-        raise NotImplementedError
 
+    @abstractmethod
     def update(self, embeddings: tuple[Tensor, ...]) -> None:
         """Runs the optimizer's update, from the gradients on what `lookup` returned last.
 
         They are averaged over ranks: each is the gradient of the mean over its rank's examples (if ranks
         have different numbers of examples, scaled by their share).
         """
-        raise NotImplementedError
 
     def scale_learning_rate(self, factor: float) -> None:
         """Sets the learning rate to a multiple of the configured one, from the next lookup on."""
         self._rate = self._configured_rate * factor
 
+    @abstractmethod
     def settle(self) -> None:
         """Applies all decay that is due."""
-        raise NotImplementedError
 
+    @abstractmethod
     def full_weights(self) -> dict[str, Tensor] | None:
         """Returns the tables' `state_dict` on rank 0 alone: each matrix whole, fp32 on the CPU, a copy."""
-        raise NotImplementedError
 
     def state_dict(self, saved: Collection[str] | None = None) -> State:
         """Returns this rank's table parts by name (`trials.training.embeddings.blocks`), to save them; with
@@ -81,7 +82,7 @@ class TableEngine:
         Nothing if tables are saved by somebody else."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
         """Takes over what was loaded into `state_dict(saved)`."""
 
     def _backward(self, embeddings: tuple[Tensor, ...]) -> None:

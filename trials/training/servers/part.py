@@ -107,9 +107,9 @@ class ServerPart:
         self._is_changed = dict[str, Tensor]()
         """Of each matrix, which rows changed since `changed` returned them last; none are noted before it is asked
         for the first time. A row that is returned is noted again by its next update, so who asks again and again
-        while training goes on is told each change, and lacks what came after the last time."""
+        while training goes on receives each change, and lacks what came after the last one."""
         self._told_key_R: Tensor | None = None
-        """The key of each growing row as it was told last."""
+        """The key of each growing row, as last received."""
         sums = dict[str, Tensor]()
         if learnt:
             for name, matrix in built.items():

@@ -56,7 +56,7 @@ class Async:
 
     def pull(self, step: int, rows: Sequence[Tensor], dtype: torch.dtype) -> tuple[tuple[Tensor, ...], int]:
         """Returns rows for a step, and the number of earlier steps whose updates they lack; how many updates of
-        workers on their own is told by server 0, which hands out batches."""
+        workers on their own comes from server 0, which hands out batches."""
         return self._part.read(rows, dtype), 0
 
     def push(self, worker: int, step: int, gradients: Gradients) -> None:
