@@ -15,6 +15,7 @@ from dhen.values import dump_yaml, load_yaml, parse, without_removed
 from search.log_config import DEMO, LogConfig, set_override
 from search.run_directory import DRIVER_LOG, LOCK_FILE, STUDY_DB, STUDY_FILE
 from trials.cluster.cluster import RANKS, Bytes, Share, SignedBytes
+from trials.cluster.this_machine import THIS
 from trials.data.read_options import DAY, parse_length
 from trials.data.remote import is_url
 from trials.records.job import TrainingConfig
@@ -200,6 +201,12 @@ class StudyConfig(LogConfig):
         return self.trials
 
     @property
+    def executes_plans(self) -> bool:
+        """Whether ranks train as planned, here or on a launcher's hosts; else plans are recorded and one process
+        trains here."""
+        return self.launcher != LOCAL or self.cluster in (LOCAL, THIS)
+
+    @property
     def knows_when_to_stop(self) -> bool:
         """Whether the search ends if further candidates are not expected to be worth their time."""
         if self.search_until is None:
@@ -338,6 +345,11 @@ class StudyConfig(LogConfig):
             raise ValueError(
                 "distil=yes has networks learn from what an average says of the training rows, and with "
                 "objective=next_period they go on learning from later ones: leave one of the two out"
+            )
+        if self.enforce_memory is True and not self.executes_plans:
+            raise ValueError(
+                f"enforce_memory=yes holds ranks to their memory, and with cluster={self.cluster} plans are "
+                "recorded and one process trains here: leave it out, or set cluster=local or a launcher"
             )
         if self.period is not None and not ahead:
             raise ValueError(

@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 from dhen.config import DhenConfig
 from dhen.errors import UserError
 from search.config import StudyConfig
-from search.execution.plan_trial import LOCAL, plan_of, with_plan
+from search.execution.plan_trial import plan_of, with_plan
 from search.execution.step_correction import StepCorrections
 from trials.cluster.cluster import Cluster, byte_words
 from trials.cluster.machine import cores, device, fastest_threads
-from trials.cluster.this_machine import THIS
 from trials.planner.estimates import DEFAULT_OPTIONS, PlanOptions, PricedStrategy
 from trials.planner.ladder import choose, pipeline_degrees
 from trials.planner.plan import Plan
@@ -238,12 +237,7 @@ def execution(
     """How trials are executed: as planned on this machine or on a launcher's hosts, else by one rank; `larger` is
     the cluster in its other shapes, and `threads` are those of a rank."""
     options = plan_options(config)
-    if not _is_executed(config):
-        if config.enforce_memory is True:
-            raise UserError(
-                f"enforce_memory=yes holds ranks to their memory, and with cluster={config.cluster} plans are "
-                "recorded and one process trains here: leave it out, or set cluster=local or a launcher."
-            )
+    if not config.executes_plans:
         return Execution(options=options)
     here = config.launcher == LAUNCHED_HERE
     corrections = StepCorrections.here((cluster, *larger), threads) if here else None
@@ -268,7 +262,7 @@ def ranks_here(config: StudyConfig) -> int:
 
 def most_ranks(config: StudyConfig) -> int:
     """Largest number of ranks of a trial, on all machines together."""
-    shapes = config.declared_ranks if _is_executed(config) else ()
+    shapes = config.declared_ranks if config.executes_plans else ()
     return max((hosts * ranks for hosts, ranks in shapes), default=ranks_here(config))
 
 
@@ -276,15 +270,11 @@ def shapes_here(config: StudyConfig) -> tuple[int, ...]:
     """Number of processes that a trial takes on this machine in each shape, the least first; if none is
     declared, one for each accelerator, or 1."""
     together = config.launcher == LAUNCHED_HERE
-    if not _is_executed(config):
+    if not config.executes_plans:
         return (1,)
     if not config.declared_ranks:
         return ((devices_here() or 1) if together else 1,)
     return tuple(hosts * ranks if together else ranks for hosts, ranks in config.declared_ranks)
-
-
-def _is_executed(config: StudyConfig) -> bool:
-    return config.launcher != LAUNCHED_HERE or config.cluster in (LOCAL, THIS)
 
 
 def next_strategy(plan: Plan, attempts: tuple[Attempt, ...]) -> PricedStrategy | None:

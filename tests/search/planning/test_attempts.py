@@ -228,7 +228,7 @@ def test_plans_are_executed_here_and_on_hosts_of_a_launcher_and_a_declared_memor
     undeclared = read_study_config(None, ["enforce_memory=yes"])
     assert execution(undeclared, ONE_RANK, threads=3) == declared
     with pytest.raises(UserError, match=r"enforce_memory=yes .* one process trains here"):
-        execution(read_study_config(None, ["cluster=zionex", "enforce_memory=yes"]), ONE_RANK)
+        read_study_config(None, ["cluster=zionex", "enforce_memory=yes"])
     words = ["cluster=zionex", "ranks=2x4", "launcher=ray"]
     assert execution(read_study_config(None, words), ONE_RANK) == Execution(ONE_RANK)
     assert ranks_here(read_study_config(None, words)) == 4
